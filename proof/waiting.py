@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
 from typing import Final
 
 LIMIT_S: Final = 20.0
@@ -11,12 +12,19 @@ _FIRST_PAUSE_S: Final = 0.0005
 _LAST_PAUSE_S: Final = 0.02
 
 
-async def eventually(condition: Callable[[], object], what: str = "", *, limit_s: float = LIMIT_S) -> None:
-    """Return as soon as ``condition()`` is true. Raises AssertionError after ``limit_s``."""
+async def eventually(
+    condition: Callable[[], object | Awaitable[object]], what: str = "", *, limit_s: float = LIMIT_S
+) -> None:
+    """Return as soon as ``condition()``, which may be awaitable, is true. Raises AssertionError otherwise."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + limit_s
     pause_s = 0.0
-    while not condition():
+    while True:
+        found = condition()
+        if isawaitable(found):
+            found = await found
+        if found:
+            return
         assert loop.time() < deadline_s, f"not within {limit_s:g} s: {what or condition}"
         await asyncio.sleep(pause_s)
         pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LAST_PAUSE_S)

@@ -149,7 +149,7 @@ async def test_a_stop_during_compaction_leaves_a_complete_log(tmp_path: Path, ne
             before = state(hosted_of(broker))
             work = asyncio.create_task(cleaner_of(broker).clean())
             for _ in range(steps):
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.001)  # a thread compacts meanwhile
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
         async with Broker(listeners="inproc://", log_dirs=directory) as broker:
@@ -167,7 +167,7 @@ async def test_a_topic_deleted_while_it_is_compacted(new_topic: Make, tmp_path: 
             for number in range(60):
                 await send(wire, number)
             work = asyncio.create_task(cleaner_of(broker).clean())
-            await asyncio.sleep(0.003)
+            await asyncio.sleep(0.003)  # in the middle of the pass
             deleted = await wire.call(admin.DeleteTopicsRequest(5_000, ["t"]))
             assert deleted.topics[0].error_code == ErrorCode.NONE
         await work

@@ -410,9 +410,9 @@ async def test_idle_sessions_send_few_and_small_requests(net: Net) -> None:
     await eventually(
         lambda: all(not f._due for node in net.nodes.values() for f in node.manager._fetchers.values())
     )
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.3)  # until the sessions are idle
     before = [node.services.metrics.requests[ApiKey.REPLICA_FETCH] for node in net.nodes.values()]
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(1.0)  # a rate is measured
     after = [node.services.metrics.requests[ApiKey.REPLICA_FETCH] for node in net.nodes.values()]
     for earlier, later in zip(before, after, strict=True):
         assert 6 <= later - earlier <= 14  # two followers, five polls a second

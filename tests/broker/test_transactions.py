@@ -212,9 +212,10 @@ class RawProducer:
         return described
 
     async def until(self, state: str) -> None:
-        async with asyncio.timeout(20):
-            while (await self.describe()).state != state:
-                await asyncio.sleep(0.005)
+        async def is_reached() -> bool:
+            return (await self.describe()).state == state
+
+        await eventually(is_reached)
 
 
 @asynccontextmanager
@@ -571,9 +572,11 @@ async def test_abandoned_writers_are_aborted_by_timeout() -> None:
         lost = await team.join(0, "lost", timeout_ms=150)
         assert lost is not None
         await lost.send("t", b"lost")
-        async with asyncio.timeout(10):
-            while await wires.last_stable_offset("t") != (2, 2):
-                await asyncio.sleep(0.01)
+
+        async def is_aborted() -> bool:
+            return await wires.last_stable_offset("t") == (2, 2)
+
+        await eventually(is_aborted)
         with pytest.raises(BrokerError) as caught:
             await team.end(0, "lost")
         assert caught.value.code == ErrorCode.INVALID_TXN_STATE
@@ -754,14 +757,16 @@ async def test_transactions_survive_a_restart_of_any_broker() -> None:
             for name in ("a", "b", "c"):
                 tasks.create_task(work(name))
             for node_id in (1, 2, 3):
-                await asyncio.sleep(0.3)
+                await asyncio.sleep(0.3)  # so many transactions between two restarts
                 await restart(cluster, node_id)
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.3)  # and after the last one
             is_over = True
-        async with asyncio.timeout(20):
-            for partition in range(6):
-                while len(set(await wires.last_stable_offset("t", partition))) > 1:
-                    await asyncio.sleep(0.01)
+
+        async def is_stable() -> bool:
+            ends = [await wires.last_stable_offset("t", partition) for partition in range(6)]
+            return all(stable == high_watermark for stable, high_watermark in ends)
+
+        await eventually(is_stable)
         seen = [await wires.fetch("t", partition) for partition in range(6)]
         for name, values in committed.items():
             assert values, f"{name} committed nothing"
@@ -920,9 +925,7 @@ async def test_a_retired_application_is_deleted_by_any_coordinator() -> None:
                 return error.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
             return False
 
-        async with asyncio.timeout(20):
-            while not await is_forgotten():
-                await asyncio.sleep(0.01)
+        await eventually(is_forgotten)
         for name in ("app", "kept"):
             await restart(cluster, await wires.find(name))
         assert await is_forgotten()

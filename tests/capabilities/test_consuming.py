@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from kafkalite import Admin, Broker, Consumer, Producer, TopicPartition
 from kafkalite.errors import NoOffsetError
+from proof.waiting import settle
 
 T0 = TopicPartition("t", 0)
 
@@ -126,7 +127,7 @@ async def test_a_parked_fetch_is_answered_by_the_next_append(broker: Broker) -> 
         consumer.assign([T0])
         await consumer.seek_to_end(T0)
         waiting = asyncio.ensure_future(consumer.get_many(1, timeout_ms=30_000))
-        await asyncio.sleep(0.05)
+        await settle()
         assert not waiting.done()
         async with Producer(servers) as producer:
             await producer.send("t", b"100", partition=0)

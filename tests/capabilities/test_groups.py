@@ -177,7 +177,7 @@ async def test_a_killed_members_partitions_flow_again_and_nobody_else_stops(worl
     async def load() -> None:
         while not is_over:
             await world.send(1)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.005)  # 200 records a second
 
     sending = asyncio.create_task(load())
     await world.until(lambda: all(len(member.records) > 10 for member in members))
@@ -188,7 +188,7 @@ async def test_a_killed_members_partitions_flow_again_and_nobody_else_stops(worl
     await world.until(lambda: any(orphan in heir.held for heir in heirs))
     await world.until(lambda: any(orphan.partition in heir.seen_s for heir in heirs))
     flowing_s = min(heir.seen_s[orphan.partition][0] for heir in heirs if orphan.partition in heir.seen_s)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # the load goes on for a moment
     is_over = True
     await sending
     assert flowing_s - died_s < (SESSION_MS + 400) / 1000
@@ -245,11 +245,11 @@ async def test_order_of_a_key_holds_across_rebalances(world: World) -> None:
     sending = asyncio.create_task(load())
     for _ in range(3):
         comer = await world.join()
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(0.03)  # records flow between two changes
         another = await world.join()
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(0.03)  # records flow between two changes
         await comer.leave()
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(0.03)  # records flow between two changes
         assert another.task is not None
     is_over = True
     await sending

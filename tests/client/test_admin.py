@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -24,6 +23,7 @@ from kafkalite.errors import (
 )
 from kafkalite.model import NO_OFFSET, TopicPartition
 from kafkalite.testing.cluster import Cluster
+from proof.waiting import eventually
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -197,9 +197,7 @@ async def test_leaders_go_back_to_the_preferred_replicas() -> None:
             found = await admin.elect_leaders(preferred, return_exceptions=True)
             return found == preferred
 
-        async with asyncio.timeout(10):
-            while not await elected():
-                await asyncio.sleep(0.05)
+        await eventually(elected)
         assert await admin.elect_leaders([T0]) == {T0: preferred[T0]}, "as it was already"
 
 
@@ -218,6 +216,4 @@ async def test_a_controlled_shutdown() -> None:
             leaders = {partition.leader_id for partition in (await admin.describe_topic("t")).partitions}
             return leaders <= {1, 2}
 
-        async with asyncio.timeout(10):
-            while not await is_gone():
-                await asyncio.sleep(0.05)
+        await eventually(is_gone)

@@ -672,7 +672,7 @@ async def test_an_offset_read_before_a_revocation_is_not_used(
 
     async def fetch_late(partitions: list[TopicPartition]) -> Any:
         found = await fetch(partitions)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # a slow response
         has_read.set()
         return found
 
@@ -704,11 +704,16 @@ async def test_background_commits_are_written_before_a_revocation(
     await _drain(first, 60)
     assert first._group is not None
     call = first._group.link.call
+    late_commits: list[Any] = []
 
     async def call_late(request: Any, **settings: Any) -> Any:
-        if isinstance(request, OffsetCommitRequest):
-            await asyncio.sleep(0.1)
-        return await call(request, **settings)
+        if not isinstance(request, OffsetCommitRequest):
+            return await call(request, **settings)
+        await asyncio.sleep(0.1)  # a slow response
+        try:
+            return await call(request, **settings)
+        finally:
+            late_commits.append(request)
 
     monkeypatch.setattr(first._group.link, "call", call_late)
     first.commit_nowait(dict.fromkeys(PARTS, 10))
@@ -716,7 +721,7 @@ async def test_background_commits_are_written_before_a_revocation(
     records = await _read_until([first, second], 10)
     assert min(_numbers(records)) == 10
     await second.commit()
-    await asyncio.sleep(0.15)
+    await eventually(lambda: late_commits)
     assert await world.committed() == {tp: 20 if tp in second.assignment() else 10 for tp in PARTS}
 
 

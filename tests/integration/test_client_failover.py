@@ -35,7 +35,7 @@ async def _send_until(stopped: asyncio.Event, producer: Producer, partitions: in
             number = len(deliveries)
             value = b"%d" % number
             deliveries.append(producer.send_nowait("t", value, partition=number % partitions))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # 1,000 records a second
     return deliveries
 
 
@@ -87,7 +87,7 @@ async def test_nothing_is_lost_or_doubled_while_leaders_are_killed(crash: bool) 
         stopped = asyncio.Event()
         async with cluster.producer(linger_ms=0) as producer:
             sending = asyncio.ensure_future(_send_until(stopped, producer, 3))
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # a load before the first kill
             await _kill_leaders(cluster, 4, crash=crash)
             stopped.set()
             deliveries = await sending
@@ -132,7 +132,7 @@ async def test_large_windows_survive_a_fail_over_in_order() -> None:
         await cluster.create_topic("t", 3, replication_factor=3, configs=SAFE)
         async with cluster.producer(max_request_size=8192, buffer_memory=64 * 1024 * 1024) as producer:
             sending = asyncio.ensure_future(producer.send_many("t", values, partition=0))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # in the middle of the records
             await cluster.kill(cluster.leader("t", 0))
             async with asyncio.timeout(30):
                 placed = await sending
@@ -150,7 +150,7 @@ async def test_a_topic_without_enough_replicas_is_waited_for() -> None:
             others = [node_id for node_id in cluster.brokers if node_id != leader]
             await cluster.kill(*others)
             waiting = asyncio.ensure_future(producer.send("t", b"1"))
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(1.0)  # a whole session: about time
             assert not waiting.done(), "one replica is not two"
             await cluster.start(*others)
             async with asyncio.timeout(20):

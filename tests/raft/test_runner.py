@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from kafkalite.raft.runner import InlineRunner, ThreadRunner
+from proof.waiting import eventually
 
 
 async def test_inline_calls_come_in_order_and_not_at_once():
@@ -46,19 +47,18 @@ async def test_a_thread_runs_calls_in_order_on_its_own_loop():
 
 
 async def test_tasks_left_on_the_thread_are_cancelled():
-    runner, ended = ThreadRunner(), threading.Event()
+    runner, has_begun, ended = ThreadRunner(), threading.Event(), threading.Event()
     runner.start()
 
     async def wait_for_ever():
+        has_begun.set()
         try:
             await asyncio.sleep(3600)
         finally:
             ended.set()
 
-    started = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), runner.loop)
     runner.call(lambda: setattr(runner, "task", runner.loop.create_task(wait_for_ever())))
-    await asyncio.wrap_future(started)
-    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), runner.loop))
+    await eventually(has_begun.is_set)
     runner.stop()
     assert ended.is_set()
 

@@ -29,7 +29,6 @@ MAX_MODULE_LINES = 600  # a longer module carries the reason in a line "# Long b
 ONLY_TESTS_USE = {
     "kafkalite/broker/broker.py Broker.intercept": "the seam of kafkalite.testing's faults",
     "kafkalite/broker/config.py BrokerConfig.": "options, which are read by their configuration names",
-    "kafkalite/cli/exit_codes.py MEANINGS": "the table of docs/cli.md, for which a test compares them",
     "kafkalite/cli/lazy_group.py LazyGroup.": "click calls them",
     "kafkalite/client/blocking/producer.py Producer.send_and_wait": "public API",
     "kafkalite/client/consumer/deduplication.py key_id": "an argument of the public Deduplicator",

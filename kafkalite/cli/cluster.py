@@ -12,7 +12,7 @@ from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, PartialFailureError, UsageError
 from kafkalite.cli.invocation import Invocation, client_options, output_option
-from kafkalite.cli.output import Column, coloured, plural, print_document, print_listing, write
+from kafkalite.cli.output import Column, coloured, pick, plural, print_document, print_listing, write
 from kafkalite.cli.times import format_time
 from kafkalite.client.admin.cluster_health import (
     LIVE,
@@ -281,11 +281,7 @@ def quorum_document(quorum: Any) -> dict[str, Any]:
     return {
         "node_id": quorum.node_id,
         "leader_id": None if quorum.leader_id == NO_NODE else quorum.leader_id,
-        "term": quorum.term,
-        "commit_offset": quorum.commit_offset,
-        "applied_offset": quorum.applied_offset,
-        "log_end_offset": quorum.log_end_offset,
-        "snapshot_offset": quorum.snapshot_offset,
+        **pick(quorum, "term", "commit_offset", "applied_offset", "log_end_offset", "snapshot_offset"),
         "nodes": nodes,
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from kafkalite.cli.output import pick
 from kafkalite.cli.times import format_time
 from kafkalite.coordinator_machine import StateRecord
 from kafkalite.model import NO_PRODUCER_ID, NO_TIMESTAMP
@@ -123,9 +124,7 @@ def _offset(value: bytes) -> Fields:
 
     offset = parse_offset(value)
     return {
-        "offset": offset.offset,
-        "leader_epoch": offset.leader_epoch,
-        "metadata": offset.metadata,
+        **pick(offset, "offset", "leader_epoch", "metadata"),
         "committed": format_time(offset.commit_ms),
         "topic_id": offset.topic_id,
     }
@@ -153,9 +152,7 @@ def _read_of_transactions(record: StateRecord) -> StateEntry:
         return StateEntry("member", {"application_id": name, "producer_id": producer_id}, None)
     value = {
         "state": found.state.value,
-        "producer_id": found.producer_id,
-        "producer_epoch": found.producer_epoch,
-        "timeout_ms": found.timeout_ms,
+        **pick(found, "producer_id", "producer_epoch", "timeout_ms"),
         "started": format_time(found.start_ms),
         "updated": format_time(found.update_ms),
         "partitions": [f"{tp.topic}-{tp.partition}" for tp in in_order(found.partitions)],

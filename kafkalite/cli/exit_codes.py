@@ -34,20 +34,6 @@ PARTIAL_FAILURE: Final = 8
 CHECK_FAILED: Final = 9
 INTERRUPTED: Final = 130
 
-MEANINGS: Final = {
-    OK: "ok",
-    FAILED: "the operation failed",
-    USAGE: "the command line or a setting is wrong",
-    CANNOT_CONNECT: "no broker could be reached",
-    NOT_FOUND: "a topic, partition, group, record or file does not exist",
-    ALREADY_EXISTS: "it already exists (0 with --if-not-exists)",
-    NOT_ALLOWED: "authentication or authorization refused",
-    TIMED_OUT: "timed out, or fewer than -n records before --timeout",
-    PARTIAL_FAILURE: "some of several items failed; stderr lists them",
-    CHECK_FAILED: "a check found a problem (kl log verify)",
-    INTERRUPTED: "interrupted by Ctrl-C",
-}
-
 
 class NotFoundError(KafkaliteError):
     """An object that the user named does not exist, and the broker has no error code for it."""

@@ -14,7 +14,7 @@ from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_groups
 from kafkalite.cli.exit_codes import CheckFailedError, PartialFailureError
 from kafkalite.cli.invocation import client_options, duration_ms, output_option
-from kafkalite.cli.output import Column, coloured, plural, print_document, print_listing, write
+from kafkalite.cli.output import Column, coloured, pick, plural, print_document, print_listing, write
 from kafkalite.cli.times import format_time
 from kafkalite.durations import format_duration
 from kafkalite.errors import BrokerError
@@ -158,9 +158,7 @@ def _member_rows(members: Iterable[MemberDescription]) -> list[dict[str, Any]]:
     return [
         {
             "name": member.member_id,
-            "client_id": member.client_id,
-            "host": member.host,
-            "state": member.state,
+            **pick(member, "client_id", "host", "state"),
             "epoch": member.member_epoch,
             "count": len(member.assignment),
             "assignment": [str(tp) for tp in member.assignment],
@@ -257,9 +255,7 @@ def explain(name: str) -> None:
             {
                 "generation": each.group_epoch,
                 "time": format_time(each.time_ms),
-                "time_ms": each.time_ms,
-                "cause": each.cause,
-                "detail": each.detail,
+                **pick(each, "time_ms", "cause", "detail"),
                 "members": each.member_count,
                 "partitions": each.partition_count,
             }

@@ -16,7 +16,7 @@ from kafkalite.cli import invocation
 from kafkalite.cli.coordinator_records import GROUPS_TOPIC, TRANSACTIONS_TOPIC, as_text, read_record
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, UsageError
 from kafkalite.cli.invocation import debug_option, output_option
-from kafkalite.cli.output import Column, human_bytes, plural, print_listing
+from kafkalite.cli.output import Column, human_bytes, pick, plural, print_listing
 from kafkalite.cli.printers import Printer, make_printer
 from kafkalite.cli.stdio import Output
 from kafkalite.cli.times import format_time
@@ -260,11 +260,14 @@ def _batch_rows(file: Path, *, verify: bool) -> Iterator[dict[str, Any]]:
                 "bytes": header.length_bytes,
                 "codec": header.codec.name.lower(),
                 "max_timestamp": format_time(header.max_timestamp_ms),
-                "max_timestamp_ms": header.max_timestamp_ms,
-                "leader_epoch": header.leader_epoch,
-                "producer_id": header.producer_id,
-                "producer_epoch": header.producer_epoch,
-                "base_sequence": header.base_sequence,
+                **pick(
+                    header,
+                    "max_timestamp_ms",
+                    "leader_epoch",
+                    "producer_id",
+                    "producer_epoch",
+                    "base_sequence",
+                ),
                 "crc": f"{header.crc:08x}",
             }
         yield row
@@ -389,9 +392,7 @@ def index(paths: tuple[Path, ...]) -> None:
                     "file": str(file),
                     "kind": kind,
                     "base_offset": name.base_offset,
-                    "block": entry.block,
-                    "key": entry.key,
-                    "value": entry.value,
+                    **pick(entry, "block", "key", "value"),
                 }
                 for entry in found.entries
             ]
@@ -440,9 +441,7 @@ def _verdict_row(verdict: LogVerdict) -> dict[str, Any]:
     is_damaged = any(finding.is_damage for finding in verdict.findings)
     return {
         "topic": verdict.topic or verdict.topic_id,
-        "partition": verdict.partition,
-        "log_start_offset": verdict.log_start_offset,
-        "log_end_offset": verdict.log_end_offset,
+        **pick(verdict, "partition", "log_start_offset", "log_end_offset"),
         "segments": verdict.segment_count,
         "batches": verdict.batch_count,
         "records": verdict.record_count,

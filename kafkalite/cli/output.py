@@ -135,6 +135,11 @@ def human_bytes(count: int) -> str:
     return f"{amount:.1f} TiB"
 
 
+def pick(source: Any, *names: str) -> dict[str, Any]:
+    """Return these attributes of ``source`` by name, as part of a row or document."""
+    return {name: getattr(source, name) for name in names}
+
+
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 

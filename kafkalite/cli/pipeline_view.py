@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 import click
 
-from kafkalite.cli.output import Column, coloured, plural, print_listing, write
+from kafkalite.cli.output import Column, coloured, pick, plural, print_listing, write
 
 _REPAINT_SECONDS: Final = 0.2
 _MAX_CELL: Final = 60
@@ -130,9 +130,7 @@ def _batch_row(query: Any, batch: Any) -> dict[str, Any]:
         "batch_id": batch.batch_id,
         "timestamp": batch.timestamp,
         "rows": batch.row_count,
-        "rows_per_second": batch.rows_per_second,
-        "batch_ms": batch.batch_ms,
-        "lag": batch.lag,
+        **pick(batch, "rows_per_second", "batch_ms", "lag"),
         "late": batch.late_count,
     }
 

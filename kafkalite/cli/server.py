@@ -15,7 +15,7 @@ from kafkalite.cli import exit_codes, invocation
 from kafkalite.cli.config import parse_overrides
 from kafkalite.cli.exit_codes import ExistsAlreadyError, UsageError
 from kafkalite.cli.invocation import debug_option, output_option
-from kafkalite.cli.output import print_document
+from kafkalite.cli.output import pick, print_document
 
 if TYPE_CHECKING:
     import asyncio
@@ -158,9 +158,7 @@ def format_directory(
             node_id=config.node_id if node_id is None else node_id,
         )
     document |= {
-        "cluster_id": identity.cluster_id,
-        "node_id": identity.node_id,
-        "directory_id": identity.directory_id,
+        **pick(identity, "cluster_id", "node_id", "directory_id"),
     }
     print_document(document, invocation.current().output)
 

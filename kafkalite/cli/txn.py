@@ -12,7 +12,7 @@ from kafkalite.cli.completion import complete_topics, complete_transactional_ids
 from kafkalite.cli.exit_codes import UsageError
 from kafkalite.cli.invocation import client_options, duration_ms, output_option
 from kafkalite.cli.offset_queries import partitions_of
-from kafkalite.cli.output import Column, plural, print_document, print_listing, write
+from kafkalite.cli.output import Column, pick, plural, print_document, print_listing, write
 from kafkalite.cli.times import format_time
 from kafkalite.durations import format_duration
 from kafkalite.errors import InvalidTxnStateError
@@ -112,11 +112,7 @@ def describe(name: str) -> None:
         return
     print_document(
         {
-            "transactional_id": described.transactional_id,
-            "state": described.state,
-            "producer_id": described.producer_id,
-            "producer_epoch": described.producer_epoch,
-            "timeout_ms": described.timeout_ms,
+            **pick(described, "transactional_id", "state", "producer_id", "producer_epoch", "timeout_ms"),
             "started": None if described.start_ms < 0 else format_time(described.start_ms),
             "partitions": [str(tp) for tp in described.partitions],
             "coordinator_epoch": described.coordinator_epoch,
@@ -129,10 +125,7 @@ def _print_group(described: TransactionGroupDescription, output: str) -> None:
     rows = [
         {
             "name": writer.writer,
-            "batch_id": writer.batch_id,
-            "state": writer.state,
-            "producer_id": writer.producer_id,
-            "producer_epoch": writer.producer_epoch,
+            **pick(writer, "batch_id", "state", "producer_id", "producer_epoch"),
             "started": format_time(writer.start_ms),
             "partitions": [str(tp) for tp in writer.partitions],
         }

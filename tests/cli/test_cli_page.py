@@ -42,5 +42,5 @@ def test_every_command_is_named(repository: Path) -> None:
 
 
 def test_the_exit_codes_are_those_of_the_program(repository: Path) -> None:
-    rows = re.findall(r"^\| (\d+) \| (.*) \|$", page(repository), re.MULTILINE)
-    assert {int(code): meaning.replace("`", "") for code, meaning in rows} == exit_codes.MEANINGS
+    documented = {int(code) for code in re.findall(r"^\| (\d+) \| .* \|$", page(repository), re.MULTILINE)}
+    assert documented == {value for value in vars(exit_codes).values() if isinstance(value, int)}

@@ -37,7 +37,6 @@ from kafkalite.groups.member import (
     JOIN_EPOCH,
     LEAVE_EPOCH,
     STATIC_LEAVE_EPOCH,
-    CurrentAssignment,
     Member,
     Partitions,
     Subscription,
@@ -140,7 +139,8 @@ class HeartbeatRules:
             and member.target == before.assigned
         ):
             sends_assignment = session.stated is not before.assigned and session.stated != before.assigned
-            return Decision(reply=self._response(request, before, group.names if sends_assignment else None))
+            assignment = assigned_topics(before.assigned, group.names) if sends_assignment else None
+            return Decision(reply=self._response(request, epoch, assignment))
         change = GroupChange(group, self._settings, self._patterns, topics, now)
         if is_changed:
             change.subscribe(member_id, subscription)
@@ -152,8 +152,8 @@ class HeartbeatRules:
             or current.assigned is not before.assigned
             or session.stated != current.assigned
         )
-        reply = self._response(request, current, change.names if sends_assignment else None)
-        return Decision(tuple(change.records), reply)
+        assignment = assigned_topics(current.assigned, change.names) if sends_assignment else None
+        return Decision(tuple(change.records), self._response(request, current.member_epoch, assignment))
 
     def refuse_unknown(self, request: ConsumerGroupHeartbeatRequest, group: Group | None) -> Decision:
         """Raise UnknownMemberIdError, or FencedInstanceIdError: an expelled member must join again (R38)."""
@@ -193,7 +193,8 @@ class HeartbeatRules:
         session = group.sessions.get(member_id)
         if session is not None:
             session.last_seen_ms, session.stated = now.monotonic_ms, None
-        return Decision(tuple(change.records), self._response(request, current, change.names))
+        assignment = assigned_topics(current.assigned, change.names)
+        return Decision(tuple(change.records), self._response(request, current.member_epoch, assignment))
 
     def _predecessor(self, group: Group, member_id: str, instance_id: str | None) -> str | None:
         """Return the member that a joining member replaces: itself, that of its instance, or None."""
@@ -232,15 +233,7 @@ class HeartbeatRules:
                 )
             change.step_out(member_id)
             group.sessions[member_id].last_seen_ms = now.monotonic_ms
-        reply = ConsumerGroupHeartbeatResponse(
-            _NONE,
-            None,
-            member_id,
-            request.member_epoch,
-            self._settings.heartbeat_interval_ms,
-            self._settings.session_timeout_ms,
-            None,
-        )
+        reply = self._response(request, request.member_epoch)
         return Decision(tuple(change.records), reply)
 
     # --- checks and responses
@@ -257,18 +250,14 @@ class HeartbeatRules:
     def _response(
         self,
         request: ConsumerGroupHeartbeatRequest,
-        current: CurrentAssignment,
-        names: Mapping[str, str] | None,
+        member_epoch: int,
+        assignment: list[AssignedTopic] | None = None,
     ) -> ConsumerGroupHeartbeatResponse:
-        """Return the response. It contains the assignment if ``names`` are given."""
-        assignment: list[AssignedTopic] | None = None
-        if names is not None:
-            assignment = assigned_topics(current.assigned, names)
         return ConsumerGroupHeartbeatResponse(
             _NONE,
             None,
             request.member_id,
-            current.member_epoch,
+            member_epoch,
             self._settings.heartbeat_interval_ms,
             self._settings.session_timeout_ms,
             assignment,

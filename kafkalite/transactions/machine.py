@@ -192,8 +192,7 @@ class TransactionMachine:
             return _initialized(transaction)
         if requester not in (NO_IDENTITY, transaction.identity, transaction.ended):
             raise _fenced(name, requester)
-        if transaction.state in PREPARED:
-            raise ConcurrentTransactionsError(f"the markers of {name!r}'s last transaction are being written")
+        _check_not_ending(transaction)
         if must_abort_first(transaction):
             aborted = transaction.prepared(now.wall_ms, is_commit=False, ended=requester)
             error = ConcurrentTransactionsError(f"the open transaction of {name!r} is being aborted")
@@ -229,12 +228,7 @@ class TransactionMachine:
                 f"{transaction.identity.producer_epoch} now; the request names producer "
                 f"{requester.producer_id} with epoch {requester.producer_epoch}"
             )
-        if transaction.state in PREPARED:
-            raise ConcurrentTransactionsError(
-                f"the markers of {transaction.name!r}'s last transaction are being written"
-            )
-        if transaction.is_writer and transaction.state is not TransactionState.ONGOING:
-            raise InvalidTxnStateError(f"the transaction of {transaction.writer_name!r} has ended")
+        _check_not_ending(transaction)
         if transaction.identity.producer_epoch >= MAX_PRODUCER_EPOCH:
             raise InvalidProducerEpochError(f"{transaction.name!r} must get its next producer id first")
         results = [TxnPartitionResult(asked.topic, asked.partition, *_OK) for asked in request.partitions]
@@ -261,12 +255,7 @@ class TransactionMachine:
             raise InvalidTxnStateError(f"{transaction.name!r}: the transaction was {outcome} before")
         if requester != transaction.identity:
             raise _fenced(transaction.name, requester)
-        if transaction.state in PREPARED:
-            raise ConcurrentTransactionsError(
-                f"the markers of {transaction.name!r}'s last transaction are being written"
-            )
-        if transaction.is_writer and transaction.state is not TransactionState.ONGOING:
-            raise InvalidTxnStateError(f"the transaction of {transaction.writer_name!r} has ended")
+        _check_not_ending(transaction)
         next_id = NO_PRODUCER_ID
         if transaction.needs_producer_id and not transaction.is_writer:
             next_id = _reserved(reserved_id)
@@ -489,6 +478,16 @@ class TransactionMachine:
             raise InvalidTransactionTimeoutError(
                 f"a transaction may take 1 to {self._settings.max_timeout_ms} ms, not {timeout_ms}"
             )
+
+
+def _check_not_ending(transaction: Transaction) -> None:
+    """Raise unless the id may begin or end a transaction. That of a group's writer must be Ongoing."""
+    if transaction.state in PREPARED:
+        raise ConcurrentTransactionsError(
+            f"the markers of {transaction.name!r}'s last transaction are being written"
+        )
+    if transaction.is_writer and transaction.state is not TransactionState.ONGOING:
+        raise InvalidTxnStateError(f"the transaction of {transaction.writer_name!r} has ended")
 
 
 def must_abort_first(transaction: Transaction) -> bool:

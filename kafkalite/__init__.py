@@ -22,27 +22,13 @@ if TYPE_CHECKING:
     from kafkalite.client.producer.transaction_group import TransactionGroup as TransactionGroup
     from kafkalite.client.producer.transaction_group import TransactionGroupWriter as TransactionGroupWriter
     from kafkalite.errors import KafkaliteError as KafkaliteError
-    from kafkalite.model import (
-        GroupMetadata as GroupMetadata,
-    )
-    from kafkalite.model import (
-        OffsetAndMetadata as OffsetAndMetadata,
-    )
-    from kafkalite.model import (
-        OffsetAndTimestamp as OffsetAndTimestamp,
-    )
-    from kafkalite.model import (
-        Record as Record,
-    )
-    from kafkalite.model import (
-        RecordAddress as RecordAddress,
-    )
-    from kafkalite.model import (
-        RecordMetadata as RecordMetadata,
-    )
-    from kafkalite.model import (
-        TopicPartition as TopicPartition,
-    )
+    from kafkalite.model import GroupMetadata as GroupMetadata
+    from kafkalite.model import OffsetAndMetadata as OffsetAndMetadata
+    from kafkalite.model import OffsetAndTimestamp as OffsetAndTimestamp
+    from kafkalite.model import Record as Record
+    from kafkalite.model import RecordAddress as RecordAddress
+    from kafkalite.model import RecordMetadata as RecordMetadata
+    from kafkalite.model import TopicPartition as TopicPartition
     from kafkalite.records.batch import RecordBatch as RecordBatch
     from kafkalite.records.builder import RecordBatchBuilder as RecordBatchBuilder
 

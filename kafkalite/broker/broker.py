@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from kafkalite.broker.cluster.controller_channel import ControllerChannel
-from kafkalite.broker.cluster.controller_settings import controller_settings
 from kafkalite.broker.cluster.node_state import NodeState
 from kafkalite.broker.cluster.registration import Registration
 from kafkalite.broker.config import EMBEDDED_LISTENERS, BrokerConfig
@@ -392,10 +391,7 @@ class Broker:
         self._service_tasks = TaskSet(self.fail)
         self._waiters = Waiters(loop)
         self._scheduler: SyncScheduler[HostedPartition] = SyncScheduler(
-            loop,
-            None if is_memory and self._given_executor is None else self._executor,
-            self.fail,
-            run_together,
+            loop, self._executor, self.fail, run_together
         )
 
     def _open_filesystem(self) -> tuple[FileSystem, bool]:
@@ -425,7 +421,7 @@ class Broker:
     async def _load_metadata(self) -> None:
         config = self.config
         controller = ControllerNode(
-            self._quorum, config.node_id, self._clock, self._rng, controller_settings(config)
+            self._quorum, config.node_id, self._clock, self._rng, config.controller_settings()
         )
         partitions = Partitions(
             self._store,

@@ -24,6 +24,7 @@ from kafkalite.limits import (
     MIB,
     MIN_SEGMENT_BYTES,
 )
+from kafkalite.metadata.decision import ControllerSettings
 from kafkalite.metadata.topic_config import (
     BROKER_DEFAULT_NAMES,
     BROKER_DEFAULT_OPTIONS,
@@ -488,95 +489,82 @@ class BrokerConfig:
         """Raises ConfigError if two settings contradict each other."""
         self._check_cluster()
         self._check_coordinators()
-        if self.is_broker and not self.listeners:
-            raise ConfigError(key="listeners", value="", allowed="at least one address")
-        if self.advertised_listeners and len(self.advertised_listeners) != len(self.listeners):
-            raise ConfigError(
-                key="advertised.listeners",
-                value=",".join(self.advertised_listeners),
-                allowed=f"one address for each of the {len(self.listeners)} listeners",
-            )
-        if self.log_dirs is not None and "," in self.log_dirs:
-            raise ConfigError(
-                key="log.dirs", value=self.log_dirs, allowed="one directory (several are not supported)"
-            )
-        if self.message_max_bytes > self.socket_request_max_bytes:
-            raise ConfigError(
-                key="message.max.bytes",
-                value=self.message_max_bytes,
-                allowed=f"at most socket.request.max.bytes, {self.socket_request_max_bytes}",
-            )
-        if self.log_roll_jitter_ms > self.log_roll_ms:
-            raise ConfigError(
-                key="log.roll.jitter.ms",
-                value=self.log_roll_jitter_ms,
-                allowed=f"at most log.roll.ms, {self.log_roll_ms}",
-            )
+        self._require(not self.is_broker or bool(self.listeners), "listeners", "at least one address")
+        self._require(
+            len(self.advertised_listeners) in {0, len(self.listeners)},
+            "advertised.listeners",
+            f"one address for each of the {len(self.listeners)} listeners",
+        )
+        self._require(
+            self.log_dirs is None or "," not in self.log_dirs,
+            "log.dirs",
+            "one directory (several are not supported)",
+        )
+        self._require(
+            self.message_max_bytes <= self.socket_request_max_bytes,
+            "message.max.bytes",
+            f"at most socket.request.max.bytes, {self.socket_request_max_bytes}",
+        )
+        self._require(
+            self.log_roll_jitter_ms <= self.log_roll_ms,
+            "log.roll.jitter.ms",
+            f"at most log.roll.ms, {self.log_roll_ms}",
+        )
 
     def _check_cluster(self) -> None:
         self._check_roles()
         if not self.has_peers:
             return
-        if not self.cluster_id:
-            raise ConfigError(
-                key="cluster.id",
-                value=None,
-                allowed="required with controller.quorum.voters, the same on every node",
-            )
-        if not self.cluster_secret or len(self.cluster_secret) < MIN_SECRET_LENGTH:
-            raise ConfigError(
-                key="cluster.secret",
-                value=None,
-                allowed=f"required with controller.quorum.voters, {MIN_SECRET_LENGTH} characters or more, "
-                "the same on every node",
-            )
-        is_voter = self.node_id in self.voters
-        if self.is_controller != is_voter:
-            allowed = "one of controller.quorum.voters, as process.roles has controller"
-            if is_voter:
-                allowed = "none of controller.quorum.voters, unless process.roles has controller"
-            raise ConfigError(key="node.id", value=self.node_id, allowed=allowed)
-        if self.broker_heartbeat_interval_ms >= self.broker_session_timeout_ms:
-            raise ConfigError(
-                key="broker.heartbeat.interval.ms",
-                value=self.broker_heartbeat_interval_ms,
-                allowed=f"less than broker.session.timeout.ms, {self.broker_session_timeout_ms}",
-            )
-        if self.is_broker and not self.advertised_listeners and any(map(is_wildcard, self.listeners)):
-            raise ConfigError(
-                key="advertised.listeners",
-                value=None,
-                allowed="required when a listener is on every interface, for connections of other brokers",
-            )
+        required = "required with controller.quorum.voters,"
+        self._require(bool(self.cluster_id), "cluster.id", f"{required} the same on every node")
+        self._require(
+            len(self.cluster_secret or "") >= MIN_SECRET_LENGTH,
+            "cluster.secret",
+            f"{required} {MIN_SECRET_LENGTH} characters or more, the same on every node",
+        )
+        allowed = "one of controller.quorum.voters, as process.roles has controller"
+        if not self.is_controller:
+            allowed = "none of controller.quorum.voters, unless process.roles has controller"
+        self._require(self.is_controller == (self.node_id in self.voters), "node.id", allowed)
+        self._require(
+            self.broker_heartbeat_interval_ms < self.broker_session_timeout_ms,
+            "broker.heartbeat.interval.ms",
+            f"less than broker.session.timeout.ms, {self.broker_session_timeout_ms}",
+        )
+        is_reachable = self.advertised_listeners or not any(map(is_wildcard, self.listeners))
+        self._require(
+            not self.is_broker or bool(is_reachable),
+            "advertised.listeners",
+            "required when a listener is on every interface, for connections of other brokers",
+        )
 
     def _check_roles(self) -> None:
         roles = self.process_roles
-        if not roles or not set(roles) <= set(ROLES) or len(set(roles)) != len(roles):
-            raise ConfigError(
-                key="process.roles", value=",".join(roles), allowed="broker, controller, or broker,controller"
-            )
-        if not self.has_peers and len(roles) < len(ROLES):
-            raise ConfigError(
-                key="controller.quorum.voters",
-                value=None,
-                allowed=f"required on a node that is only a {roles[0]}: the controllers of its cluster",
-            )
+        is_valid = bool(roles) and set(roles) <= set(ROLES) and len(set(roles)) == len(roles)
+        self._require(is_valid, "process.roles", "broker, controller, or broker,controller")
+        self._require(
+            self.has_peers or len(roles) == len(ROLES),
+            "controller.quorum.voters",
+            f"required on a node that is only a {roles[0]}: the controllers of its cluster",
+        )
 
     def _check_coordinators(self) -> None:
-        if self.group_consumer_heartbeat_interval_ms >= self.group_consumer_session_timeout_ms:
-            raise ConfigError(
-                key="group.consumer.heartbeat.interval.ms",
-                value=self.group_consumer_heartbeat_interval_ms,
-                allowed="less than group.consumer.session.timeout.ms, "
-                f"{self.group_consumer_session_timeout_ms}",
-            )
+        self._require(
+            self.group_consumer_heartbeat_interval_ms < self.group_consumer_session_timeout_ms,
+            "group.consumer.heartbeat.interval.ms",
+            f"less than group.consumer.session.timeout.ms, {self.group_consumer_session_timeout_ms}",
+        )
         assignors = self.group_consumer_assignors
-        if not assignors or not set(assignors) <= {"uniform", "range"}:
-            raise ConfigError(
-                key="group.consumer.assignors",
-                value=",".join(assignors),
-                allowed="uniform, range, or both",
-            )
+        is_valid = bool(assignors) and set(assignors) <= {"uniform", "range"}
+        self._require(is_valid, "group.consumer.assignors", "uniform, range, or both")
+
+    def _require(self, is_met: bool, key: str, allowed: str) -> None:
+        """Raises ConfigError for the option ``key`` unless ``is_met``, with its value if it may be shown."""
+        if not is_met:
+            value = getattr(self, BROKER_OPTIONS.get(key).python_name)
+            text = ",".join(value) if isinstance(value, tuple) else value
+            shown = None if text == "" or key in SECRET_OPTIONS else text
+            raise ConfigError(key=key, value=shown, allowed=allowed)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], *, source: str = "") -> BrokerConfig:
@@ -596,6 +584,20 @@ class BrokerConfig:
         given = {name: getattr(self, BROKER_OPTIONS.get(name).python_name) for name in _TOPIC_DEFAULTS}
         return topic_defaults(
             {name: value for name, value in given.items() if value != BROKER_OPTIONS.get(name).default}
+        )
+
+    def controller_settings(self) -> ControllerSettings:
+        """Return the settings that the controller's decisions depend on."""
+        return ControllerSettings(
+            self.num_partitions,
+            self.default_replication_factor,
+            topic_defaults=self.topic_defaults(),
+            node_id=self.node_id,
+            is_single_node=not self.has_peers,
+            session_timeout_ms=self.broker_session_timeout_ms,
+            auto_leader_rebalance=self.auto_leader_rebalance_enable,
+            imbalance_check_interval_ms=self.leader_imbalance_check_interval_seconds * 1_000,
+            imbalance_per_broker_percentage=self.leader_imbalance_per_broker_percentage,
         )
 
     # --- derived

@@ -47,10 +47,10 @@ async def _at(
     """Return the node at ``path`` and its children. Raises NotFoundError."""
     request = DescribeMetadataRequest(path, after_offset, max_wait_ms)
     try:
-        answer: DescribeMetadataResponse = (await client.call(request)).message
+        response: DescribeMetadataResponse = (await client.call(request)).message
     except InvalidRequestError as error:
         raise NotFoundError(f"there is nothing at {path}", hint="'kl metadata ls /' lists the top") from error
-    return answer
+    return response
 
 
 def _value(node: MetadataNode) -> Any:
@@ -149,11 +149,11 @@ async def _tree(client: ClusterClient, path: str, *, after_offset: int = _NOW) -
 
     With ``after_offset``, wait until the log has passed it.
     """
-    answer = await _at(
+    response = await _at(
         client, path, after_offset=after_offset, max_wait_ms=_POLL_MS if after_offset >= 0 else 0
     )
-    found = {node.path: node.value for node in answer.nodes}
-    waiting = [node.path for node in answer.nodes[1:]]
+    found = {node.path: node.value for node in response.nodes}
+    waiting = [node.path for node in response.nodes[1:]]
     while waiting:
         below = waiting.pop()
         request = DescribeMetadataRequest(below, _NOW, 0)
@@ -161,7 +161,7 @@ async def _tree(client: ClusterClient, path: str, *, after_offset: int = _NOW) -
             if node.path not in found:
                 waiting.append(node.path)
             found[node.path] = node.value
-    return answer.metadata_offset, found
+    return response.metadata_offset, found
 
 
 def changes(before: dict[str, str], now: dict[str, str]) -> list[tuple[str, str, str]]:

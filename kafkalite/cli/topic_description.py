@@ -71,9 +71,9 @@ async def description(admin: Admin, client: ClusterClient, name: str, *, all_con
 
 
 async def _topic(client: ClusterClient, name: str) -> TopicMetadata:
-    answer = (await client.call(MetadataRequest([name], False))).message
+    response = (await client.call(MetadataRequest([name], False))).message
     topic: TopicMetadata
-    (topic,) = answer.topics
+    (topic,) = response.topics
     if topic.error_code != 0:
         raise UnknownTopicOrPartitionError(f"topic {name!r}: {topic.error_message or 'does not exist'}")
     return topic
@@ -87,10 +87,10 @@ async def _logs(client: ClusterClient, name: str) -> Logs:
     async def one(node_id: int) -> Logs:
         request = DescribeLogDirsRequest([name])
         try:
-            answer = await client.call(request, node_id=node_id, timeout_ms=_LOG_DIRS_TIMEOUT_MS)
+            response = await client.call(request, node_id=node_id, timeout_ms=_LOG_DIRS_TIMEOUT_MS)
         except KafkaliteError:
             return {}
-        return {(node_id, log.partition): log for log in answer.message.partitions}
+        return {(node_id, log.partition): log for log in response.message.partitions}
 
     found: Logs = {}
     for logs in await asyncio.gather(*map(one, sorted(client.metadata.addresses))):

@@ -319,10 +319,10 @@ def _damage(error: RemoteProtocolError) -> BadRequest:
     return BadRequest(NO_CORRELATION_ID, int(ErrorCode.INVALID_REQUEST), error.message, -1, -1, True)
 
 
-def _common_versions(answer: ApiVersionsResponse) -> dict[int, int]:
+def _common_versions(response: ApiVersionsResponse) -> dict[int, int]:
     """Return the highest common version of each API that both sides know."""
     common = {}
-    for offered in answer.apis:
+    for offered in response.apis:
         api = APIS.get(offered.api_key)
         if api is not None:
             version = min(api.max_version, offered.max_version)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from kafkalite.testing.sim.simulation import Simulation
@@ -273,7 +274,14 @@ class Nemesis:
     async def _slow_links(self) -> None:
         node = self._target().host.name
         links = [link for link in self.network.links() if node in (link.source, link.target)]
-        slow = self.network.slow_tuning(0.05 * self.rng.random(), 0.3 * self.rng.random())
+        tuning, delay_s, spike_rate = self.network.tuning, 0.05 * self.rng.random(), 0.3 * self.rng.random()
+        slow = replace(
+            tuning,
+            delay_s=tuning.delay_s + delay_s,
+            jitter_s=tuning.jitter_s + delay_s,
+            spike_rate=max(tuning.spike_rate, spike_rate),
+            spike_s=max(tuning.spike_s, 0.3),
+        )
         for link in links:
             link.tuning = slow
         await asyncio.sleep(self._duration_s())

@@ -16,6 +16,7 @@ from kafkalite.broker.cluster.node_state import NodeState
 from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.handlers import HANDLERS
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
+from kafkalite.broker.partitions.inline_executor import InlineExecutor
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
 from kafkalite.broker.partitions.waiters import Waiters
@@ -61,7 +62,9 @@ class Node:
         loop = asyncio.get_running_loop()
         self._store = LogStore.open(filesystem, "/data", node_id=node_id, rng=seeded_rng(node_id))
         waiters = Waiters(loop)
-        self.scheduler: SyncScheduler[HostedPartition] = SyncScheduler(loop, None, self.failures.append)
+        self.scheduler: SyncScheduler[HostedPartition] = SyncScheduler(
+            loop, InlineExecutor(), self.failures.append
+        )
         config = BrokerConfig.from_settings({"node_id": node_id, **net.settings})
         self.partitions = Partitions(
             self._store, "/data", node_id, config.topic_defaults(), waiters, self.scheduler, clock=net.clock

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from kafkalite.broker.partitions.inline_executor import InlineExecutor
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
 from proof.waiting import eventually
 
@@ -46,7 +47,7 @@ def _never(error: BaseException) -> None:
     raise AssertionError(f"not expected: {error!r}")
 
 
-def _scheduler(executor: ThreadPoolExecutor | None, on_broken: Any = _never) -> SyncScheduler[Log]:
+def _scheduler(executor: Executor, on_broken: Any = _never) -> SyncScheduler[Log]:
     return SyncScheduler(asyncio.get_running_loop(), executor, on_broken)
 
 
@@ -82,9 +83,9 @@ async def test_a_failed_sync_is_reported_to_its_log_alone() -> None:
     assert good.outcomes == [None]
 
 
-async def test_without_an_executor_rounds_run_on_the_loop() -> None:
+async def test_with_an_inline_executor_rounds_run_on_the_loop() -> None:
     log, idle = Log(), Log(has_work=False)
-    scheduler = _scheduler(None)
+    scheduler = _scheduler(InlineExecutor())
     scheduler.mark(log)
     scheduler.mark(idle)
     assert log.outcomes == []
@@ -97,7 +98,7 @@ async def test_without_an_executor_rounds_run_on_the_loop() -> None:
 
 async def test_a_forgotten_or_discarded_log_is_not_synced() -> None:
     deleted, dropped = Log(), Log()
-    scheduler = _scheduler(None)
+    scheduler = _scheduler(InlineExecutor())
     scheduler.mark(deleted)
     scheduler.forget(deleted)
     scheduler.mark(dropped)
@@ -116,7 +117,7 @@ async def test_a_broken_invariant_is_reported_and_not_swallowed(method: str) -> 
     setattr(log, method, fail)
     seen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: seen.append(context))
-    scheduler = _scheduler(None, broken.append)
+    scheduler = _scheduler(InlineExecutor(), broken.append)
     scheduler.mark(log)
     for _ in range(3):
         await asyncio.sleep(0)

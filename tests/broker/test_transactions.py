@@ -1,6 +1,6 @@
 """Transactions over the wire: hand-written producers, the real coordinator, and readers.
 
-Covers ``transactions.py``, ``verifier.py`` and ``marker_writer.py`` of the coordination room, and
+Covers ``transactions.py`` and ``marker_writer.py`` of the coordination room, and
 ``handlers/transactions.py``.
 """
 

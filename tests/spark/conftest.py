@@ -24,7 +24,7 @@ from sparkbridge.local.spark_session import missing_requirements, session
 
 HERE = Path(__file__).parent
 MASTER = "local[2,4]"  # two tasks at once, each tried four times
-# : Objects that pyspark and py4j leave to the garbage collector.
+#: Objects that pyspark and py4j leave to the garbage collector.
 IGNORED = ("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 _numbers = count(1)

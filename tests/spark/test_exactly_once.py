@@ -16,7 +16,7 @@ from proof.spark.rounds import STOPPED
 
 pytestmark = pytest.mark.slow
 
-# : Drivers are started many times, and the machine may be busy.
+#: Drivers are started many times, and the machine may be busy.
 LIMIT_S = 280
 DRIVER = ("latest-start", "before-commit", "after-commit")
 WORKERS = ("task-fails", "writer-killed", "writer-killed-late", "reader-killed")

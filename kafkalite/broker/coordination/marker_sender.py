@@ -17,9 +17,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
+from kafkalite.broker.coordination.shard import Shard
 from kafkalite.broker.server.responses import Pending, Refusal, Response
 from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.errors import ErrorCode, KafkaliteError
@@ -48,22 +50,6 @@ WARN_ATTEMPT: Final = 12
 _WRITTEN: Final = frozenset({ErrorCode.NONE, ErrorCode.INVALID_PRODUCER_EPOCH})
 
 
-class Coordinator(Protocol):
-    """A shard of transactions, as far as this module uses it."""
-
-    machine: object
-    coordinator_epoch: int
-    is_closed: bool
-
-    @property
-    def end_offset(self) -> int: ...
-
-    @property
-    def high_watermark(self) -> int: ...
-
-    def submit(self, command: object) -> Response | Pending: ...
-
-
 Send = Callable[[int, WriteTxnMarkersRequest], Awaitable[WriteTxnMarkersResponse]]
 """Has a broker, by its node id, write markers. Raises KafkaliteError."""
 
@@ -77,7 +63,7 @@ class _Work:
 
     __slots__ = ("attempt", "end_offset", "key", "later", "marker", "open", "reason", "shard", "timer")
 
-    def __init__(self, shard: Coordinator, marker: PendingMarker, end_offset: int) -> None:
+    def __init__(self, shard: Shard, marker: PendingMarker, end_offset: int) -> None:
         self.shard = shard
         self.marker = marker
         self.key = (marker.transactional_id, marker.producer_id, marker.producer_epoch)
@@ -89,28 +75,24 @@ class _Work:
         self.timer: asyncio.TimerHandle | None = None
 
 
+@dataclass(slots=True, eq=False)
 class _Ending:
     """The decided transactions of one shard. ``waiting`` has those whose decision is not known to be
     committed, in the order of the decisions.
     """
 
-    __slots__ = ("last_seen", "waiting", "works")
-
-    def __init__(self) -> None:
-        self.works: dict[_Key, _Work] = {}
-        self.waiting: deque[_Work] = deque()
-        self.last_seen: PendingMarker | None = None  #: the last decision when all were looked at
+    works: dict[_Key, _Work] = field(default_factory=dict)
+    waiting: deque[_Work] = field(default_factory=deque)
+    last_seen: PendingMarker | None = None  #: the last decision when all were looked at
 
 
+@dataclass(slots=True, eq=False)
 class _Route:
     """The markers for one broker."""
 
-    __slots__ = ("in_flight", "node_id", "waiting")
-
-    def __init__(self, node_id: int) -> None:
-        self.node_id = node_id
-        self.waiting: deque[tuple[_Work, TxnPartition]] = deque()
-        self.in_flight = 0
+    node_id: int
+    waiting: deque[tuple[_Work, TxnPartition]] = field(default_factory=deque)
+    in_flight: int = 0
 
 
 class MarkerSender:
@@ -130,7 +112,7 @@ class MarkerSender:
         self._tasks = tasks
         self._loop = loop
         self._on_complete = on_complete
-        self._endings: dict[Coordinator, _Ending] = {}
+        self._endings: dict[Shard, _Ending] = {}
         self._routes: dict[int, _Route] = {}
         self._late: dict[_Work, None] = {}  # those with partitions in ``later``
         self._topics: object = None
@@ -141,11 +123,11 @@ class MarkerSender:
 
     # --- callbacks of the coordinators
 
-    def on_change(self, shard: Coordinator) -> None:
+    def on_change(self, shard: Shard) -> None:
         """Send the markers of committed decisions: the shard's state or high watermark has changed."""
         if shard.is_closed:
             return
-        pending: Sequence[PendingMarker] = shard.machine.pending_markers()  # type: ignore[attr-defined]
+        pending: Sequence[PendingMarker] = shard.machine.pending_markers()
         ending = self._endings.get(shard)
         if ending is None:
             if not pending:
@@ -159,7 +141,7 @@ class MarkerSender:
             self._route(work, list(work.open))
             self._finish_when_written(work)
 
-    def _add_new(self, shard: Coordinator, ending: _Ending, pending: Sequence[PendingMarker]) -> None:
+    def _add_new(self, shard: Shard, ending: _Ending, pending: Sequence[PendingMarker]) -> None:
         """Add new decisions. They are committed when the high watermark reaches the present log end, or
         earlier.
         """
@@ -170,7 +152,7 @@ class MarkerSender:
                 ending.works[work.key] = work
                 ending.waiting.append(work)
 
-    def on_close(self, shard: Coordinator) -> None:
+    def on_close(self, shard: Shard) -> None:
         """Stop sending markers for a shard: its next coordinator sends them."""
         ending = self._endings.pop(shard, None)
         if ending is not None:
@@ -343,7 +325,7 @@ class MarkerSender:
             )
             self._loop.call_later(MAX_RETRY_MS / 1000, self._begin_again, work.shard)
 
-    def _begin_again(self, shard: Coordinator) -> None:
+    def _begin_again(self, shard: Shard) -> None:
         ending = self._endings.get(shard)
         if ending is not None:
             ending.last_seen = None

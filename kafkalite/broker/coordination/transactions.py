@@ -7,7 +7,8 @@ decided transactions are sent to the leaders of their partitions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkalite.broker.coordination.coordinators import Coordinators
@@ -17,7 +18,6 @@ from kafkalite.broker.coordination.marker_writer import MarkerWriter
 from kafkalite.broker.coordination.producer_ids import ProducerIds
 from kafkalite.broker.coordination.shard import NO_CALLER
 from kafkalite.broker.coordination.verification import Verifications
-from kafkalite.broker.coordination.verifier import Verifier
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.server.responses import (
     HandlerResult,
@@ -29,20 +29,32 @@ from kafkalite.broker.server.responses import (
     settled,
 )
 from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.client.cluster.call_driver import drive
+from kafkalite.client.cluster.call_plan import FINAL, RELOCATE, CallPlan, CallRules, Verdict
+from kafkalite.client.cluster.retry import Backoff
 from kafkalite.clock import Clock
 from kafkalite.coordinator_machine import Caller
 from kafkalite.errors import (
     BrokerError,
+    ClientError,
+    ClusterAuthorizationFailedError,
+    ConcurrentTransactionsError,
     ConnectionFailedError,
+    CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
     ErrorCode,
+    KafkaliteError,
     NotCoordinatorError,
+    ProtocolError,
+    RequestTimedOutError,
     ShuttingDownError,
     UnknownTopicOrPartitionError,
     broker_error,
 )
+from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.transactions import (
     AddPartitionsToTxnRequest,
+    TxnPartition,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
@@ -61,6 +73,26 @@ MARKERS_TIMEOUT_MS: Final = 3_000
 #: How long a coordinator holds a command that arrived before the previous transaction is complete. Short, as
 #: the responses to other transactions wait behind it on the connection.
 HOLD_MS: Final = 50
+#: How long a leader looks for a coordinator that responds; then the producer must try again.
+VERIFY_TIMEOUT_MS: Final = 3_000
+#: How long it waits until the previous transaction is complete (Kafka's add.partitions.to.txn.retry).
+CONCURRENT_TIMEOUT_MS: Final = 500
+VERIFY_BACKOFF: Final = Backoff(5, 100)
+
+#: Another broker may be the coordinator, or the same one soon.
+_ELSEWHERE: Final = (
+    NotCoordinatorError,
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    RequestTimedOutError,
+    ShuttingDownError,
+    ClusterAuthorizationFailedError,
+    ClientError,
+    ProtocolError,  # a broker of an earlier version, which does not know the api
+)
+
+#: The previous transaction is not complete yet, or the coordinator does not know the partition yet.
+_WAITS: Final = (ConcurrentTransactionsError, UnknownTopicOrPartitionError)
 
 
 class Transactions:
@@ -91,9 +123,9 @@ class Transactions:
         self._held: dict[str, dict[HeldResponse, None]] = {}  # by transactional id
         self._peers: dict[str, PeerConnections] = {}
         self.is_closed = False
-        self.verifier = Verifier(self, loop)
-        #: Batches that wait for the verifier.
-        self.verifications = Verifications(self.verifier.verify, partitions, clock, tasks)
+        #: Batches that wait for the coordinator of their transaction.
+        self.verifications = Verifications(self.verify, partitions, clock, tasks)
+        self._verify_rules = CallRules(self._judge, VERIFY_BACKOFF)
         self.sender = MarkerSender(
             self._send_markers, lambda: controller.image, tasks, loop, self._on_complete
         )
@@ -117,9 +149,55 @@ class Transactions:
     def _publish(self, _delta: Delta, image: ClusterImage) -> None:
         self.sender.on_image(image)
 
-    # --- to the coordinators of other transactions (``verifier.TransactionCoordinators``)
+    # --- to the coordinator of a transaction, wherever it is
 
-    async def locate(self, transactional_id: str) -> int:
+    async def verify(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[TopicPartition],
+    ) -> None:
+        """Return when the coordinator has added ``partitions``: the end of the transaction will reach them
+        (R31).
+
+        Raises the error with which the coordinator refuses, and only retriable errors if that is not known
+        (R30): ConcurrentTransactionsError while the previous transaction is not complete,
+        CoordinatorNotAvailableError if no coordinator responded in time.
+        """
+        request = AddPartitionsToTxnRequest(
+            transactional_id, producer_id, producer_epoch, [TxnPartition(*key) for key in partitions]
+        )
+
+        def timeout_error(last: KafkaliteError) -> KafkaliteError:
+            if isinstance(last, _WAITS):
+                return last
+            return CoordinatorNotAvailableError(
+                f"no coordinator of {transactional_id!r} responded: {last.message}"
+            )
+
+        plan = CallPlan(
+            self._verify_rules,
+            now_ms=int(self._loop.time() * 1000),
+            timeout_ms=VERIFY_TIMEOUT_MS,
+            timeout_error=timeout_error,
+        )
+        await drive(
+            plan,
+            locate=partial(self._locate, transactional_id),
+            dial=self._dial,
+            send=partial(self._send_add, request),
+        )
+
+    def _judge(self, error: KafkaliteError) -> Verdict:
+        """Return how to continue after an error of the coordinator."""
+        if isinstance(error, _WAITS):
+            return Verdict(must_locate=True, limit_ms=0 if self.is_closed else CONCURRENT_TIMEOUT_MS)
+        if isinstance(error, _ELSEWHERE):
+            return Verdict(must_locate=True, limit_ms=0) if self.is_closed else RELOCATE
+        return FINAL
+
+    async def _locate(self, transactional_id: str) -> int:
         """Return the node that coordinates the transactional id. Raises CoordinatorNotAvailableError."""
         partition = self._coordinators.partition_of(TRANSACTION, transactional_id)
         state = self._controller.image.partition(TRANSACTIONS_TOPIC, partition)
@@ -127,13 +205,13 @@ class Transactions:
             raise CoordinatorNotAvailableError(f"{TRANSACTIONS_TOPIC}-{partition} has no leader now")
         return state.leader
 
-    async def dial(self, node_id: int | None) -> Connection | None:
+    async def _dial(self, node_id: int | None) -> Connection | None:
         """Return a connection to the coordinator, or None if this broker is the coordinator."""
         if node_id is None or node_id == self._node_id:
             return None
         return await self._connection(node_id, "verify", ASK_TIMEOUT_MS)
 
-    async def send_add(
+    async def _send_add(
         self, request: AddPartitionsToTxnRequest, connection: Connection | None, _timeout_ms: int
     ) -> None:
         """Have the coordinator add partitions. Raises the BrokerError of the request or of a partition."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.clock import Clock
 from kafkalite.errors import BrokerError, KafkaliteError, NotLeaderOrFollowerError
@@ -28,12 +29,6 @@ Then: TypeAlias = "Callable[[Appended | None, Exception | None], None]"
 Verify: TypeAlias = Callable[[str, int, int, Sequence[TopicPartition]], Awaitable[None]]
 """Has the coordinator add partitions to (transactional id, producer id, producer epoch). Raises
 BrokerError."""
-
-
-class Leaders(Protocol):
-    """``Partitions``, as far as this module uses it."""
-
-    def leader(self, topic: str, partition: int) -> Partition: ...
 
 
 class Owner(NamedTuple):
@@ -64,9 +59,9 @@ class Verifications:
     verified.
     """
 
-    def __init__(self, verify: Verify, leaders: Leaders, clock: Clock, tasks: TaskSet) -> None:
+    def __init__(self, verify: Verify, partitions: Partitions, clock: Clock, tasks: TaskSet) -> None:
         self._verify = verify
-        self._leaders = leaders
+        self._partitions = partitions
         self._clock = clock
         self._tasks = tasks
         self._queues: dict[_Place, deque[_Waiting]] = {}
@@ -152,7 +147,7 @@ class Verifications:
             del self._queues[place]
 
     def _append(self, waiting: _Waiting) -> Appended:
-        partition = self._leaders.leader(*waiting.partition.key)
+        partition = self._partitions.leader(*waiting.partition.key)
         if partition is not waiting.partition:
             raise NotLeaderOrFollowerError(f"{partition.key} was created again; refresh its metadata")
         now_ms = self._clock.wall_ms()

@@ -191,7 +191,7 @@ async def txn_offset_commit(services: GroupServices, request: Request, client: C
     coordinators = services.coordinators
     coordinators.groups(message.group_id)  # fail before the transaction's coordinator is involved
     partition = TopicPartition(OFFSETS_TOPIC, coordinators.partition_of(GROUP, message.group_id))
-    await services.transactions.verifier.verify(
+    await services.transactions.verify(
         message.transactional_id, message.producer_id, message.producer_epoch, [partition]
     )
     shard = coordinators.groups(message.group_id)

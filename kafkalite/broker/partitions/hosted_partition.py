@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -57,17 +58,16 @@ class FetchListener(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class _Exclusive:
     """A response to a follower that truncates its log or moves the log start."""
 
-    __slots__ = ("future", "response", "run")
-
-    def __init__(self, response: ReplicaFetchedPartition, run: Callable[[], FollowerStep]) -> None:
-        self.response = response
-        self.run = run
-        self.future: Future[FollowerStep] | None = None  #: None until it has begun
+    response: ReplicaFetchedPartition
+    run: Callable[[], FollowerStep]
+    future: Future[FollowerStep] | None = None  #: None until it has begun
 
 
+@dataclass(slots=True, eq=False)
 class _Deletion:
     """A log start to be moved, or segments to be replaced by a compacted one.
 
@@ -75,19 +75,11 @@ class _Deletion:
     the loop and may raise. ``then`` is called with the error, if there was one.
     """
 
-    __slots__ = ("begin", "finish", "future", "then", "work")
-
-    def __init__(
-        self,
-        begin: Callable[[], StateWork | SegmentSwap | None],
-        finish: Callable[[Any, Exception | None], None],
-        then: Callable[[Exception | None], None],
-    ) -> None:
-        self.begin = begin
-        self.finish = finish
-        self.then = then
-        self.work: StateWork | SegmentSwap | None = None
-        self.future: Future[None] | None = None
+    begin: Callable[[], StateWork | SegmentSwap | None]
+    finish: Callable[[Any, Exception | None], None]
+    then: Callable[[Exception | None], None]
+    work: StateWork | SegmentSwap | None = None
+    future: Future[None] | None = None
 
 
 class HostedPartition:

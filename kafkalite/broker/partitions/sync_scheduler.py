@@ -38,12 +38,12 @@ T = TypeVar("T")
 
 
 class SyncScheduler(Generic[S]):
-    """Syncs logs that are marked. Without an executor (a disk in memory) rounds run on the loop itself."""
+    """Syncs logs that are marked. With an InlineExecutor (a disk in memory) rounds run on the loop itself."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        executor: Executor | None,
+        executor: Executor,
         on_broken: Callable[[BaseException], None],
         run_round: Callable[[Sequence[Any]], list[Exception | None]] | None = None,
     ) -> None:
@@ -74,17 +74,8 @@ class SyncScheduler(Generic[S]):
         self._dirty.pop(log, None)
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Run ``job``, which uses one log and nothing else, in the executor's thread; without an executor,
-        now.
-        """
-        if self._executor is not None:
-            return self._executor.submit(job)
-        done: Future[T] = Future()
-        try:
-            done.set_result(job())
-        except Exception as error:
-            done.set_exception(error)
-        return done
+        """Run ``job``, which uses one log and nothing else, in the executor's thread."""
+        return self._executor.submit(job)
 
     def call_soon_threadsafe(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` on the broker's loop."""
@@ -112,10 +103,11 @@ class SyncScheduler(Generic[S]):
             raise
         if not works:
             self._finish_round([])
-        elif self._executor is None:
-            self._finish_round(self._run(works))
+            return
+        future = self._executor.submit(self._run, works)
+        if future.done():
+            self._finish_round(future.result())
         else:
-            future = self._executor.submit(self._run, works)
             future.add_done_callback(
                 lambda done: self._loop.call_soon_threadsafe(self._finish_round, done.result())
             )

@@ -9,22 +9,22 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 Key = tuple[str, int]
 """Topic and partition; a TopicPartition is one."""
 
 
+@dataclass(slots=True, eq=False)
 class ReachedWaiter:
     """Waits until a partition's high watermark, or synced end, is at least ``offset``: a batch's end."""
 
-    __slots__ = ("callback", "is_cancelled", "offset")
-
-    def __init__(self, offset: int, callback: Callable[[Exception | None], None]) -> None:
-        self.offset = offset  #: exclusive
-        self.callback = callback
-        self.is_cancelled = False
+    offset: int  #: exclusive
+    callback: Callable[[Exception | None], None]
+    is_cancelled: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class AppendedWaiter:
     """Waits until ``missing_bytes`` more can be read from any of its partitions.
 
@@ -32,22 +32,12 @@ class AppendedWaiter:
     has moved: a reader of committed records sees less than others.
     """
 
-    __slots__ = ("_waiters", "callback", "is_readable", "is_woken", "keys", "missing_bytes")
-
-    def __init__(
-        self,
-        waiters: Waiters,
-        keys: tuple[Key, ...],
-        missing_bytes: int,
-        callback: Callable[[], None],
-        is_readable: Callable[[Key], bool] | None = None,
-    ) -> None:
-        self._waiters = waiters
-        self.is_readable = is_readable
-        self.keys = keys
-        self.missing_bytes = missing_bytes
-        self.callback = callback
-        self.is_woken = False
+    waiters: Waiters
+    keys: tuple[Key, ...]
+    missing_bytes: int
+    callback: Callable[[], None]
+    is_readable: Callable[[Key], bool] | None = None
+    is_woken: bool = False
 
     def wake(self) -> None:
         """Withdraw this waiter and call its callback, once. The appender is still at work."""
@@ -59,19 +49,17 @@ class AppendedWaiter:
         """Withdraw this waiter from every partition. Has no effect the second time."""
         if not self.is_woken:
             self.is_woken = True
-            self._waiters.remove(self)
+            self.waiters.remove(self)
 
 
+@dataclass(slots=True, eq=False)
 class _Queues:
     """Batches that wait for one kind of progress, by partition.
 
     Invariant: the offsets in one queue do not decrease.
     """
 
-    __slots__ = ("by_key",)
-
-    def __init__(self) -> None:
-        self.by_key: dict[Key, deque[ReachedWaiter]] = {}
+    by_key: dict[Key, deque[ReachedWaiter]] = field(default_factory=dict)
 
     def add(self, key: Key, offset: int, callback: Callable[[Exception | None], None]) -> ReachedWaiter:
         waiter = ReachedWaiter(offset, callback)

@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from kafkalite.broker.server.client import Client
@@ -44,17 +45,15 @@ class Dispatch(Protocol):
     def __call__(self, request: Request | BadRequest, client: Client, /) -> Response | Pending: ...
 
 
+@dataclass(slots=True, eq=False)
 class _Slot:
     """One unanswered request. Called with its response."""
 
-    __slots__ = ("connection", "is_ready", "pending", "request", "response")
-
-    def __init__(self, connection: Connection, request: Request | BadRequest) -> None:
-        self.connection = connection
-        self.request = request
-        self.pending: Pending | None = None
-        self.response: Response | None = None
-        self.is_ready = False
+    connection: Connection
+    request: Request | BadRequest
+    pending: Pending | None = None
+    response: Response | None = None
+    is_ready: bool = False
 
     def __call__(self, response: Response) -> None:
         self.response = response

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from kafkalite.testing.sim.loop import Process, SimLoop
@@ -57,25 +58,15 @@ class End(Protocol):
         ...
 
 
+@dataclass(slots=True, kw_only=True)
 class Tuning:
     """How a link behaves. Seeds set it; a test may, too."""
 
-    __slots__ = ("delay_s", "jitter_s", "spike_rate", "spike_s", "split_rate")
-
-    def __init__(
-        self,
-        *,
-        delay_s: float = 0.0003,
-        jitter_s: float = 0.0003,
-        spike_rate: float = 0.0,
-        spike_s: float = 0.05,
-        split_rate: float = 0.0,
-    ) -> None:
-        self.delay_s = delay_s  #: the minimum
-        self.jitter_s = jitter_s  #: the mean of what is added
-        self.spike_rate = spike_rate  #: part of the segments that take up to ``spike_s`` longer
-        self.spike_s = spike_s
-        self.split_rate = split_rate  #: part of the writes that arrive in two pieces
+    delay_s: float = 0.0003  #: the minimum
+    jitter_s: float = 0.0003  #: the mean of what is added
+    spike_rate: float = 0.0  #: part of the segments that take up to ``spike_s`` longer
+    spike_s: float = 0.05
+    split_rate: float = 0.0  #: part of the writes that arrive in two pieces
 
 
 class Item(NamedTuple):
@@ -197,17 +188,6 @@ class Network:
     def ends(self) -> list[End]:
         """Return both ends of every open connection."""
         return list(self._ends)
-
-    def slow_tuning(self, delay_s: float, spike_rate: float) -> Tuning:
-        """Return the tuning of all links, made slower."""
-        tuning = self.tuning
-        return Tuning(
-            delay_s=tuning.delay_s + delay_s,
-            jitter_s=tuning.jitter_s + delay_s,
-            spike_rate=max(tuning.spike_rate, spike_rate),
-            spike_s=max(tuning.spike_s, 0.3),
-            split_rate=tuning.split_rate,
-        )
 
     def next_port(self) -> int:
         self._ports += 1

@@ -134,9 +134,7 @@ class GroupChange:
         self.records.append(record_codec.event_record(group.group_id, event))
 
     def _choose_assignor(self) -> str:
-        """Return the assignor that most members requested; for ties or no requests, the broker's first
-        one.
-        """
+        """Return the assignor that most members requested; for ties or no requests, the broker's first."""
         known = self._settings.assignors
         votes = Counter(
             member.subscription.assignor

@@ -82,9 +82,7 @@ class Group:
         return sorted(self._events)
 
     def describe_state(self) -> str:
-        """Return Empty, Reconciling or Stable; never Assigning: a target is part of the decision that
-        needs it.
-        """
+        """Return Empty, Reconciling or Stable; never Assigning: a decision contains the targets it needs."""
         if not self.members:
             return EMPTY
         is_settled = all(

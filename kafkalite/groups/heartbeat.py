@@ -70,9 +70,7 @@ class HeartbeatRules:
         now: Instant,
         topics: Mapping[str, TopicShape],
     ) -> Decision:
-        """Return the changes that a heartbeat makes, and its response. Raises a BrokerError if it is
-        refused.
-        """
+        """Return the changes and the response of a heartbeat. Raises a BrokerError if it is refused."""
         epoch = request.member_epoch
         if epoch > JOIN_EPOCH:
             return self._stay(request, now, topics)
@@ -253,14 +251,9 @@ class HeartbeatRules:
         member_epoch: int,
         assignment: list[AssignedTopic] | None = None,
     ) -> ConsumerGroupHeartbeatResponse:
+        intervals = (self._settings.heartbeat_interval_ms, self._settings.session_timeout_ms)
         return ConsumerGroupHeartbeatResponse(
-            _NONE,
-            None,
-            request.member_id,
-            member_epoch,
-            self._settings.heartbeat_interval_ms,
-            self._settings.session_timeout_ms,
-            assignment,
+            _NONE, None, request.member_id, member_epoch, *intervals, assignment
         )
 
 

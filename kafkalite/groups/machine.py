@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from kafkalite.coordinator_machine import Caller, Decision, Instant, StateRecord, TopicShape
-from kafkalite.errors import ErrorCode, GroupIdNotFoundError, KafkaliteError, NonEmptyGroupError
+from kafkalite.errors import BrokerError, ErrorCode, GroupIdNotFoundError, NonEmptyGroupError
 from kafkalite.groups import record_codec
 from kafkalite.groups.description import describe_groups, list_groups
 from kafkalite.groups.expiry import Expiry
@@ -82,9 +82,7 @@ class GroupMachine:
         return True
 
     def decide(self, command: Any, caller: Caller, now: Instant, topics: Topics) -> Decision:
-        """Return the changes that a request makes, and its response. Raises a BrokerError if it is
-        refused.
-        """
+        """Return the changes and the response of a request. Raises a BrokerError if it is refused."""
         return self._decisions[type(command)](command, caller, now, topics)
 
     def tick(self, now: Instant, topics: Topics) -> Decision:
@@ -108,21 +106,17 @@ class GroupMachine:
         results: list[DeletedGroup] = []
         for group_id in dict.fromkeys(request.group_ids):
             group = self.groups.get(group_id)
-            error: KafkaliteError | None = None
-            code = _NONE
+            error: BrokerError | None = None
             if group is None:
-                error, code = (
-                    GroupIdNotFoundError(f"there is no group {group_id!r}"),
-                    GroupIdNotFoundError.code,
-                )
+                error = GroupIdNotFoundError(f"there is no group {group_id!r}")
             elif group.members:
                 error = NonEmptyGroupError(f"group {group_id!r} has members: {len(group.members)}")
-                code = NonEmptyGroupError.code
             else:
                 keys = {*group.offsets, *((k.topic, k.partition) for k in self._pending.keys_of(group_id))}
                 records += [offset_tombstone(group_id, topic, number) for topic, number in sorted(keys)]
                 records += self._expiry.tombstones(group)
-            results.append(DeletedGroup(group_id, int(code), None if error is None else str(error)))
+            outcome = (_NONE, None) if error is None else (int(error.code), str(error))
+            results.append(DeletedGroup(group_id, *outcome))
         return Decision(tuple(records), DeleteGroupsResponse(_NONE, None, results))
 
     # --- replay

@@ -82,9 +82,7 @@ class OffsetRules:
     def check_member(
         self, request: OffsetCommitRequest | TxnOffsetCommitRequest | OffsetFetchRequest
     ) -> None:
-        """Raise unless the sender is a member in its present epoch, or names no member of a group that has
-        none (R35, R39).
-        """
+        """Raise unless the sender is a member in its present epoch, or the group has none (R35, R39)."""
         group = self._groups.get(request.group_id)
         if not isinstance(request, OffsetFetchRequest):
             check_instance(group, request.instance_id, request.member_id)
@@ -212,31 +210,14 @@ def offset_tombstone(group_id: str, topic: str, partition: int) -> StateRecord:
 def _result(
     entry: CommittedOffset, topic_id: str, commit_ms: int, error: BrokerError | None
 ) -> CommittedOffset:
-    return CommittedOffset(
-        entry.topic,
-        entry.partition,
-        entry.offset,
-        entry.leader_epoch,
-        None,  # the caller has it
-        commit_ms,
-        topic_id,
-        _NONE if error is None else int(error.code),
-        None if error is None else str(error),
-    )
+    """Return the result of a commit, without the metadata, which the caller has."""
+    value = OffsetValue(entry.offset, entry.leader_epoch, None, commit_ms, topic_id)
+    return _fetched(entry.topic, entry.partition, value, error)
 
 
 def _fetched(
     topic: str, partition: int, value: OffsetValue | None, error: BrokerError | None
 ) -> CommittedOffset:
     found = value or OffsetValue(NO_OFFSET, NO_EPOCH, None, NO_TIMESTAMP, "")
-    return CommittedOffset(
-        topic,
-        partition,
-        found.offset,
-        found.leader_epoch,
-        found.metadata,
-        found.commit_ms,
-        found.topic_id,
-        _NONE if error is None else int(error.code),
-        None if error is None else str(error),
-    )
+    outcome = (_NONE, None) if error is None else (int(error.code), str(error))
+    return CommittedOffset(topic, partition, *found, *outcome)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kafkalite.errors import BrokerError, ErrorCode, broker_error
+from kafkalite.errors import BrokerError, BrokerIdNotRegisteredError, StaleBrokerEpochError
 from kafkalite.metadata.decision import (
     ControllerSettings,
     Decision,
@@ -77,16 +77,13 @@ BrokerChange = FenceBroker | UnfenceBroker | BeginShutdown | LoseReplicas
 
 
 def broker_of(image: ClusterImage, node_id: int, broker_epoch: int) -> BrokerState:
-    """Return the broker. Raises BROKER_ID_NOT_REGISTERED, or STALE_BROKER_EPOCH if another process took
-    over.
-    """
+    """Return the broker. Raises BROKER_ID_NOT_REGISTERED; STALE_BROKER_EPOCH for an earlier process."""
     broker = image.brokers.get(node_id)
     if broker is None:
-        raise broker_error(ErrorCode.BROKER_ID_NOT_REGISTERED, f"broker {node_id} is not registered")
+        raise BrokerIdNotRegisteredError(f"broker {node_id} is not registered")
     if broker.broker_epoch != broker_epoch:
-        raise broker_error(
-            ErrorCode.STALE_BROKER_EPOCH,
-            f"broker {node_id} has registered again since epoch {broker_epoch}; it has {broker.broker_epoch}",
+        raise StaleBrokerEpochError(
+            f"broker {node_id} has registered again since epoch {broker_epoch}; it has {broker.broker_epoch}"
         )
     return broker
 
@@ -213,16 +210,13 @@ def _fence(image: ClusterImage, broker: BrokerState, settings: ControllerSetting
     node_id = broker.node_id
     live = image.live_brokers() - {node_id}
 
-    def is_affected(topic: TopicImage, state: PartitionState) -> bool:
-        return node_id in state.isr
-
     def edit(topic: TopicImage, number: int, change: PartitionEdit) -> None:
         change.fence(node_id)
         change.elect(live, unclean=allows_unclean_election(image, topic, settings))
 
     return [
         _change(broker, is_fenced=True, is_shutting_down=False),
-        *edit_partitions(image, is_affected, edit),
+        *edit_partitions(image, lambda _, state: node_id in state.isr, edit),
     ]
 
 
@@ -233,15 +227,14 @@ def _unfence(image: ClusterImage, broker: BrokerState, settings: ControllerSetti
     node_id = broker.node_id
     live = image.live_brokers() | {node_id}
 
-    def is_affected(topic: TopicImage, state: PartitionState) -> bool:
-        return state.leader == NO_LEADER and node_id in state.replicas
-
     def edit(topic: TopicImage, number: int, change: PartitionEdit) -> None:
         change.elect(live, unclean=allows_unclean_election(image, topic, settings))
 
     return [
         _change(broker, is_fenced=False, is_shutting_down=False),
-        *edit_partitions(image, is_affected, edit),
+        *edit_partitions(
+            image, lambda _, state: state.leader == NO_LEADER and node_id in state.replicas, edit
+        ),
     ]
 
 
@@ -251,13 +244,10 @@ def _begin_shutdown(image: ClusterImage, broker: BrokerState) -> list[MetadataRe
     node_id = broker.node_id
     live = image.live_brokers() - {node_id}
 
-    def is_affected(topic: TopicImage, state: PartitionState) -> bool:
-        return node_id in state.isr
-
     def edit(topic: TopicImage, number: int, change: PartitionEdit) -> None:
         change.hand_over(node_id, live)
 
-    records = edit_partitions(image, is_affected, edit)
+    records = edit_partitions(image, lambda _, state: node_id in state.isr, edit)
     if broker.is_shutting_down:
         return records
     return [_change(broker, is_fenced=False, is_shutting_down=True), *records]
@@ -278,10 +268,7 @@ def _lose_replicas(
         change.forget(broker.node_id)
         change.elect(live - {broker.node_id}, unclean=allows_unclean_election(image, topic, settings))
 
-    def is_affected(topic: TopicImage, state: PartitionState) -> bool:
-        return has_part_in(state, broker.node_id)
-
-    return edit_partitions(image, is_affected, edit)
+    return edit_partitions(image, lambda _, state: has_part_in(state, broker.node_id), edit)
 
 
 def has_part_in(state: PartitionState, node_id: int) -> bool:

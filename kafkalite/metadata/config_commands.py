@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kafkalite.errors import BrokerError, ErrorCode, broker_error
+from kafkalite.errors import BrokerError, InvalidRequestError
 from kafkalite.metadata.decision import (
     ControllerSettings,
     Decision,
@@ -20,7 +20,7 @@ from kafkalite.metadata.decision import (
 )
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.election import PartitionEdit
-from kafkalite.metadata.image import ClusterImage, PartitionState, TopicImage
+from kafkalite.metadata.image import ClusterImage, TopicImage
 from kafkalite.metadata.records import BROKER, NO_LEADER, TOPIC, ConfigRecord, MetadataRecord
 from kafkalite.metadata.topic_config import parse_broker_config, parse_topic_config
 from kafkalite.protocol.messages.admin import (
@@ -75,15 +75,14 @@ def _consequences(
     after = Delta(image).replay_all(changes).apply(image.metadata_offset)
     live = after.live_brokers()
 
-    def is_affected(topic: TopicImage, state: PartitionState) -> bool:
-        return bool(state.elr or state.last_known_elr or state.leader == NO_LEADER)
-
     def edit(topic: TopicImage, number: int, change: PartitionEdit) -> None:
         if len(change.isr) >= min_insync_replicas(after, topic):
             change.refresh_eligible()
         change.elect(live, unclean=allows_unclean_election(after, topic, settings))
 
-    return edit_partitions(after, is_affected, edit)
+    return edit_partitions(
+        after, lambda _, state: bool(state.elr or state.last_known_elr or state.leader == NO_LEADER), edit
+    )
 
 
 def _alter_one(
@@ -109,10 +108,8 @@ def _config_parser(image: ClusterImage, resource_type: str, name: str) -> _Parse
         existing_topic(image, name)
         return parse_topic_config
     if resource_type != BROKER:
-        raise broker_error(
-            ErrorCode.INVALID_REQUEST, f"resource type must be one of topic, broker; it is {resource_type!r}"
-        )
+        raise InvalidRequestError(f"resource type must be one of topic, broker; it is {resource_type!r}")
     if name not in {str(node_id) for node_id in image.brokers}:
         known = ", ".join(str(node_id) for node_id in sorted(image.brokers))
-        raise broker_error(ErrorCode.INVALID_REQUEST, f"there is no broker {name!r}; there are: {known}")
+        raise InvalidRequestError(f"there is no broker {name!r}; there are: {known}")
     return parse_broker_config

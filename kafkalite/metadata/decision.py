@@ -8,7 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kafkalite.errors import BrokerError, ConfigError, ErrorCode, broker_error
+from kafkalite.errors import (
+    BrokerError,
+    ConfigError,
+    InvalidConfigError,
+    InvalidRequestError,
+    UnknownTopicOrPartitionError,
+)
 from kafkalite.limits import MAX_TOPICS_PER_REQUEST
 from kafkalite.metadata.election import PartitionEdit
 from kafkalite.metadata.image import ClusterImage, PartitionState, TopicImage
@@ -109,7 +115,7 @@ def parse_configs(parse: ConfigParser, configs: Iterable[tuple[str, str | None]]
                 raise ConfigError(key=key, value=None, allowed="given more than once in one request")
             parsed[key] = value
     except ConfigError as error:
-        raise broker_error(ErrorCode.INVALID_CONFIG, str(error)) from error
+        raise InvalidConfigError(str(error)) from error
     return parsed
 
 
@@ -117,24 +123,21 @@ def existing_topic(image: ClusterImage, name: str) -> TopicImage:
     """Return the topic. Raises UNKNOWN_TOPIC_OR_PARTITION."""
     topic = image.topics.get(name)
     if topic is None:
-        raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+        raise UnknownTopicOrPartitionError(f"there is no topic {name!r}")
     return topic
 
 
 def refuse_repeated(name: str, times: Mapping[str, int]) -> None:
     """Raise INVALID_REQUEST for a topic that the request names more than once."""
     if times[name] > 1:
-        raise broker_error(ErrorCode.INVALID_REQUEST, f"the request names topic {name!r} more than once")
+        raise InvalidRequestError(f"the request names topic {name!r} more than once")
 
 
 def too_many(count: int, what: str) -> BrokerError | None:
     """Return the error for a request with too many items, or None."""
     if count <= MAX_TOPICS_PER_REQUEST:
         return None
-    return broker_error(
-        ErrorCode.INVALID_REQUEST,
-        f"one request has at most {MAX_TOPICS_PER_REQUEST} {what}, this one {count}",
-    )
+    return InvalidRequestError(f"one request has at most {MAX_TOPICS_PER_REQUEST} {what}, this one {count}")
 
 
 def outcome(error: BrokerError) -> tuple[int, str]:

@@ -278,9 +278,7 @@ class Delta:
         return loads
 
     def has_reshaped_topics(self) -> bool:
-        """Whether topics were created or removed, or have another number of partitions. Call after
-        ``apply``.
-        """
+        """Whether topics were created or removed, or changed in size. Call after ``apply``."""
         assert self.after is not None, "apply the delta first"
         for topic_id in self._topics:
             old, new = self.before.topics_by_id.get(topic_id), self.after.topics_by_id.get(topic_id)

@@ -93,9 +93,7 @@ class PartitionEdit:
             self.set_isr(_without(self.isr, node_id))
 
     def distrust(self, node_id: int) -> None:
-        """Take the eligibility of ``node_id`` away, which may have lost the end of its log (R20). It is
-        only remembered.
-        """
+        """Only remember ``node_id`` as eligible once: it may have lost the end of its log (R20)."""
         self.fence(node_id)
         if node_id in self.elr:
             self.elr = _without(self.elr, node_id)
@@ -111,9 +109,7 @@ class PartitionEdit:
         self.last_known_elr = _without(self.last_known_elr, node_id)
 
     def hand_over(self, node_id: int, live: Container[int]) -> None:
-        """Let other in-sync replicas take over from ``node_id``, which is about to stop. Without any it
-        stays.
-        """
+        """Let other in-sync replicas, if any, take over from ``node_id``, which is about to stop."""
         if self.leader == node_id:
             self._elect_from(_without(self.isr, node_id), live)
         others = _without(self.isr, node_id)

@@ -7,7 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kafkalite.errors import BrokerError, ErrorCode, broker_error
+from kafkalite.errors import (
+    BrokerError,
+    ElectionNotNeededError,
+    EligibleLeadersNotAvailableError,
+    ErrorCode,
+    FencedLeaderEpochError,
+    IneligibleReplicaError,
+    InvalidRequestError,
+    InvalidUpdateVersionError,
+    NewLeaderElectedError,
+    PreferredLeaderNotAvailableError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
 from kafkalite.metadata.broker_commands import broker_of
 from kafkalite.metadata.decision import (
     ControllerSettings,
@@ -40,9 +53,7 @@ MAX_ELECTIONS_PER_BALANCE: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class BalanceLeaders:
-    """Let preferred replicas lead if too many leaderships have moved away. The reply is the number
-    elected.
-    """
+    """Let preferred replicas lead if too many leaderships have moved. The reply is the number elected."""
 
 
 def alter_partition(image: ClusterImage, command: AlterPartitionRequest) -> Decision:
@@ -92,38 +103,31 @@ def alter_partition(image: ClusterImage, command: AlterPartitionRequest) -> Deci
 
 def _proposed_upon(topic: TopicImage | None, proposal: PartitionChange) -> PartitionState:
     if topic is None:
-        raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with the id {proposal.topic_id}")
+        raise UnknownTopicIdError(f"there is no topic with the id {proposal.topic_id}")
     if not 0 <= proposal.partition < len(topic.partitions):
-        raise broker_error(
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            f"topic {topic.name!r} has no partition {proposal.partition}",
-        )
+        raise UnknownTopicOrPartitionError(f"topic {topic.name!r} has no partition {proposal.partition}")
     return topic.partitions[proposal.partition]
 
 
 def _check_is_current(state: PartitionState, node_id: int, proposal: PartitionChange) -> None:
     """Raise unless the sender leads in this leader epoch and knows the present state (R13)."""
     if proposal.leader_epoch < state.leader_epoch:
-        raise broker_error(
-            ErrorCode.FENCED_LEADER_EPOCH,
-            f"leader epoch {proposal.leader_epoch} has ended; it is {state.leader_epoch}",
+        raise FencedLeaderEpochError(
+            f"leader epoch {proposal.leader_epoch} has ended; it is {state.leader_epoch}"
         )
     if proposal.leader_epoch > state.leader_epoch or state.leader != node_id:
-        raise broker_error(
-            ErrorCode.NEW_LEADER_ELECTED,
+        raise NewLeaderElectedError(
             f"the leader in epoch {state.leader_epoch} is {state.leader}, not {node_id}"
-            f" in epoch {proposal.leader_epoch}",
+            f" in epoch {proposal.leader_epoch}"
         )
     if not knows_present_state(state, proposal):
-        raise broker_error(
-            ErrorCode.INVALID_UPDATE_VERSION,
-            f"the partition epoch is {state.partition_epoch}, not {proposal.partition_epoch}",
+        raise InvalidUpdateVersionError(
+            f"the partition epoch is {state.partition_epoch}, not {proposal.partition_epoch}"
         )
 
 
 def record_refusal(edit: PartitionEdit) -> None:
-    """Give the unchanged state a new partition epoch, so that the leader knows that its proposal was refused
-    (R14)."""
+    """Give the unchanged state a new partition epoch, so that the leader learns of the refusal (R14)."""
     edit.touch()
 
 
@@ -140,25 +144,21 @@ def knows_present_state(state: PartitionState, proposal: PartitionChange) -> boo
 def _check_proposal(image: ClusterImage, state: PartitionState, proposal: PartitionChange) -> None:
     isr, epochs = proposal.isr, proposal.isr_broker_epochs
     if len(isr) != len(epochs) or len(set(isr)) != len(isr):
-        raise broker_error(
-            ErrorCode.INVALID_REQUEST, f"the in-sync replicas {isr} must differ, and have an epoch each"
-        )
+        raise InvalidRequestError(f"the in-sync replicas {isr} must differ, and have an epoch each")
     if state.leader not in isr or not set(isr) <= set(state.replicas):
-        raise broker_error(
-            ErrorCode.INVALID_REQUEST,
+        raise InvalidRequestError(
             f"the in-sync replicas {isr} must include the leader {state.leader}"
-            f" and only replicas of {list(state.replicas)}",
+            f" and only replicas of {list(state.replicas)}"
         )
     for node_id, epoch in zip(isr, epochs, strict=True):
         if node_id in state.isr:
             continue
         broker = image.brokers.get(node_id)
         if broker is None or not broker.is_live:
-            raise broker_error(ErrorCode.INELIGIBLE_REPLICA, f"broker {node_id} is not live")
+            raise IneligibleReplicaError(f"broker {node_id} is not live")
         if not is_present_incarnation(broker, epoch):
-            raise broker_error(
-                ErrorCode.INELIGIBLE_REPLICA,
-                f"broker {node_id} was in sync in its epoch {epoch}, and has epoch {broker.broker_epoch} now",
+            raise IneligibleReplicaError(
+                f"broker {node_id} was in sync in its epoch {epoch}, and has epoch {broker.broker_epoch} now"
             )
 
 
@@ -231,12 +231,11 @@ def elect_leaders(image: ClusterImage, command: ElectLeadersRequest) -> Decision
         topic = image.topics.get(wanted.topic)
         try:
             if topic is None or not 0 <= wanted.partition < len(topic.partitions):
-                raise broker_error(
-                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"partition {wanted.topic}-{wanted.partition} does not exist",
+                raise UnknownTopicOrPartitionError(
+                    f"partition {wanted.topic}-{wanted.partition} does not exist"
                 )
             if (wanted.topic, wanted.partition) in seen:
-                raise broker_error(ErrorCode.INVALID_REQUEST, "the request names this partition twice")
+                raise InvalidRequestError("the request names this partition twice")
             seen.add((wanted.topic, wanted.partition))
             edit = PartitionEdit(topic.partitions[wanted.partition], min_insync_replicas(image, topic))
             (_elect_unclean if command.is_unclean else _elect_preferred)(edit, live)
@@ -262,27 +261,23 @@ def _every_partition(image: ClusterImage) -> Iterator[ElectionPartition]:
 def _elect_preferred(edit: PartitionEdit, live: frozenset[int]) -> None:
     preferred = edit.before.replicas[0]
     if edit.leader == preferred:
-        raise broker_error(ErrorCode.ELECTION_NOT_NEEDED, f"broker {preferred} leads already")
+        raise ElectionNotNeededError(f"broker {preferred} leads already")
     if preferred not in edit.isr and edit.leader == NO_LEADER:
         edit.elect(live & {preferred})
     elif preferred in edit.isr and preferred in live:
         edit.lead(preferred)
     if edit.leader != preferred:
-        raise broker_error(
-            ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
-            f"broker {preferred} is not {'in sync' if preferred in live else 'live'}",
+        raise PreferredLeaderNotAvailableError(
+            f"broker {preferred} is not {'in sync' if preferred in live else 'live'}"
         )
 
 
 def _elect_unclean(edit: PartitionEdit, live: frozenset[int]) -> None:
     if edit.leader != NO_LEADER:
-        raise broker_error(ErrorCode.ELECTION_NOT_NEEDED, f"broker {edit.leader} leads")
+        raise ElectionNotNeededError(f"broker {edit.leader} leads")
     edit.elect(live, unclean=True)
     if edit.leader == NO_LEADER:
-        raise broker_error(
-            ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
-            f"none of the replicas {list(edit.before.replicas)} is live",
-        )
+        raise EligibleLeadersNotAvailableError(f"none of the replicas {list(edit.before.replicas)} is live")
 
 
 def balance_leaders(

@@ -107,9 +107,7 @@ def to_array(record: MetadataRecord) -> list[Any]:
 
 
 def from_array(array: Any) -> MetadataRecord:
-    """Return a record from msgpack values. Raises StorageError for an unknown type or version, or bad
-    fields.
-    """
+    """Return a record from msgpack values. Raises StorageError for anything else."""
     match array:
         case [int(kind), int(version), *fields]:
             layout = _LAYOUTS.get(kind)

@@ -69,9 +69,7 @@ class BrokerSessions:
         self._checked_ms = None
 
     def is_alive(self, node_id: int, broker_epoch: int, now_ms: int) -> bool:
-        """Whether a process with that epoch has sent heartbeats lately, on a connection that is still
-        open.
-        """
+        """Whether a process with that epoch has sent heartbeats lately, on a connection still open."""
         session = self._sessions.get(node_id)
         return (
             session is not None

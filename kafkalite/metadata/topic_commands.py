@@ -8,7 +8,14 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from kafkalite.errors import BrokerError, ErrorCode, broker_error
+from kafkalite.errors import (
+    BrokerError,
+    InvalidPartitionsError,
+    InvalidReplicationFactorError,
+    InvalidTopicError,
+    PolicyViolationError,
+    TopicAlreadyExistsError,
+)
 from kafkalite.limits import MAX_PARTITIONS_PER_REQUEST, MAX_PARTITIONS_PER_TOPIC
 from kafkalite.metadata.decision import (
     Configs,
@@ -116,15 +123,14 @@ def _check_new_topic(image: ClusterImage, topic: NewTopic, left_count: int) -> C
     """Return the topic's configs as they will be stored. Raises a BrokerError if the topic is refused."""
     problem = topic_name_problem(topic.name)
     if problem is not None:
-        raise broker_error(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+        raise InvalidTopicError(problem)
     if topic.name in image.topics:
-        raise broker_error(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {topic.name!r} already exists")
+        raise TopicAlreadyExistsError(f"topic {topic.name!r} already exists")
     _check_partition_count(topic.num_partitions, topic.num_partitions, left_count)
     factor = topic.replication_factor
     if factor < 1:
-        raise broker_error(
-            ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"replication factor must be 1 or more, or -1 for the broker's default; it is {factor}",
+        raise InvalidReplicationFactorError(
+            f"replication factor must be 1 or more, or -1 for the broker's default; it is {factor}"
         )
     _check_enough_live(image, factor, f"replication factor {factor}")
     return parse_configs(parse_topic_config, topic.configs.items())
@@ -132,14 +138,12 @@ def _check_new_topic(image: ClusterImage, topic: NewTopic, left_count: int) -> C
 
 def _check_partition_count(total_count: int, added_count: int, left_count: int) -> None:
     if not 1 <= total_count <= MAX_PARTITIONS_PER_TOPIC:
-        raise broker_error(
-            ErrorCode.INVALID_PARTITIONS,
-            f"a topic has from 1 to {MAX_PARTITIONS_PER_TOPIC} partitions, not {total_count}",
+        raise InvalidPartitionsError(
+            f"a topic has from 1 to {MAX_PARTITIONS_PER_TOPIC} partitions, not {total_count}"
         )
     if added_count > left_count:
-        raise broker_error(
-            ErrorCode.POLICY_VIOLATION,
-            f"one request can add at most {MAX_PARTITIONS_PER_REQUEST} partitions; send the rest in another",
+        raise PolicyViolationError(
+            f"one request can add at most {MAX_PARTITIONS_PER_REQUEST} partitions; send the rest in another"
         )
 
 
@@ -149,10 +153,9 @@ def _check_enough_live(image: ClusterImage, factor: int, what: str) -> None:
     if factor <= len(live):
         return
     gone = ", ".join(str(node_id) for node_id in sorted(image.brokers.keys() - live))
-    raise broker_error(
-        ErrorCode.INVALID_REPLICATION_FACTOR,
+    raise InvalidReplicationFactorError(
         f"{what} is larger than the number of live brokers, {len(live)}"
-        + (f" (not alive or shutting down: {gone})" if gone else ""),
+        + (f" (not alive or shutting down: {gone})" if gone else "")
     )
 
 
@@ -236,10 +239,9 @@ def create_partitions(image: ClusterImage, command: CreatePartitionsRequest) -> 
 def _check_growth(image: ClusterImage, topic: TopicImage, wanted: PartitionCount, left_count: int) -> None:
     present_count = len(topic.partitions)
     if wanted.total_count <= present_count:
-        raise broker_error(
-            ErrorCode.INVALID_PARTITIONS,
+        raise InvalidPartitionsError(
             f"topic {topic.name!r} has {present_count} partition{'' if present_count == 1 else 's'};"
-            f" {wanted.total_count} would not be an increase",
+            f" {wanted.total_count} would not be an increase"
         )
     _check_partition_count(wanted.total_count, wanted.total_count - present_count, left_count)
     factor = len(topic.partitions[0].replicas)

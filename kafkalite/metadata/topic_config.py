@@ -201,9 +201,7 @@ TOPIC_OPTIONS: Final = OptionRegistry(
 
 
 class BrokerDefault(NamedTuple):
-    """A broker setting that is the default of a topic option. ``factor`` converts the unit, e.g. hours to
-    ms.
-    """
+    """A broker setting that is the default of a topic option. ``factor`` converts its unit to ms."""
 
     topic_name: str
     factor: int = 1

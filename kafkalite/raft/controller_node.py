@@ -170,9 +170,7 @@ class ControllerNode:
             self._activation = None
 
     async def _activate(self) -> None:
-        """Apply all entries committed before this node led. Without them it might deny facts that hold
-        (R19).
-        """
+        """Apply all entries committed before this node led: without them it might deny facts (R19)."""
         while True:
             try:
                 await self.wait_for_offset(await self._quorum.read_index())
@@ -258,9 +256,7 @@ class ControllerNode:
         self._sessions.on_disconnect(node_id, self._clock.monotonic_ms())
 
     async def tick(self) -> None:
-        """Fence silent brokers and balance leaders if due. Call it every 100 ms or so; raises as
-        ``submit``.
-        """
+        """Fence silent brokers and balance leaders if due. Call it every 100 ms; raises as ``submit``."""
         if not self.is_active or self._settings.is_single_node or self._is_ticking:
             return
         self._is_ticking = True

@@ -22,15 +22,11 @@ class Runner(Protocol):
         ...
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Run ``function`` on ``loop`` soon, in the order of the calls. Callable from any thread; never
-        raises.
-        """
+        """Run ``function`` on ``loop`` soon, in the order of calls, from any thread; never raises."""
         ...
 
     def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], object]) -> None:
-        """Run ``work`` without blocking ``loop`` if possible, then ``done`` on ``loop``. Call it on
-        ``loop``.
-        """
+        """Run ``work`` beside ``loop`` if possible, then ``done`` on ``loop``. Call it on ``loop``."""
         ...
 
 

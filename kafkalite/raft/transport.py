@@ -45,9 +45,7 @@ class RaftTransport:
         self._on_message = on_message
 
     def attach(self, peer_id: int, link: PeerLink) -> None:
-        """Use ``link`` for messages to ``peer_id``, in place of an earlier one. Refuses nodes that are no
-        voters.
-        """
+        """Use ``link`` for messages to ``peer_id`` from now on. Refuses nodes that are no voters."""
         if peer_id not in self._peers:
             self._refuse("a link to %d, which is no voter", peer_id)
             return

@@ -1,12 +1,13 @@
 """Compresses and decompresses batch bodies, bounded in memory and time against hostile bytes (S4).
 
-========== ================================================ ==========================================
-codec the compressed bytes are how the output is bounded ==========
-================================================ ========================================== gzip one
-gzip member (RFC 1952) zlib's own ``max_length`` snappy one snappy block, its length in front the length
-is read first lz4 one LZ4 frame, blocks linked, no checksums the output buffer has a fixed size zstd one
-Zstandard frame the length is read first if present ==========
-================================================ ==========================================
+======  ===========================================  ===============================================
+codec   the compressed bytes are                     how the output is bounded
+======  ===========================================  ===============================================
+gzip    one gzip member (RFC 1952)                   zlib's own ``max_length``
+snappy  one snappy block, its length in front        the length is read first
+lz4     one LZ4 frame, blocks linked, no checksums   the output buffer has a fixed size
+zstd    one Zstandard frame                          the length is read first if present
+======  ===========================================  ===============================================
 
 The frames carry no checksums of their own if the format allows it: the batch's CRC-32C covers them. No
 output buffer is larger than the codec could fill from the given bytes (``_MAX_RATIO``), so a few bytes

@@ -3,13 +3,13 @@
 A key goes to the partition that Kafka's clients choose (murmur2), so that programs of both kinds agree.
 Partitioners differ in their treatment of records without a key:
 
-============== =====================================================================================
-``roundrobin`` the default: one partition until its batch closes, then the next in turn ``sticky`` one
-partition until its batch closes, then another at random (KIP-480) ``random`` a random partition for
-each record; keys are ignored ``hash`` murmur2 also for records without a key, as for an empty one: all
-in one partition a callable ``(topic, key, value, partition_count)`` -> partition, or None for
-roundrobin ==============
-=====================================================================================
+==============  ====================================================================================
+``roundrobin``  the default: one partition until its batch closes, then the next in turn
+``sticky``      one partition until its batch closes, then another at random (KIP-480)
+``random``      a random partition for each record; keys are ignored
+``hash``        murmur2 also for records without a key, as for an empty one: all in one partition
+a callable      ``(topic, key, value, partition_count)`` -> partition, or None for roundrobin
+==============  ====================================================================================
 """
 
 from __future__ import annotations

@@ -217,8 +217,7 @@ class PartitionLeader:
         leader_end_offset: int,
         now_ms: int,
     ) -> bool:
-        """Count a follower's fetch in this epoch that does not diverge. Returns whether the high watermark
-        moved."""
+        """Count a follower's fetch that does not diverge. Returns whether the high watermark moved."""
         follower = self._followers[replica_id]
         follower.broker_epoch = broker_epoch
         follower.log_start_offset = log_start_offset
@@ -226,8 +225,7 @@ class PartitionLeader:
         return self.on_progress(replica_id, progress)
 
     def forget_follower(self, replica_id: int) -> None:
-        """The follower stops fetching or opens a new session: its progress is unknown until it fetches again
-        (R12)."""
+        """The follower stops or opens a new session: its progress is unknown until it fetches (R12)."""
         self._progress.pop(replica_id, None)
 
     def is_follower(self, replica_id: int) -> bool:
@@ -238,8 +236,7 @@ class PartitionLeader:
         return self._followers[replica_id].broker_epoch
 
     def low_watermark(self, own_log_start_offset: int) -> int:
-        """The offset below which no replica of the maximal in-sync set has records; -1 while one of them has
-        not fetched."""
+        """Below it no replica of the maximal in-sync set has records; -1 while one has not fetched."""
         others = (self._followers[one].log_start_offset for one in self._quorum if one in self._followers)
         return min((own_log_start_offset, *others))
 
@@ -283,8 +280,7 @@ class PartitionLeader:
         self._take_quorum()
 
     def end_waits(self, now_ms: int) -> bool:
-        """Stop waiting for replicas that have joined or whose time is over. Returns whether the high
-        watermark moved."""
+        """End the waits for replicas that joined or are late. Returns whether the high watermark moved."""
         over = [one for one, until_ms in self._joining.items() if now_ms >= until_ms or one in self.isr]
         for replica_id in over:
             del self._joining[replica_id]

@@ -567,8 +567,7 @@ class Partition:
         )
 
     def aborted_between(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Return (producer id, first offset) of the aborted transactions with offsets in
-        [``first``, ``end``), by first offset."""
+        """Return (producer id, first offset) of aborted transactions in [first, end), by first offset."""
         return self.log.aborted_between(first, end)
 
     def offset_for_bytes(
@@ -733,8 +732,7 @@ class Partition:
         return self._leader is not None and self._leader.is_waiting
 
     def end_waits(self, now_ms: int) -> bool:
-        """Stop waiting for replicas that have joined or whose time is over. Returns whether the high
-        watermark moved."""
+        """End the waits for replicas that joined or are late. Returns whether the high watermark moved."""
         return self._leader is not None and self._leader.end_waits(now_ms)
 
     # --- following -------------------------------------------------------------------------------------

@@ -220,21 +220,6 @@ class Rewriter:
     counts.
     """
 
-    __slots__ = (
-        "_end_offset",
-        "_facts",
-        "_gap",
-        "_held",
-        "_horizons",
-        "_keeps_tombstones",
-        "_latest",
-        "_pinned",
-        "_remembered",
-        "has_changed",
-        "remembered",
-        "removed_records",
-    )
-
     def __init__(
         self,
         facts: Facts,

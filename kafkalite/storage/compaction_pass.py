@@ -12,6 +12,7 @@ valid.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -45,6 +46,7 @@ Job = Callable[[], bytes | None]
 Steps = Generator[Job | SwapWork, bytes | None, None]
 
 
+@dataclass(slots=True, eq=False)
 class CompactionPass:
     """A pass. ``compacted_to`` (exclusive) is how far it came; it counts only if ``is_complete``.
 
@@ -52,62 +54,30 @@ class CompactionPass:
     not fit in memory, so that another pass should follow at once.
     """
 
-    __slots__ = (
-        "_compacted_before",
-        "_config",
-        "_directory",
-        "_fs",
-        "_horizons",
-        "_is_known",
-        "_max_keys",
-        "_temporary_paths",
-        "bytes_after",
-        "bytes_before",
-        "compacted_to",
-        "has_more",
-        "is_complete",
-        "is_given_up",
-        "remembered",
-        "removed_records",
-        "segments",
-        "surveyed_to",
-        "truncations",
-    )
+    fs: FileSystem
+    directory: str
+    config: LogConfig
+    segments: Sequence[Segment]  #: closed, synced, from the first on
+    compacted_before: int  #: by earlier passes; exclusive
+    horizons: Horizons
+    remembered: Remembered  #: by the pass before; at the end, for the next one
+    is_known: Callable[[int], bool]
+    max_keys: int
+    truncations: int
+    removed_records: int = 0
+    has_more: bool = False
+    is_complete: bool = False
+    is_given_up: bool = False
+    surveyed_to: int = field(init=False)
+    compacted_to: int = field(init=False)
+    bytes_before: int = field(init=False)
+    bytes_after: int = field(init=False)
+    _temporary_paths: list[str] = field(default_factory=list)
 
-    def __init__(
-        self,
-        fs: FileSystem,
-        directory: str,
-        config: LogConfig,
-        segments: Sequence[Segment],
-        *,
-        compacted_before: int,
-        horizons: Horizons,
-        remembered: Remembered,
-        is_known: Callable[[int], bool],
-        max_keys: int,
-        truncations: int,
-    ) -> None:
-        """``segments``: closed, synced, from the first on. ``compacted_before``: by earlier passes."""
-        self._fs = fs
-        self._directory = directory
-        self._config = config
-        self._horizons = horizons
-        self.remembered = remembered  #: by the pass before; at the end, for the next one
-        self._is_known = is_known
-        self._max_keys = max_keys
-        self._compacted_before = compacted_before
-        self._temporary_paths: list[str] = []
-        self.segments = list(segments)
-        self.truncations = truncations
-        self.surveyed_to = segments[-1].next_offset
-        self.compacted_to = compacted_before
-        self.bytes_before = sum(segment.size_bytes for segment in segments)
-        self.bytes_after = self.bytes_before
-        self.removed_records = 0
-        self.has_more = False
-        self.is_complete = False
-        self.is_given_up = False
+    def __post_init__(self) -> None:
+        self.surveyed_to = self.segments[-1].next_offset
+        self.compacted_to = self.compacted_before
+        self.bytes_before = self.bytes_after = sum(segment.size_bytes for segment in self.segments)
 
     def steps(self) -> Steps:
         """Yield the jobs of the pass. Temporary files are removed on errors and when the generator is
@@ -118,25 +88,25 @@ class CompactionPass:
         try:
             yield from self._run()
         finally:
-            unlink_existing(self._fs, self._temporary_paths)
+            unlink_existing(self.fs, self._temporary_paths)
 
     def _run(self) -> Steps:
         survey = Survey()
         for segment in self.segments:
             yield from self._each_chunk(segment, SURVEY_CHUNK_BYTES, survey.take)
-        facts = survey.finish(self.surveyed_to, self._is_known)
+        facts = survey.finish(self.surveyed_to, self.is_known)
         end_offset = facts.end_offset
-        if end_offset <= self._compacted_before:
+        if end_offset <= self.compacted_before:
             self.is_complete = True
             return
-        latest = LatestOffsets(self._max_keys, self.remembered)
+        latest = LatestOffsets(self.max_keys, self.remembered)
         for segment in self.segments:
-            if segment.next_offset > self._compacted_before and segment.base_offset < end_offset:
+            if segment.next_offset > self.compacted_before and segment.base_offset < end_offset:
                 yield from self._each_chunk(segment, CHUNK_BYTES, partial(self._note_keys, latest, facts))
         if latest.is_full and latest.end_offset < end_offset:
             end_offset = latest.end_offset
             self.has_more = True
-        rewriter = Rewriter(facts, latest, end_offset, self._horizons, self.remembered)
+        rewriter = Rewriter(facts, latest, end_offset, self.horizons, self.remembered)
         for group in self._groups():
             if group[0].base_offset >= end_offset:
                 break
@@ -152,7 +122,7 @@ class CompactionPass:
         for position, base_offset, _, _, length in scan(chunk, 0, len(chunk)):
             if latest.is_full or base_offset >= facts.end_offset:
                 return
-            if base_offset >= self._compacted_before:
+            if base_offset >= self.compacted_before:
                 latest.take(chunk[position : position + length], facts)
 
     def _each_chunk(
@@ -199,7 +169,7 @@ class CompactionPass:
             size_bytes += segment.size_bytes
             if (
                 not groups
-                or size_bytes > self._config.segment_bytes
+                or size_bytes > self.config.segment_bytes
                 or segment.next_offset - groups[-1][0].base_offset > MAX_SEGMENT_BYTES
             ):
                 groups.append([])
@@ -213,16 +183,16 @@ class CompactionPass:
         """Write the batches of ``group`` that stay as one segment, and swap it in if it differs."""
         first, last = group[0], group[-1]
         new = Segment(
-            self._fs,
-            self._directory,
+            self.fs,
+            self.directory,
             first.base_offset,
-            self._config,
+            self.config,
             first.state,
             next_offset=first.base_offset,
             size_bytes=0,
         )
         path = new.path() + layout.TEMPORARY_SUFFIX
-        file = self._fs.open(path, create=True)
+        file = self.fs.open(path, create=True)
         self._temporary_paths.append(path)
         file.truncate(0)
         rewriter.has_changed = False
@@ -245,7 +215,7 @@ class CompactionPass:
             yield rest
         yield file.sync
         new.take_file(file, output.end, output.next_offset)
-        swap = SwapWork(self._fs, self._directory, list(group), new, path, self.truncations)
+        swap = SwapWork(self.fs, self.directory, list(group), new, path, self.truncations)
         yield swap
         if not swap.is_done:
             self.is_given_up = True

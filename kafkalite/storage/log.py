@@ -759,8 +759,7 @@ class Log:
         self._delete(work.state.log_start_offset)
 
     def _delete(self, log_start_offset: int) -> None:
-        """Retire the segments below the new, durable log start. The renames need no sync: a start removes
-        the leftovers."""
+        """Retire the segments below the durable log start. Unsynced: a start removes leftovers."""
         self.log_start_offset = log_start_offset
         self._epochs.truncate_from_start(log_start_offset)
         count = max(self._segments.number_of(log_start_offset), 0)
@@ -941,16 +940,9 @@ class Log:
         if not header.attributes & _TRANSACTION_BITS:
             states.note(producer_id, epoch, sequence, base_offset, last_offset, max_timestamp_ms, now_ms)
             return
+        times = (max_timestamp_ms, now_ms)
         states.note_transactional(
-            batch,
-            header.attributes,
-            producer_id,
-            epoch,
-            sequence,
-            base_offset,
-            last_offset,
-            max_timestamp_ms,
-            now_ms,
+            batch, header.attributes, producer_id, epoch, sequence, base_offset, last_offset, *times
         )
 
     def _save_producers(self, active: Segment, keep_from: int) -> None:

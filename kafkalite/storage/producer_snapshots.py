@@ -143,17 +143,8 @@ def _walk(states: ProducerStates, segment: Segment, offset: int) -> None:
         if producer_id == NO_PRODUCER_ID or base_offset < offset:
             continue
         last_offset = base_offset + last_delta
+        batch = (producer_id, epoch, sequence, base_offset, last_offset, max_ms, NO_TIMESTAMP)
         if attributes & _TRANSACTION_BITS:
-            states.note_transactional(
-                view[position : position + MARKER_BYTES],
-                attributes,
-                producer_id,
-                epoch,
-                sequence,
-                base_offset,
-                last_offset,
-                max_ms,
-                NO_TIMESTAMP,
-            )
+            states.note_transactional(view[position : position + MARKER_BYTES], attributes, *batch)
         else:
-            states.note(producer_id, epoch, sequence, base_offset, last_offset, max_ms, NO_TIMESTAMP)
+            states.note(*batch)

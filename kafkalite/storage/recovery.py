@@ -157,22 +157,6 @@ def read_log_state(fs: FileSystem, directory: str) -> LogState:
 class _Recovery:
     """The recovery of one directory. First it reads and plans, then it changes files."""
 
-    __slots__ = (
-        "_bases",
-        "_config",
-        "_cut",
-        "_directory",
-        "_epochs",
-        "_fs",
-        "_indexed",
-        "_offset",
-        "_point",
-        "_proven",
-        "_read",
-        "_segments",
-        "_state",
-    )
-
     def __init__(
         self, fs: FileSystem, directory: str, config: LogConfig, state: LogState, point: RecoveryPoint
     ) -> None:

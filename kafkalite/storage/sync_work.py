@@ -181,23 +181,21 @@ class SyncWork:
             self.epochs_file = None
 
 
+@dataclass(slots=True, eq=False)
 class StateWork:
     """The write of a log state. ``run`` blocks and may run in any thread."""
 
-    __slots__ = ("_directory", "_fs", "_is_parent_unsynced", "state")
-
-    def __init__(self, fs: FileSystem, directory: str, state: LogState, *, is_parent_unsynced: bool) -> None:
-        self._fs = fs
-        self._directory = directory
-        self._is_parent_unsynced = is_parent_unsynced
-        self.state = state
+    fs: FileSystem
+    directory: str
+    state: LogState
+    is_parent_unsynced: bool
 
     def run(self) -> None:
         """Raises OSError, DiskFullError."""
-        if self._is_parent_unsynced:
-            self._fs.sync_dir(layout.parent(self._directory))
-        path = layout.join(self._directory, layout.LOG_STATE_FILE)
-        self._fs.write_atomically(path, encode_log_state(self.state))
+        if self.is_parent_unsynced:
+            self.fs.sync_dir(layout.parent(self.directory))
+        path = layout.join(self.directory, layout.LOG_STATE_FILE)
+        self.fs.write_atomically(path, encode_log_state(self.state))
 
 
 def run_together(works: Sequence[SyncWork]) -> list[Exception | None]:

@@ -87,9 +87,7 @@ class TransactionGroup:
         return None if producer_id is None else self.writers[producer_id]
 
     def free_identity(self) -> Identity | None:
-        """Return the identity of the writer that completed last, so that surplus ids stay unused and
-        expire.
-        """
+        """Return the identity of the writer that completed last, so that surplus ids expire unused."""
         for producer_id in reversed(self.free):
             return self.writers[producer_id].identity
         return None

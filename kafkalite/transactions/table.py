@@ -146,16 +146,12 @@ class TransactionTable:
         return now.monotonic_ms + max(self._expiration_ms - idle_ms, 0)
 
     def is_over(self, name: str) -> bool:
-        """Whether the name is a retired group's, which expires as a whole: its name does not come back
-        (R32).
-        """
+        """Whether the name is a retired group's, which expires as a whole and does not come back (R32)."""
         group = self.groups.get(name)
         return group is not None and group.is_retired
 
     def _settle(self, group: TransactionGroup, used_ms: int, now: Instant) -> None:
-        """Schedule the expiration of a retired group from its last use on, once none of its writers is
-        open.
-        """
+        """Schedule the expiration of a retired group from its last use, once no writer is open."""
         key = (group.name, NO_PRODUCER_ID)
         deadline_ms = self._idle.pop(key, None)
         if group.open or not self.is_over(group.name):

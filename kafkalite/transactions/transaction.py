@@ -35,9 +35,7 @@ Key = tuple[str, int]
 
 
 class TransactionState(enum.Enum):
-    """The names are the protocol's, their order defines the numbers on disk: never change a number's
-    meaning.
-    """
+    """The names are the protocol's, their order is the numbers on disk: never change a meaning."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -151,9 +149,7 @@ class Transaction(NamedTuple):
         ended: Identity = NO_IDENTITY,
         next_producer_id: int = NO_PRODUCER_ID,
     ) -> Transaction:
-        """Return the transaction decided, with the next epoch (R31). Without partitions it is complete at
-        once.
-        """
+        """Return it decided, with the next epoch (R31). Without partitions it is complete at once."""
         state = TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT
         decided = self._replace(
             state=state,

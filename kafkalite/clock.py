@@ -4,6 +4,8 @@ Periodic work of the broker (retention, segment roll, idle connections) waits th
 a test can let a week pass in milliseconds. Network deadlines use the event loop's own timers.
 """
 
+# Tests: tests/testing/test_virtual_clock.py
+
 from __future__ import annotations
 
 import time

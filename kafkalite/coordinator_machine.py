@@ -6,6 +6,8 @@ one batch, replays them at once, and sends the reply when everything that the lo
 committed. So a read is also never answered with state that may be lost (R36, R39, R40).
 """
 
+# Tests: tests/groups/test_machine.py, tests/transactions/test_machine.py
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple

@@ -33,6 +33,8 @@
     └── BrokerError                  an error code in a response; one class per code
 """
 
+# Tests: tests/broker/test_error_responses.py
+
 from __future__ import annotations
 
 import enum

@@ -4,6 +4,8 @@ A limit here is not configurable. The default of a configurable value is in an o
 maximum here.
 """
 
+# Tests: tests/protocol/test_codec_properties.py
+
 from __future__ import annotations
 
 from typing import Final

@@ -1,5 +1,7 @@
 """The Rng seam: random numbers as an argument, so that a seed reproduces a run."""
 
+# Tests: tests/sim/test_seeds.py
+
 from __future__ import annotations
 
 import random

@@ -10,6 +10,8 @@
 They share one event loop in a background thread; Ctrl-C interrupts every call that waits.
 """
 
+# Tests: tests/client/test_twin.py
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self

@@ -4,6 +4,8 @@ Spark shows a Python exception of a data source as text, so each message is comp
 and in the hint what to do.
 """
 
+# Tests: tests/sparkbridge/test_options.py
+
 from __future__ import annotations
 
 from kafkalite.errors import KafkaliteError

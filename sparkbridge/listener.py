@@ -6,6 +6,8 @@
     spark.streams.addListener(listener)
 """
 
+# Tests: tests/sparkbridge/test_datasource.py
+
 from __future__ import annotations
 
 import json

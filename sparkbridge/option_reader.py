@@ -3,6 +3,8 @@
 Keys are case-insensitive, because Spark lower-cases them.
 """
 
+# Tests: tests/sparkbridge/test_options.py
+
 from __future__ import annotations
 
 import re

@@ -1,5 +1,7 @@
 """How the text of single options becomes a value. All functions raise SparkOptionError. Pure."""
 
+# Tests: tests/sparkbridge/test_options.py
+
 from __future__ import annotations
 
 import json

@@ -3,6 +3,8 @@
 ``source.start_and_end`` resolves these specifications to offsets.
 """
 
+# Tests: tests/sparkbridge/test_start_and_end.py
+
 from __future__ import annotations
 
 import json

@@ -4,6 +4,8 @@ Spark's ``addPyFile`` reaches tasks but not the process of a stream's reader, wh
 own. Only Python is shipped; msgpack, crc32c and pyarrow must be installed wherever tasks run.
 """
 
+# Tests: tests/sparkbridge/test_datasource.py
+
 from __future__ import annotations
 
 import compileall

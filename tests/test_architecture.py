@@ -212,3 +212,19 @@ def test_nothing_of_the_spark_bridge_loads_numpy_or_pandas() -> None:
         "import sparkbridge.source.range_reader, sparkbridge.source.stream_reader, sparkbridge.source.columns"
     )
     assert {"numpy", "pandas"}.isdisjoint(loaded)
+
+
+def test_the_tests_of_every_module_are_found_by_name_or_named_in_it() -> None:
+    """A module has a test file of its name, or a line "# Tests: tests/..." that names others."""
+    names = {path.stem.removeprefix("test_") for path in ROOT.glob("tests/**/test_*.py")}
+    lost: list[str] = []
+    for package in PACKAGES:
+        for path in ROOT.glob(f"{package}/**/*.py"):
+            named = re.search(r"^# Tests: (.+)$", path.read_text(), re.MULTILINE)
+            if named is not None:
+                lost += [
+                    f"{_name(path)}: {test}" for test in named[1].split(", ") if not (ROOT / test).is_file()
+                ]
+            elif path.stem not in names and not path.stem.startswith("__"):
+                lost.append(_name(path))
+    assert lost == []

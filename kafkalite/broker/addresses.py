@@ -1,5 +1,7 @@
 """Addresses in a broker's settings: listeners, advertised listeners, voters."""
 
+# Tests: tests/broker/test_config.py
+
 from __future__ import annotations
 
 from collections.abc import Iterable

@@ -4,6 +4,8 @@ Each family of handlers declares the parts that it uses as a Protocol; ``handler
 class has them all. Nothing but the broker, which makes it, depends on the whole.
 """
 
+# Tests: tests/broker/test_broker.py
+
 from __future__ import annotations
 
 from collections.abc import Callable

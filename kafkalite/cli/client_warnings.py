@@ -1,5 +1,7 @@
 """Prints the client library's warnings on stderr, at a limited rate."""
 
+# Tests: tests/cli/test_stderr.py
+
 from __future__ import annotations
 
 import logging

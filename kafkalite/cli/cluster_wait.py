@@ -1,5 +1,7 @@
 """``kl cluster wait``: return when the cluster is in the requested state. For scripts and health checks."""
 
+# Tests: tests/cli/test_cluster.py
+
 from __future__ import annotations
 
 import os

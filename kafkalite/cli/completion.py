@@ -1,5 +1,7 @@
 """Tab completion of names that only a broker knows, and ``kl completion``, which prints a shell's script."""
 
+# Tests: tests/cli/test_txn.py
+
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable

@@ -1,5 +1,7 @@
 """Builds clients from options: bootstrap servers, and each ``-X`` property for clients that define it."""
 
+# Tests: tests/cli/test_app.py
+
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine

@@ -1,5 +1,7 @@
 """``kl consume``: prints the records of topics, live or in a range, in several formats."""
 
+# Tests: tests/cli/test_produce_consume.py
+
 from __future__ import annotations
 
 import time

@@ -1,5 +1,7 @@
 """Decodes the records that coordinators keep in ``__consumer_offsets`` and ``__transaction_state``."""
 
+# Tests: tests/cli/test_log_state.py
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping

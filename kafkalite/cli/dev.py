@@ -1,5 +1,7 @@
 """``kl dev``: starts a broker or a small cluster for development, with topics."""
 
+# Tests: tests/cli/test_dev_cluster.py, tests/cli/test_processes.py
+
 from __future__ import annotations
 
 from pathlib import Path

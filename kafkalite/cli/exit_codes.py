@@ -1,5 +1,7 @@
 """Exit codes of ``kl``, and the mapping from errors to them."""
 
+# Tests: tests/cli/test_cli_page.py
+
 from __future__ import annotations
 
 from typing import Final

@@ -1,5 +1,7 @@
 """``kl fetch``: prints one record by its address, Topic-Partition-Offset."""
 
+# Tests: tests/cli/test_produce_consume.py
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final

@@ -1,5 +1,7 @@
 """``kl consume -g``: reads as a member of a group, and commits the records that were printed."""
 
+# Tests: tests/cli/test_group.py
+
 from __future__ import annotations
 
 import time

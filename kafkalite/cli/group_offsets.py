@@ -1,5 +1,7 @@
 """``kl group reset-offsets`` and ``commit``: change committed offsets. A reset needs --execute."""
 
+# Tests: tests/cli/test_group.py
+
 from __future__ import annotations
 
 import csv

@@ -4,6 +4,8 @@ They may stand before or after the command (``kl -b host topic list``, ``kl topi
 write into one ``Invocation``; the later one wins.
 """
 
+# Tests: tests/cli/test_app.py
+
 from __future__ import annotations
 
 import os

@@ -1,5 +1,7 @@
 """A click group that lists its commands without importing them."""
 
+# Tests: tests/cli/test_app.py
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """``kl metadata``: the cluster's metadata as a tree of paths, its changes, and its quorum."""
 
+# Tests: tests/cli/test_cluster.py
+
 from __future__ import annotations
 
 import json

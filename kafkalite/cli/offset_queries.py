@@ -1,5 +1,7 @@
 """Asks brokers for the partitions of topics and for their offsets."""
 
+# Tests: tests/cli/test_processes.py
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

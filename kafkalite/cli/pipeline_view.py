@@ -1,5 +1,7 @@
 """Output of ``kl pipeline run``: a progress line, the rows of console sinks, the final report."""
 
+# Tests: tests/cli/test_pipeline.py
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,7 @@
 """Prints records for ``kl consume`` and ``kl fetch``: value, json, jsonl, table, or a format. Pure."""
 
+# Tests: tests/cli/test_output.py
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """``kl produce``: sends lines, JSON or whole files to a topic."""
 
+# Tests: tests/cli/test_produce_consume.py
+
 from __future__ import annotations
 
 import sys

@@ -4,6 +4,8 @@ Pipes and terminals are read on a daemon thread: they must not be made non-block
 shares them, and a thread of the loop's executor would delay Ctrl-C until the next line.
 """
 
+# Tests: tests/cli/test_processes.py
+
 from __future__ import annotations
 
 import os

@@ -1,5 +1,7 @@
 """Describes a topic from the responses of all brokers: settings, partitions, replicas, sizes."""
 
+# Tests: tests/cli/test_topic.py
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """``kl version``: prints the versions of kafkalite and its dependencies."""
 
+# Tests: tests/cli/test_app.py
+
 from __future__ import annotations
 
 import platform

@@ -6,6 +6,8 @@ is loaded without the package around it. If it is not beside the package, the pa
 usual.
 """
 
+# Tests: tests/records/test_header.py
+
 from __future__ import annotations
 
 import sys

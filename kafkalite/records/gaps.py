@@ -8,6 +8,8 @@ to a million offsets. A gap keeps the leader epoch of the batches it replaces, s
 still follow from its batches.
 """
 
+# Tests: tests/storage/test_compaction.py
+
 from __future__ import annotations
 
 from typing import Final

@@ -9,6 +9,8 @@ it deletes. A pass that ends early, by a crash or a truncation, leaves a partly 
 valid.
 """
 
+# Tests: tests/storage/test_compaction.py
+
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence

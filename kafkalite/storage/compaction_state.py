@@ -1,5 +1,7 @@
 """CompactionState: how far one log was compacted, and what its last pass left for the next one."""
 
+# Tests: tests/storage/test_compaction.py
+
 from __future__ import annotations
 
 import logging

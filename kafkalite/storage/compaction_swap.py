@@ -10,6 +10,8 @@ A start that finds a ``.swap`` file repeats the steps from the second on. Becaus
 old segment can come back beside the new one.
 """
 
+# Tests: tests/storage/test_compaction.py
+
 from __future__ import annotations
 
 import logging

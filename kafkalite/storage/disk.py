@@ -5,6 +5,8 @@ shared read-only map. Writes never do: a store into a map on a full disk kills t
 error can be returned.
 """
 
+# Tests: tests/storage/test_filesystem.py
+
 from __future__ import annotations
 
 import errno

@@ -3,6 +3,8 @@
 ``Log`` decides which offsets may be read, what is synced, and when a failure is final.
 """
 
+# Tests: tests/storage/test_log.py
+
 from __future__ import annotations
 
 from bisect import bisect_right

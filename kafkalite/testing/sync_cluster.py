@@ -4,6 +4,8 @@ Its brokers listen on ``inproc`` across threads: clients in any event loop of th
 ``bootstrap_servers``.
 """
 
+# Tests: tests/testing/test_cluster.py
+
 from __future__ import annotations
 
 import asyncio

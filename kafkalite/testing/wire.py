@@ -1,5 +1,7 @@
 """WireClient: one connection to a broker, message by message, or byte by byte to send invalid input."""
 
+# Tests: tests/broker/test_handlers.py
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,7 @@
 """Free ports for servers that must know theirs before they start, such as the voters of a quorum."""
 
+# Tests: tests/testing/test_process_cluster.py
+
 from __future__ import annotations
 
 import socket

@@ -5,6 +5,8 @@ How bytes travel is up to the subclass: ``InprocEnd`` joins two protocols of one
 processes of a simulation.
 """
 
+# Tests: tests/transport/test_seam.py, tests/sim/test_network.py
+
 from __future__ import annotations
 
 import asyncio

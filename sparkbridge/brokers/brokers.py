@@ -5,6 +5,8 @@ connection, an unreachable broker) are retried with growing pauses and fresh met
 ``kafkalite.client.cluster.call_plan``, until request.timeout.ms; others are raised at once.
 """
 
+# Tests: tests/sparkbridge/test_failover.py
+
 from __future__ import annotations
 
 import time

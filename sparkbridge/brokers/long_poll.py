@@ -5,6 +5,8 @@ would delay later requests. A poll without a response at the end of a wait is ke
 topic costs one request per leader every POLL_MS.
 """
 
+# Tests: tests/sparkbridge/test_cluster.py
+
 from __future__ import annotations
 
 import contextlib

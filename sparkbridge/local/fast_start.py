@@ -12,6 +12,8 @@ Sessions of ``sparkbridge.session`` make the first, which is small, and use the 
 pipeline warm-up`` or ``python -m sparkbridge.local.fast_start`` makes it.
 """
 
+# Tests: tests/sparkbridge/test_spark_session.py
+
 from __future__ import annotations
 
 import contextlib

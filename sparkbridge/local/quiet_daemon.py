@@ -9,6 +9,8 @@ use pyspark's own. A copy of this file runs, in a SPARK_HOME of ``fast_start``, 
 installed. So it imports pyspark alone.
 """
 
+# Tests: tests/sparkbridge/test_spark_session.py
+
 from __future__ import annotations
 
 import sys

@@ -3,6 +3,8 @@
 Run by ``fast_start`` as ``python -m sparkbridge.local.warm_up ARCHIVE`` with SPARK_HOME set.
 """
 
+# Tests: tests/spark/test_session.py
+
 from __future__ import annotations
 
 import sys

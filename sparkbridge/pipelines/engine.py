@@ -1,5 +1,7 @@
 """Runs a pipeline on a Spark session: one streaming query for each sink, watched until they end."""
 
+# Tests: tests/sparkbridge/pipelines/test_runner.py
+
 from __future__ import annotations
 
 import contextlib

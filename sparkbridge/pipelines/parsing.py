@@ -3,6 +3,8 @@
 Checks that need files, topics or Spark are made elsewhere.
 """
 
+# Tests: tests/sparkbridge/pipelines/test_definition.py
+
 from __future__ import annotations
 
 import re

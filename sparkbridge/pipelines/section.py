@@ -1,5 +1,7 @@
 """Reads one table of a pipeline's file key by key and collects its problems. Pure."""
 
+# Tests: tests/sparkbridge/pipelines/test_definition.py
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

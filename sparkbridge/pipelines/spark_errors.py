@@ -1,5 +1,7 @@
 """Finds the cause of an error of Spark, as one sentence."""
 
+# Tests: tests/sparkbridge/pipelines/test_progress.py
+
 from __future__ import annotations
 
 import contextlib

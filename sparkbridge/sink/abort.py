@@ -5,6 +5,8 @@ end, so it prepares, but its message is never delivered. So the driver looks for
 knows only the options of the query: a hash of its checkpoint is part of the name.
 """
 
+# Tests: tests/sparkbridge/test_stream_writer.py, tests/spark/test_sink.py
+
 from __future__ import annotations
 
 import hashlib

@@ -4,6 +4,8 @@ A commit is one call, ``TransactionGroup.finish``, which may be repeated: a driv
 Spark's own commit log repeats it after the restart and receives the first result.
 """
 
+# Tests: tests/sparkbridge/test_stream_writer.py
+
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,7 @@
 """The sink as a function for ``foreachBatch``: for update mode, and for several topics from one query."""
 
+# Tests: tests/spark/test_sink.py
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

@@ -3,6 +3,8 @@
 A task would try for as long, and Spark would run it four times.
 """
 
+# Tests: tests/sparkbridge/test_sink_servers.py
+
 from __future__ import annotations
 
 import sys

@@ -3,6 +3,8 @@
 The pure modules ``planning`` and ``start_and_end`` leave all waiting and warning to this one.
 """
 
+# Tests: tests/sparkbridge/test_stream_reader.py
+
 from __future__ import annotations
 
 import time

@@ -10,6 +10,8 @@ Responses of one connection arrive in order: a request that must not wait behind
 channel.
 """
 
+# Tests: tests/broker/test_cluster_parts.py, tests/integration/test_cluster_metadata.py
+
 from __future__ import annotations
 
 import asyncio

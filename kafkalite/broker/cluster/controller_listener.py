@@ -5,6 +5,8 @@ transport on this loop. Every other request crosses to the broker's loop, and it
 are the same loop, the request is dispatched directly.
 """
 
+# Tests: tests/broker/test_authentication.py
+
 from __future__ import annotations
 
 import asyncio

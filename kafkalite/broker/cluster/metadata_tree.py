@@ -8,6 +8,8 @@
     /features               the metadata offset, the next producer id
 """
 
+# Tests: tests/broker/test_cluster_parts.py
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,7 @@
 """What one process of a node knows of its own membership in the cluster."""
 
+# Tests: tests/integration/test_cluster_membership.py
+
 from __future__ import annotations
 
 from dataclasses import dataclass

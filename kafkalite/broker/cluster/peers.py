@@ -1,5 +1,7 @@
 """Connections to other nodes on which both sides have proved to know the cluster's secret."""
 
+# Tests: tests/broker/test_marker_sender.py, tests/integration/test_cluster_metadata.py
+
 from __future__ import annotations
 
 import asyncio

@@ -6,6 +6,8 @@ order and bounds its queue; messages beyond the bound are dropped, which Raft to
 Raft runner's loop.
 """
 
+# Tests: tests/broker/test_cluster_parts.py
+
 from __future__ import annotations
 
 import asyncio

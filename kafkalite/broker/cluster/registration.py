@@ -13,6 +13,8 @@ commit anything without them (R8, R13), and if two of three nodes are gone it is
 metadata that it returns may be old.
 """
 
+# Tests: tests/integration/test_cluster_membership.py
+
 from __future__ import annotations
 
 import asyncio

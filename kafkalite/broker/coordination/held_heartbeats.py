@@ -5,6 +5,8 @@ and the member allows it, the response is held: until there is something new, un
 heartbeat, or until the time that the member gave. Then the group is asked again for its current response.
 """
 
+# Tests: tests/broker/test_groups.py
+
 from __future__ import annotations
 
 import asyncio

@@ -5,6 +5,8 @@ is there already is not appended again, but awaited. In a partition of ``__consu
 the transaction take effect in the same step, so they have done so when the marker is acknowledged (R35).
 """
 
+# Tests: tests/broker/test_transactions.py
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -1,5 +1,7 @@
 """Producer ids that this broker may assign, in blocks that the controller allocated to it."""
 
+# Tests: tests/broker/test_cluster_parts.py
+
 from __future__ import annotations
 
 import asyncio

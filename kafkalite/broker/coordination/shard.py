@@ -8,6 +8,8 @@ lost (R36, R39, R40). When the leadership ends, held responses become NOT_COORDI
 its machine are discarded: the next leader reads the whole log before it serves.
 """
 
+# Tests: tests/broker/test_coordinators.py
+
 from __future__ import annotations
 
 import asyncio

@@ -3,6 +3,8 @@
 The leader of a partition responds. Produce and fetch have modules of their own.
 """
 
+# Tests: tests/broker/test_handlers.py
+
 from __future__ import annotations
 
 from functools import partial

@@ -1,5 +1,7 @@
 """Fetch: whole batches from an offset on, as they are stored in the segments."""
 
+# Tests: tests/broker/test_handlers.py
+
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple, Protocol

@@ -1,5 +1,7 @@
 """Handlers for metadata: the cluster and its topics, supported versions, the quorum, the tree of metadata."""
 
+# Tests: tests/broker/test_handlers.py
+
 from __future__ import annotations
 
 import asyncio

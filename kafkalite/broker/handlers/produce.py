@@ -1,5 +1,7 @@
 """Produce: append record batches to partitions and wait for their replicas."""
 
+# Tests: tests/broker/test_handlers.py
+
 from __future__ import annotations
 
 from typing import Final, Protocol

@@ -1,5 +1,7 @@
 """ReplicaFetch: a follower broker's fetch of all partitions that it replicates from this leader."""
 
+# Tests: tests/broker/test_replication.py
+
 from __future__ import annotations
 
 from typing import Any, Final, Protocol

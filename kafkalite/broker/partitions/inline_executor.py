@@ -1,5 +1,7 @@
 """An executor that runs a job at once: for disks in memory, which threads may not share."""
 
+# Tests: tests/broker/test_tasks.py
+
 from __future__ import annotations
 
 from collections.abc import Callable

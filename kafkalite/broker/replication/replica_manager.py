@@ -4,6 +4,8 @@ Fetches for the partitions that follow, keeps the fetch sessions of followers el
 sets, and has the controller remember the high watermarks. A broker that is its own cluster has none.
 """
 
+# Tests: tests/broker/test_replication.py
+
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,7 @@
 """Counters of one broker, and the result of ``Broker.statistics()``."""
 
+# Tests: tests/broker/test_server.py
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field

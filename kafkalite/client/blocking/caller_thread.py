@@ -4,6 +4,8 @@ While that thread waits for the loop thread, the loop may pass it a call. The ca
 loop, so waits are nested.
 """
 
+# Tests: tests/client/test_blocking_consumer.py
+
 from __future__ import annotations
 
 import asyncio

@@ -4,6 +4,8 @@ Record batches are never inside a body. The body has the length of each, and the
 them back to back in the same order.
 """
 
+# Tests: tests/protocol/test_golden.py
+
 from __future__ import annotations
 
 from kafkalite.protocol.structs import ApiResponse, PartitionResult, Struct

@@ -1,5 +1,7 @@
 """ApiVersions, Metadata, DescribeCluster, DescribeQuorum, DescribeMetadata: the state of the cluster."""
 
+# Tests: tests/protocol/test_golden.py
+
 from __future__ import annotations
 
 from kafkalite.protocol.structs import ApiResponse, Struct

@@ -12,6 +12,8 @@ one part does not shift the choices of another. ``trace_hash`` covers all events
 runs of a seed have the same hash.
 """
 
+# Tests: tests/sim/test_host.py, tests/sim/test_loop.py
+
 from __future__ import annotations
 
 import asyncio

@@ -11,6 +11,8 @@ happens between two steps, so dying at each of them covers dying anywhere::
     labels = at_every_step(life)
 """
 
+# Tests: tests/sim/test_every_step.py
+
 from __future__ import annotations
 
 import asyncio

@@ -4,6 +4,8 @@ Two ``SimEnd`` make a connection, with a ``network.Link`` in each direction. The
 called by callbacks of the process that opened it, so it pauses and dies with that process.
 """
 
+# Tests: tests/sim/test_network.py
+
 from __future__ import annotations
 
 import asyncio

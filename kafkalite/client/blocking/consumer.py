@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from kafkalite.client.blocking.caller_thread import CallerThread
-from kafkalite.client.blocking.twin import Twin, twin_of
+from kafkalite.client.blocking.twin import Twin, blocking, twin_of
 from kafkalite.client.config import BootstrapServers, ConsumerSettings
 from kafkalite.client.consumer import consumer
 from kafkalite.client.consumer.consumer import Committable
@@ -25,7 +25,6 @@ from kafkalite.loop_thread import shared_loop_thread
 from kafkalite.model import (
     GroupMetadata,
     OffsetAndMetadata,
-    OffsetAndTimestamp,
     Record,
     TopicPartition,
 )
@@ -183,16 +182,9 @@ class Consumer(Twin[consumer.Consumer]):
     def paused(self) -> list[TopicPartition]:
         return self._original.paused()
 
-    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return self._run(self._original.beginning_offsets(partitions))
-
-    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return self._run(self._original.end_offsets(partitions))
-
-    def offsets_for_times(
-        self, timestamps_ms: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        return self._run(self._original.offsets_for_times(timestamps_ms))
+    beginning_offsets = blocking(consumer.Consumer.beginning_offsets)
+    end_offsets = blocking(consumer.Consumer.end_offsets)
+    offsets_for_times = blocking(consumer.Consumer.offsets_for_times)
 
     def lag(self) -> dict[TopicPartition, int]:
         ends = self.end_offsets(self.assignment())
@@ -212,10 +204,7 @@ class Consumer(Twin[consumer.Consumer]):
         offsets = self.positions() if what is None else what
         self._call(lambda: self._original.commit_nowait(offsets))
 
-    def committed(
-        self, partitions: Iterable[TopicPartition] | None = None
-    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        return self._run(self._original.committed(partitions))
+    committed = blocking(consumer.Consumer.committed)
 
     def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         positions = self._call(self._original.positions)

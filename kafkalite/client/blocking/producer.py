@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from kafkalite.client.blocking.consumer import Consumer
-from kafkalite.client.blocking.twin import Twin, twin_of
+from kafkalite.client.blocking.twin import Twin, blocking, twin_of
 from kafkalite.client.config import BootstrapServers, ConsumerConfig, ProducerSettings
 from kafkalite.client.producer import producer as async_producer
 from kafkalite.client.producer import transaction_manager
@@ -401,8 +401,7 @@ class Producer(Twin[async_producer.Producer]):
         """
         return Transaction(self, self._original.transaction())
 
-    def begin_transaction(self) -> None:
-        self._run(self._original.begin_transaction())
+    begin_transaction = blocking(async_producer.Producer.begin_transaction)
 
     def commit_transaction(self, timeout: float | None = None) -> None:
         async def commit() -> None:
@@ -426,8 +425,7 @@ class Producer(Twin[async_producer.Producer]):
             offsets = _ConsumerSnapshot(offsets.positions(), original.group_metadata, original.config)
         self._run(self._original.send_offsets(offsets, group))
 
-    def partitions_for(self, topic: str) -> list[TopicPartition]:
-        return self._run(self._original.partitions_for(topic))
+    partitions_for = blocking(async_producer.Producer.partitions_for)
 
     def statistics(self) -> ProducerStatistics:
         """Return the producer's current counters."""

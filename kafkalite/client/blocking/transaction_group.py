@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from kafkalite.client.blocking.producer import Producer
-from kafkalite.client.blocking.twin import Twin, twin_of
+from kafkalite.client.blocking.twin import Twin, blocking, twin_of
 from kafkalite.client.config import BootstrapServers, CommonSettings, ProducerSettings
 from kafkalite.client.producer import transaction_group as txn_group
-from kafkalite.client.producer.transaction_group import GroupResult, PreparedWriter
+from kafkalite.client.producer.transaction_group import PreparedWriter
 from kafkalite.rng import Rng
 
 
@@ -62,13 +62,6 @@ class TransactionGroup(Twin[txn_group.TransactionGroup]):
             txn_group.TransactionGroup(application_id, bootstrap_servers, config=config, rng=rng, **settings)
         )
 
-    def finish(
-        self, batch_id: int, winners: Iterable[PreparedWriter | None], *, wait_ms: int = 0
-    ) -> GroupResult:
-        return self._run(self._original.finish(batch_id, winners, wait_ms=wait_ms))
-
-    def last_batch_id(self) -> int:
-        return self._run(self._original.last_batch_id())
-
-    def retire(self) -> int:
-        return self._run(self._original.retire())
+    finish = blocking(txn_group.TransactionGroup.finish)
+    last_batch_id = blocking(txn_group.TransactionGroup.last_batch_id)
+    retire = blocking(txn_group.TransactionGroup.retire)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import update_wrapper, wraps
 from inspect import cleandoc, getattr_static, signature
 from types import FunctionType, TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from kafkalite.loop_thread import shared_loop_thread
 
@@ -19,6 +20,7 @@ class Openable(Protocol):
 
 A = TypeVar("A", bound=Openable)
 C = TypeVar("C", bound=type)
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -35,14 +37,14 @@ def twin_of(original: type) -> Callable[[C], C]:
             if name.startswith("_") or member is None or not doc:
                 continue
             if name in vars(twin):
-                if member.__doc__ is not None:
+                if member.__doc__ not in {None, doc}:
                     continue
             elif name in vars(original) and isinstance(member, FunctionType):  # inherited by the twin alone
                 member = FunctionType(
                     member.__code__, member.__globals__, name, member.__defaults__, member.__closure__
                 )
                 member.__kwdefaults__ = getattr(twin, name).__kwdefaults__
-                member.__annotations__ = getattr(twin, name).__annotations__
+                member = update_wrapper(member, getattr(twin, name))
                 setattr(twin, name, member)
             else:
                 continue
@@ -88,3 +90,18 @@ class Twin(Generic[A]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def blocking(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Twin[A], P], T]:
+    """Return a twin's method that runs ``method`` of the original, with its parameters and docstring."""
+
+    name = method.__name__
+
+    @wraps(method)
+    def call(twin: Twin[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        overridden: Callable[P, Coroutine[Any, Any, T]] = getattr(twin._original, name)
+        return twin._run(overridden(*args, **kwargs))
+
+    return call

@@ -1,6 +1,6 @@
-# The daily words. Each sets .venv up when it has to.
+# The daily commands. Each sets .venv up if necessary.
 PYTHON := .venv/bin/python
-.PHONY: check test bench docs coverage sim mutants faults compose-test compose-spark-test spark-faults spark-memory spark-deployments
+.PHONY: check test bench docs coverage walks sim mutants faults compose-test compose-spark-test spark-faults spark-memory spark-deployments
 
 check: ; @bin/setup all dev test
 	@$(PYTHON) -m ruff format --check -q . && $(PYTHON) -m ruff check -q . && $(PYTHON) -m mypy && .venv/bin/lint-imports
@@ -17,33 +17,36 @@ START := 1
 JOBS := 2
 sim: ; @bin/setup all dev test && $(PYTHON) -m proof.sim --seeds $(SEEDS) --start $(START) --jobs $(JOBS)
 
-# Removes one rule of replication at a time and expects to be caught.
+# Activates one mutant at a time, and expects each to be found.
 mutants: ; @bin/setup all dev test && $(PYTHON) -m proof.mutants --jobs $(JOBS)
 
-# Real processes, killed, paused and cut apart under load: make faults ROUNDS=50 FAULTS='--fault kill-all'
-# Exactly once under the same: make faults FAULTS=--transactions
+# Real processes, killed, paused and cut off under load: make faults ROUNDS=50 FAULTS='--fault kill-all'
+# The same with exactly-once jobs: make faults FAULTS=--transactions
 ROUNDS := 20
 FAULTS :=
 faults: ; @bin/setup all dev test && $(PYTHON) -m proof.processes.faults --rounds $(ROUNDS) $(FAULTS)
 
 # A Spark query killed at every named point, round after round: make spark-faults ROUNDS=50 FAULTS='--seed 7'
-# Both want Java 17 or newer, and keep what makes Spark's starts quick in .venv.
+# These need Java 17 or newer, and keep a cache for quick starts of Spark in .venv.
 SPARK := KAFKALITE_SPARK_CACHE=$${KAFKALITE_SPARK_CACHE:-$(CURDIR)/.venv/spark-cache} $(PYTHON)
 spark-faults: ; @bin/setup all dev test && $(SPARK) -m proof.spark.faults --rounds $(ROUNDS) $(FAULTS)
 
-# The same copy under local[2], a local cluster and a standalone master with two workers; and their memory.
+# The same copy under local[2], a local cluster and a standalone master with two workers, and their memory.
 spark-deployments: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment tests/spark
 
-# The memory of Spark's Python workers while so much flows from source to sink.
+# The memory of Spark's Python workers while MEGABYTES are copied from source to sink.
 MEGABYTES := 1000
 spark-memory: ; @bin/setup all dev test && $(SPARK) -m proof.spark.memory --megabytes $(MEGABYTES)
 
-# The real docker-compose.yml; wants a docker engine, docker-compose and debootstrap, and says so where they are not.
+# The real docker-compose.yml; skipped without a docker engine, docker-compose and debootstrap.
 compose-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment tests/deployment/test_compose.py
 
 # Its profile spark. The first run makes a base image with Java and Spark, which takes minutes and 2 GB.
 compose-spark-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment tests/deployment/test_compose_spark.py
 
-# Branch coverage of the pure modules, which proof/pure.py reads from setup.cfg; the bound is the project's own.
+# The files that each kind of request passes, by call stack.
+walks: ; @bin/setup all dev test && $(PYTHON) -m proof.walks
+
+# Branch coverage of the pure modules, which proof/pure.py reads from setup.cfg.
 coverage: ; @bin/setup all dev test && $(PYTHON) -m coverage run -m pytest -q --deselect tests/storage/test_power_loss.py tests/vocabulary tests/protocol tests/records tests/metadata tests/groups tests/transactions tests/replication tests/storage tests/client tests/sparkbridge tests/raft tests/broker/test_disk_work.py tests/broker/test_fetch_sessions.py
 	@$(PYTHON) -m coverage report --include="$$($(PYTHON) -m proof.pure)" --fail-under=95

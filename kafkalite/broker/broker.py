@@ -194,9 +194,7 @@ class Broker:
 
     @property
     def coordinators(self) -> Coordinators:
-        """Return the coordinators of groups and transactions here: for tests and tools in the same
-        process.
-        """
+        """Return the coordinators of groups and transactions: for tests and tools in the same process."""
         return self._services.coordinators
 
     @property
@@ -529,9 +527,7 @@ class Broker:
         return response
 
     async def _leave_quorum(self) -> None:
-        """Leave after the quorum has stopped: its last messages, which let another node lead, are still
-        sent.
-        """
+        """Leave after the quorum has stopped, whose last messages let another node lead."""
         assert self._cluster is not None
         await self._cluster.leave(is_clean=self._is_clean)
 

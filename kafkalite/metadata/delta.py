@@ -69,15 +69,12 @@ class LocalChanges(NamedTuple):
         return any(self)
 
 
-class _TopicEdit:
+class _TopicEdit(NamedTuple):
     """A topic while its records are replayed: a list of partitions instead of a tuple."""
 
-    __slots__ = ("name", "partitions", "topic_id")
-
-    def __init__(self, topic_id: str, name: str, partitions: Iterable[PartitionState] = ()) -> None:
-        self.topic_id = topic_id
-        self.name = name
-        self.partitions = list(partitions)
+    topic_id: str
+    name: str
+    partitions: list[PartitionState]
 
 
 class Delta:
@@ -116,7 +113,7 @@ class Delta:
             case TopicRecord():
                 assert self._topic_id(record.name) is None, f"topic {record.name!r} exists already"
                 assert self._is_unused(record.topic_id), f"the topic id of {record} belongs to another topic"
-                self._topics[record.topic_id] = _TopicEdit(record.topic_id, record.name)
+                self._topics[record.topic_id] = _TopicEdit(record.topic_id, record.name, [])
                 self._ids[record.name] = record.topic_id
             case RemoveTopicRecord():
                 topic = self._edit(record.topic_id)
@@ -210,7 +207,7 @@ class Delta:
             edit = self._topics[topic_id]
         else:
             topic = self.before.topics_by_id.get(topic_id)
-            edit = None if topic is None else _TopicEdit(topic_id, topic.name, topic.partitions)
+            edit = None if topic is None else _TopicEdit(topic_id, topic.name, list(topic.partitions))
             self._topics[topic_id] = edit
         assert edit is not None, f"there is no topic with the id {topic_id}"
         return edit

@@ -27,11 +27,11 @@ class PartitionEdit:
 
     __slots__ = (
         "_is_touched",
-        "_is_unclean",
         "_leader_changed",
         "_min_isr",
         "before",
         "elr",
+        "is_unclean",
         "isr",
         "last_known_elr",
         "leader",
@@ -46,12 +46,7 @@ class PartitionEdit:
         self._min_isr = min(min_isr, len(before.replicas))
         self._leader_changed = False
         self._is_touched = False
-        self._is_unclean = False
-
-    @property
-    def is_unclean(self) -> bool:
-        """Whether the new leader may lack committed records."""
-        return self._is_unclean
+        self.is_unclean = False  #: whether the new leader may lack committed records
 
     def lead(self, node_id: int) -> None:
         """Make an ISR member the leader, or NO_LEADER."""
@@ -125,7 +120,7 @@ class PartitionEdit:
         if unclean and (
             self._elect_from(self.last_known_elr, live) or self._elect_from(self.before.replicas, live)
         ):
-            self._is_unclean = True
+            self.is_unclean = True
 
     def _elect_from(self, candidates: tuple[int, ...], live: Container[int]) -> bool:
         """Make the first live candidate the leader. Candidates are in order of preference."""

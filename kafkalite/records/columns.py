@@ -58,8 +58,8 @@ _INT32: Final = struct.Struct("<i")
 _MAX_INT32: Final = 2**31 - 1
 MAX_NARROW_DELTA_MS: Final = _MAX_INT32  #: up to this difference to the base a timestamp takes 4 bytes
 
-#: Outside these bounds the general method is as fast, or an entry not worth its place in the cache (16
-# entries of at : most 512 KiB).
+#: Outside these bounds the general method is as fast, or an entry not worth its place in the cache: 16 of
+#: at most 512 KiB.
 _MIN_UNIFORM_COUNT: Final = 16
 _MAX_UNIFORM_COUNT: Final = 1 << 16
 _UNIFORM_CHUNK: Final = 1024

@@ -10,6 +10,7 @@ R10 high watermark := min(the leader's, the follower's log end)
 from __future__ import annotations
 
 import struct
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -67,31 +68,21 @@ class FollowerStep(NamedTuple):
 IGNORED: Final = FollowerStep(is_ignored=True)
 
 
+@dataclass(slots=True, eq=False)
 class PartitionFollower:
     """Follows ``leader_id`` (-1: there is no leader) in ``leader_epoch``. Applies responses to the log."""
 
-    __slots__ = ("_key", "_log", "high_watermark", "leader_epoch", "leader_id", "version")
-
-    def __init__(
-        self,
-        key: TopicPartition,
-        log: Log,
-        *,
-        leader_id: int,
-        leader_epoch: int,
-        high_watermark: int,
-        version: int,
-    ) -> None:
-        self._key = key
-        self._log = log
-        self.leader_id = leader_id
-        self.leader_epoch = leader_epoch
-        self.high_watermark = high_watermark
-        self.version = version
+    key: TopicPartition
+    log: Log
+    _: KW_ONLY
+    leader_id: int
+    leader_epoch: int
+    high_watermark: int
+    version: int
 
     def position(self) -> FetchPosition:
         """Return what the next fetch must report."""
-        log = self._log
+        log = self.log
         return FetchPosition(
             self.leader_epoch,
             log.log_end_offset,
@@ -117,11 +108,11 @@ class PartitionFollower:
 
     def reported_synced_end(self) -> int:
         """Up to where, exclusive, the leader may count this replica (R7)."""
-        return self._log.synced_end_offset
+        return self.log.synced_end_offset
 
     def truncation_offset(self, response: ReplicaFetchedPartition) -> int:
         """Where to truncate the log after a divergence (R4)."""
-        log = self._log
+        log = self.log
         own = log.end_offset_for_epoch(response.diverging_epoch)
         return truncation_target(response.diverging_end_offset, own, log.log_end_offset)
 
@@ -129,7 +120,7 @@ class PartitionFollower:
 
     def waits_for_disk(self, response: ReplicaFetchedPartition, batches: memoryview) -> bool:
         """Whether ``apply`` makes something durable before it returns: a truncation or another log start."""
-        log = self._log
+        log = self.log
         return bool(
             response.error_code
             or response.diverging_epoch != NO_EPOCH
@@ -150,7 +141,7 @@ class PartitionFollower:
         return self._extend(response, batches, now_ms)
 
     def _extend(self, response: ReplicaFetchedPartition, batches: memoryview, now_ms: int) -> FollowerStep:
-        log = self._log
+        log = self.log
         if batches and _BASE_OFFSET.unpack_from(batches)[0] < log.log_end_offset <= response.log_start_offset:
             # The leader's log starts inside its first batch, behind this log's end: what this log holds was
             # deleted there.
@@ -193,7 +184,7 @@ class PartitionFollower:
         committed and incomplete here, so this replica is not in sync and loses nothing that counts (R8).
         Raises CorruptBatchError.
         """
-        log = self._log
+        log = self.log
         header = check(batches[: total_length(batches)])
         if not log.log_end_offset < header.next_offset <= response.high_watermark:
             raise CorruptBatchError(
@@ -207,28 +198,28 @@ class PartitionFollower:
 
     def _truncate(self, response: ReplicaFetchedPartition) -> FollowerStep:
         target = self.truncation_offset(response)
-        if target < self._log.log_start_offset:
+        if target < self.log.log_start_offset:
             return self._start_over(response.log_start_offset)
         self.version += 1
-        return self._ends_at(self._log.truncate_to(target))
+        return self._ends_at(self.log.truncate_to(target))
 
     def _start_over_behind(self, response: ReplicaFetchedPartition) -> FollowerStep:
         """Start over where the leader's log starts: it has deleted what comes next here."""
-        log = self._log
+        log = self.log
         if response.log_start_offset <= log.log_end_offset and log.latest_epoch != NO_EPOCH:
             raise OffsetOutOfRangeError(
-                f"{self._key} ends at {log.log_end_offset}; the leader refuses that offset although its log"
+                f"{self.key} ends at {log.log_end_offset}; the leader refuses that offset although its log"
                 f" starts at {response.log_start_offset}"
             )
         return self._start_over(response.log_start_offset)
 
     def _start_over(self, offset: int) -> FollowerStep:
         self.version += 1
-        self._log.reset_to(offset)
+        self.log.reset_to(offset)
         return self._ends_at(offset)
 
     def _ends_at(self, end: int) -> FollowerStep:
-        self.high_watermark = max(min(self.high_watermark, end), self._log.log_start_offset)
+        self.high_watermark = max(min(self.high_watermark, end), self.log.log_start_offset)
         return FollowerStep(truncated_to=end)
 
 

@@ -12,6 +12,7 @@ the next epoch, which is the producer's from then on, so that late batches are r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from kafkalite.errors import (
@@ -59,24 +60,15 @@ class OpenTransaction(NamedTuple):
     start_offset: int
 
 
+@dataclass(slots=True)
 class ProducerState:
     """One producer. Invariant: ``batches`` are the last five of ``epoch`` with a sequence, in order."""
 
-    __slots__ = ("batches", "coordinator_epoch", "epoch", "last_append_ms", "transaction_start_offset")
-
-    def __init__(
-        self,
-        epoch: int,
-        last_append_ms: int,
-        batches: list[SequencedBatch],
-        coordinator_epoch: int = NO_EPOCH,
-        transaction_start_offset: int = NO_OFFSET,
-    ) -> None:
-        self.epoch = epoch
-        self.last_append_ms = last_append_ms  #: wall clock here; NO_TIMESTAMP: restored from the log
-        self.batches = batches
-        self.coordinator_epoch = coordinator_epoch  #: of the last marker; NO_EPOCH before any
-        self.transaction_start_offset = transaction_start_offset  #: NO_OFFSET: no transaction is open here
+    epoch: int
+    last_append_ms: int = field(compare=False)  #: wall clock here; NO_TIMESTAMP: restored from the log
+    batches: list[SequencedBatch]
+    coordinator_epoch: int = NO_EPOCH  #: of the last marker; NO_EPOCH before any
+    transaction_start_offset: int = NO_OFFSET  #: NO_OFFSET: no transaction is open here
 
     def is_from_current_coordinator(self, coordinator_epoch: int) -> bool:
         """Whether a marker's coordinator is not older than that of the producer's last marker (R32)."""
@@ -86,19 +78,6 @@ class ProducerState:
         """Adopt the epoch of a marker: late batches of the transaction that it ended are refused (R31)."""
         self.epoch = marker_epoch
         self.batches = []
-
-    def _durable(self) -> tuple[object, ...]:
-        return (self.epoch, self.batches, self.coordinator_epoch, self.transaction_start_offset)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ProducerState):
-            return NotImplemented
-        return self._durable() == other._durable()
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"<ProducerState epoch {self.epoch} {self.batches} open from {self.transaction_start_offset}>"
 
 
 class ProducerStates:
@@ -262,10 +241,7 @@ class ProducerStates:
 
     def note_open(self, producer_id: int, epoch: int, base_offset: int, now_ms: int) -> None:
         """Add a batch that is part of a transaction: the first one opens it here."""
-        producer = self._producers.get(producer_id)
-        if producer is None:
-            producer = self._producers[producer_id] = ProducerState(epoch, now_ms, [])
-        producer.last_append_ms = now_ms
+        producer = self._active(producer_id, epoch, now_ms)
         if producer.epoch != epoch:
             producer.epoch = epoch
             producer.batches = []
@@ -308,10 +284,7 @@ class ProducerStates:
         is_commit: bool,
     ) -> None:
         """Add a marker at ``offset``: it ends the producer's transaction here."""
-        producer = self._producers.get(producer_id)
-        if producer is None:
-            producer = self._producers[producer_id] = ProducerState(epoch, now_ms, [])
-        producer.last_append_ms = now_ms  # counts as activity, so that the epoch does not expire (R29)
+        producer = self._active(producer_id, epoch, now_ms)
         producer.coordinator_epoch = coordinator_epoch
         producer.fence(epoch)
         producer.transaction_start_offset = NO_OFFSET
@@ -322,6 +295,14 @@ class ProducerStates:
         if not is_commit:
             bound = next(iter(self.open.values()), offset + 1)
             self.aborted.add(Aborted(producer_id, first_offset, offset, bound))
+
+    def _active(self, producer_id: int, epoch: int, now_ms: int) -> ProducerState:
+        """Return the producer, active now. A marker counts, too, so that the epoch does not expire (R29)."""
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            producer = self._producers[producer_id] = ProducerState(epoch, now_ms, [])
+        producer.last_append_ms = now_ms
+        return producer
 
     def forget_stable(self, high_watermark: int) -> None:
         """Forget the ended transactions whose marker is below ``high_watermark``: they are stable."""

@@ -17,6 +17,7 @@ from kafkalite.storage.leader_epochs import EpochEntry
 from kafkalite.storage.segment import Segment
 
 
+@dataclass(slots=True, eq=False)
 class SyncState:
     """What a log has changed on the disk and not synced, beside the batches of its active segment.
 
@@ -24,29 +25,18 @@ class SyncState:
     names_synced <= names_changed.
     """
 
-    __slots__ = (
-        "_directory",
-        "_fs",
-        "is_parent_unsynced",
-        "names_changed",
-        "names_synced",
-        "round",
-        "saved_epochs",
-        "unsynced",
-    )
-
-    def __init__(self, fs: FileSystem, directory: str) -> None:
-        self._fs = fs
-        self._directory = directory
-        self.unsynced: list[Segment] = []
-        #: How many names were created in the log's directory, and how many of them are durable.
-        self.names_changed = self.names_synced = 0
-        #: Whether the name of the log's directory itself is not durable.
-        self.is_parent_unsynced = False
-        #: The content of the leader-epochs file; None if unknown.
-        self.saved_epochs: list[EpochEntry] | None = []
-        #: The round under way.
-        self.round: SyncWork | None = None
+    fs: FileSystem
+    directory: str
+    unsynced: list[Segment] = field(default_factory=list)
+    #: How many names were created in the log's directory, and how many of them are durable.
+    names_changed: int = 0
+    names_synced: int = 0
+    #: Whether the name of the log's directory itself is not durable.
+    is_parent_unsynced: bool = False
+    #: The content of the leader-epochs file; None if unknown.
+    saved_epochs: list[EpochEntry] | None = field(default_factory=list)
+    #: The round under way.
+    round: SyncWork | None = None
 
     @property
     def has_unsynced(self) -> bool:
@@ -68,11 +58,11 @@ class SyncState:
             files.append(active.file)
         names_changed = self.names_changed > self.names_synced
         return SyncWork(
-            self._fs,
-            self._directory,
+            self.fs,
+            self.directory,
             files,
             are_names_unsynced=names_changed,
-            parent=layout.parent(self._directory) if self.is_parent_unsynced and names_changed else None,
+            parent=layout.parent(self.directory) if self.is_parent_unsynced and names_changed else None,
             epochs_file=self._epochs_file(epochs, truncations),
             epochs=epochs,
             end_offset=end_offset,
@@ -106,7 +96,7 @@ class SyncState:
         """
         if epochs == self.saved_epochs:
             return None
-        path = layout.join(self._directory, layout.LEADER_EPOCHS_FILE)
+        path = layout.join(self.directory, layout.LEADER_EPOCHS_FILE)
         return path, encode_leader_epochs(epochs, truncations)
 
     def write_epochs(self, epochs: list[EpochEntry], truncations: int) -> None:
@@ -115,7 +105,7 @@ class SyncState:
         self.saved_epochs = epochs
         self.take_over_epochs()
         if epochs_file is not None:
-            self._fs.write_atomically(*epochs_file)
+            self.fs.write_atomically(*epochs_file)
 
     def take_over_epochs(self) -> None:
         """Keep a round in another thread from writing the leader-epochs file."""

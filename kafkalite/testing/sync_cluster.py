@@ -101,9 +101,7 @@ class SyncCluster:
     def wait_until(
         self, condition: Callable[[Cluster], object], *, timeout_ms: int = READ_TIMEOUT_MS, what: str = ""
     ) -> None:
-        """Return when ``condition(cluster)``, called in the cluster's thread, is true. Raises
-        AssertionError.
-        """
+        """Return when ``condition(cluster)``, run in the cluster's thread, is true. Raises AssertionError."""
         cluster = self._cluster
         self._run(cluster.wait_until(lambda: condition(cluster), timeout_ms=timeout_ms, what=what))
 

@@ -40,9 +40,7 @@ class VirtualClock:
         await woken
 
     async def advance(self, duration_ms: int) -> None:
-        """Let ``duration_ms`` pass: each sleeper wakes at its time, in order, and runs until it waits
-        again.
-        """
+        """Let ``duration_ms`` pass: sleepers wake in the order of their times, each runs until it waits."""
         end_ms = self._now_ms + duration_ms
         await _settle(self)
         while self._sleepers and self._sleepers[0][0] <= end_ms:

@@ -80,9 +80,7 @@ class WireClient(asyncio.BufferedProtocol):
         return correlation_id
 
     async def response(self) -> Response:
-        """Return the next response in the order of the wire. Raises ConnectionResetError if the connection
-        is closed.
-        """
+        """Return the next response on the wire. Raises ConnectionResetError if the connection is closed."""
         async with asyncio.timeout(RESPONSE_TIMEOUT_S):
             while not self._responses:
                 if self.is_closed:

@@ -38,7 +38,7 @@ class TransactionTable:
         self.groups: dict[str, TransactionGroup] = {}
         self._expiration_ms = expiration_ms
         #: of each prepared one, the partitions that may lack its marker. The next coordinator starts with
-        # all : of them and writes the markers again, which changes nothing (R33)
+        #: all of them and writes the markers again, which changes nothing (R33)
         self.pending: dict[Key, PendingMarker] = {}
         self._timeouts: dict[Key, tuple[int, int]] = {}  # of ongoing ones: (deadline, monotonic; start_ms)
         self._heap: list[tuple[int, Key]] = []  # all of _timeouts, and outdated entries
@@ -180,9 +180,7 @@ class TransactionTable:
             self._idle.pop((group.name, NO_PRODUCER_ID), None)
 
     def _set_timeout(self, transaction: Transaction, now: Instant) -> None:
-        """Set the deadline of an Ongoing transaction; the time under an earlier coordinator counts by the
-        wall clock.
-        """
+        """Set an Ongoing transaction's deadline; time under an earlier coordinator counts by wall clock."""
         key = transaction.key
         known = self._timeouts.get(key)
         if known is not None and known[1] == transaction.start_ms:

@@ -110,7 +110,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "R7-follower-leo",
         "a follower reports its log end as synced",
-        {f"{_FOLLOWER}.reported_synced_end": lambda self: self._log.log_end_offset},
+        {f"{_FOLLOWER}.reported_synced_end": lambda self: self.log.log_end_offset},
     ),
     Mutant(
         "R7-leader-unsynced",

@@ -79,9 +79,7 @@ class Authenticator:
     # --- the listener's side
 
     def challenge(self, hello: ClusterHelloRequest) -> tuple[ClusterHelloResponse, Challenge]:
-        """Return the response to a hello, and the challenge that the dialler must meet. Raises
-        BrokerError.
-        """
+        """Return the response to a hello, and the challenge for the dialler. Raises BrokerError."""
         if hello.cluster_id != self.cluster_id:
             raise InconsistentClusterIdError(
                 f"node {hello.node_id} belongs to another cluster than node {self.node_id}"

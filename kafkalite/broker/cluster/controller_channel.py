@@ -213,9 +213,7 @@ class ControllerChannel:
         return reply
 
     async def _connect(self, leader_id: int, left_ms: int) -> Connection:
-        """Return a connection to that controller, opened if necessary. Raises ConnectionFailedError,
-        BrokerError.
-        """
+        """Return a connection to that controller. Raises ConnectionFailedError, BrokerError."""
         if self._authenticator is None:
             raise NotControllerError(
                 f"node {leader_id} is the controller, and this node is not part of its cluster"

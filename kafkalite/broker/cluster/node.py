@@ -65,9 +65,7 @@ class Membership:
 
 
 class ClusterNode:
-    """The parts that a Broker has only in a cluster of several nodes. The broker starts and stops them in
-    steps.
-    """
+    """The parts of a Broker in a cluster of several nodes, which it starts and stops in steps."""
 
     def __init__(
         self,

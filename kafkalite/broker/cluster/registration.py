@@ -59,9 +59,7 @@ HAND_OVER_ANSWER_TIMEOUT_MS: Final = 1_500
 
 
 class Registration:
-    """The registration of one process. It has its own ``channel``: heartbeats wait behind no other
-    request.
-    """
+    """The registration of one process. On its own ``channel`` heartbeats wait behind no other request."""
 
     def __init__(
         self,
@@ -117,9 +115,7 @@ class Registration:
         self._last_contact_ms = self._clock.monotonic_ms()
 
     async def replay(self, registration_offset: int) -> None:
-        """Return when this node's image shows its own registration: it takes no role on older metadata
-        (R22).
-        """
+        """Return when this node's image has its registration: it takes no role on older metadata (R22)."""
         await self._controller.wait_for_offset(registration_offset)
 
     async def _register_until_accepted(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:

@@ -157,9 +157,7 @@ class Coordinators:
         self._on_close[kind].append(callback)
 
     def on_marker(self, partition: Partition, producer_id: int, is_commit: bool) -> None:
-        """Apply the pending records of a transaction whose marker was just appended to ``partition``
-        (R35).
-        """
+        """Apply the pending records of a transaction whose marker was appended to ``partition`` (R35)."""
         shard = self._shards.get(partition.key)
         if shard is not None and shard.partition is partition:
             shard.on_marker(producer_id, is_commit=is_commit)
@@ -295,9 +293,7 @@ class Coordinators:
     # --- life
 
     async def close(self) -> None:
-        """Respond NOT_COORDINATOR to all held requests, so that clients look for another one: the broker
-        stops.
-        """
+        """Respond NOT_COORDINATOR to all held requests, because the broker stops."""
         self.end()
         await self.creation.close()
 

@@ -50,9 +50,7 @@ async def load(shard: Shard) -> int:
 
 
 def replay_batches(machine: Any, buffer: memoryview, now: Instant) -> int:
-    """Replay the complete batches in ``buffer`` and return their number of records. Records without a key
-    are skipped.
-    """
+    """Replay the complete batches in ``buffer``, return their record count. Skips records without a key."""
     record_count, position = 0, 0
     replay, new_record, unpack_head = machine.replay, tuple.__new__, _HEAD.unpack_from
     data = bytes(buffer)

@@ -57,9 +57,7 @@ _Key = tuple[str, int, int]
 
 
 class _Work:
-    """One decided transaction. Invariant: every partition in ``open`` is routed, in flight, or in
-    ``later``.
-    """
+    """A decided transaction. Invariant: each partition in ``open`` is routed, in flight, or in ``later``."""
 
     __slots__ = ("attempt", "end_offset", "key", "later", "marker", "open", "reason", "shard", "timer")
 
@@ -142,9 +140,7 @@ class MarkerSender:
             self._finish_when_written(work)
 
     def _add_new(self, shard: Shard, ending: _Ending, pending: Sequence[PendingMarker]) -> None:
-        """Add new decisions. They are committed when the high watermark reaches the present log end, or
-        earlier.
-        """
+        """Add new decisions, committed at the latest when the high watermark reaches the present log end."""
         ending.last_seen = pending[-1]
         for marker in pending:
             if (marker.transactional_id, marker.producer_id, marker.producer_epoch) not in ending.works:

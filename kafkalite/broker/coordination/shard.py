@@ -89,9 +89,7 @@ class ShardOwner(Protocol):
     node: NodeState
 
     def wake_at(self, shard: Shard, due_ms: int | None) -> None:
-        """Call ``shard.tick()`` at ``due_ms`` (monotonic) instead of at the time of the last call. None:
-        never.
-        """
+        """Call ``shard.tick()`` at ``due_ms`` (monotonic), no more at the time given before. None: never."""
         ...
 
     def on_ticked(self, shard: Shard) -> None:
@@ -236,9 +234,7 @@ class Shard:
             self._append(build_batch([None], None, now.wall_ms), now)
 
     def _write(self, decision: Decision, now: Instant) -> None:
-        """Append the records of a decision as one batch and replay them. If it raises, nothing has
-        changed.
-        """
+        """Append the records of a decision as one batch and replay them. Raises with nothing changed."""
         keys, values = zip(*decision.records, strict=True)
         producer_id, producer_epoch = decision.producer_id, decision.producer_epoch
         batch = build_batch(
@@ -274,9 +270,7 @@ class Shard:
         return error
 
     def on_marker(self, producer_id: int, *, is_commit: bool) -> None:
-        """Apply the marker of a transaction that was appended. A shard that is loading reads it from the
-        log.
-        """
+        """Apply a transaction's appended marker. A shard that is loading reads it from the log."""
         if self.is_loaded and not self.is_closed:
             self.machine.end_transaction(producer_id, is_commit=is_commit)
             self._schedule()
@@ -302,9 +296,7 @@ class Shard:
         return pending
 
     def _await_commitment(self) -> None:
-        """Call ``_on_reached`` when the first held response may be sent, or else when all records are
-        committed.
-        """
+        """Call ``_on_reached`` when the first held response may be sent, else when all is committed."""
         if self._waiter is not None or self.is_closed:
             return
         end_offset = self._held[0][0] if self._held else self.end_offset
@@ -341,9 +333,7 @@ class Shard:
         self._owner.on_changed(self)
 
     def _expire(self) -> None:
-        """Fail responses that have waited too long. Their records may still be committed, so the client
-        retries.
-        """
+        """Fail responses that have waited too long. Their records may still be committed: clients retry."""
         self._timer = None
         now_s, held = self._waiters.loop.time(), self._held
         error = CoordinatorNotAvailableError(

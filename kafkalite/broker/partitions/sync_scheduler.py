@@ -47,9 +47,7 @@ class SyncScheduler(Generic[S]):
         on_broken: Callable[[BaseException], None],
         run_round: Callable[[Sequence[Any]], list[Exception | None]] | None = None,
     ) -> None:
-        """``run_round`` blocks until all works of a round have run. It returns the error of each, in their
-        order.
-        """
+        """``run_round`` blocks until all works of a round have run, and returns their errors in order."""
         self._run_round = run_round or _run_each
         self._loop = loop
         self._executor = executor

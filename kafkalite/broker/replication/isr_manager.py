@@ -94,9 +94,7 @@ class IsrManager:
                     await asyncio.sleep(0)
 
     async def end_waits_forever(self) -> None:
-        """Consider partitions whose high watermark waits for a replica, every RETRY_MS, without the
-        controller.
-        """
+        """Every RETRY_MS, consider partitions whose high watermark waits for a replica."""
         while True:
             await self._has_joined.wait()
             await asyncio.sleep(RETRY_MS / 1000)

@@ -208,9 +208,7 @@ class PendingResults(Pending):
         self._finish_if_complete()
 
     def _release(self) -> None:
-        """Release what waits for the response, which was sent or is no longer wanted. Work in progress
-        continues.
-        """
+        """Release what waits for the response, sent or no longer wanted. Work in progress continues."""
         if self._timer is not None:
             self._timer.cancel()
         for waiter in self._waiting.values():

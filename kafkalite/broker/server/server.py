@@ -280,9 +280,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def _write_lines(self, out: list[Any]) -> None:
-        """Call ``writelines``, and ``pause_writing``, which asyncio's ``writelines`` omits from Python
-        3.12 on.
-        """
+        """Call ``writelines``, and ``pause_writing``, which asyncio's omits from Python 3.12 on."""
         transport = self._transport
         transport.writelines(out)
         if self._is_writable and transport.get_write_buffer_size() > WRITE_BUFFER_HIGH_BYTES:
@@ -476,9 +474,7 @@ class Server:
             connection.end()
 
     async def wait_closed(self, grace_ms: int, *, level: int = logging.WARNING) -> None:
-        """Return when every connection is closed. After ``grace_ms`` they are closed by force, which is
-        logged.
-        """
+        """Return when every connection is closed: after ``grace_ms`` by force, which is logged."""
         try:
             await asyncio.wait_for(self._has_none.wait(), grace_ms / 1000)
         except TimeoutError:

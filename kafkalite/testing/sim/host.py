@@ -142,9 +142,7 @@ class Host:
     # --- faults -----------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """End the program as SIGKILL does: the kernel closes its connections and locks; written data is
-        kept.
-        """
+        """End the program as SIGKILL does: its connections and locks are closed, written data is kept."""
         process = self.process
         if process is None or process.is_dead:
             return
@@ -169,9 +167,7 @@ class Host:
             self.loop.resume(self.process)
 
     def set_clock_ahead(self, offset_ms: int) -> None:
-        """Let the wall clock jump: from now on it is ``offset_ms`` ahead of the true time, or behind if
-        negative.
-        """
+        """Let the wall clock jump to ``offset_ms`` ahead of the true time, or behind if negative."""
         self.clock.offset_ms = offset_ms
 
     def fill_disk(self, free_bytes: int = 0) -> None:

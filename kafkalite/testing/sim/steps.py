@@ -27,9 +27,7 @@ _WRITE: Final = "write"
 
 
 class Steps:
-    """Counts the steps of the first watched process. ``fatal`` is the step to strike at, from 1; 0 for
-    none.
-    """
+    """Counts the steps of the first watched process. ``fatal`` is the step to strike at, from 1; 0: none."""
 
     def __init__(self, fatal: int = 0) -> None:
         self.fatal = fatal

@@ -7,7 +7,7 @@ Kafka's dotted names; the Python name replaces dots by underscores.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Final, Literal
 
@@ -32,6 +32,7 @@ class Option:
     choices: tuple[Any, ...] | None = None
     aliases: tuple[str, ...] = ()
     dynamic: bool = False
+    is_secret: bool = False  #: its value is never shown (S13, S19)
 
     @property
     def python_name(self) -> str:
@@ -77,9 +78,9 @@ class Option:
             return None
         match self.kind:
             case "int":
-                return _as_int(value)
+                return _as_number(int, value)
             case "float":
-                return _as_float(value)
+                return _as_number(float, value)
             case "bool":
                 return _as_bool(value)
             case "string":
@@ -88,30 +89,13 @@ class Option:
                 return _as_list(value)
 
 
-def _as_int(value: Any) -> int | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
+def _as_number(number: type[int] | type[float], value: Any) -> float | None:
     if isinstance(value, str):
         try:
-            return int(value.strip().replace("_", ""))
+            return number(value.strip().replace("_", ""))
         except ValueError:
             return None
-    return None
-
-
-def _as_float(value: Any) -> float | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return float(value)
-    if isinstance(value, str):
-        try:
-            return float(value.strip())
-        except ValueError:
-            return None
-    return None
+    return number(value) if isinstance(value, int | number) and not isinstance(value, bool) else None
 
 
 def _as_bool(value: Any) -> bool | None:
@@ -182,10 +166,10 @@ KINDS: Final[dict[type, Kind]] = {
 
 
 def option_field(
-    name: str,
     default: Any,
     doc: str,
     *,
+    name: str = "",
     kind: Kind | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
@@ -193,7 +177,8 @@ def option_field(
     aliases: tuple[str, ...] = (),
     is_secret: bool = False,
 ) -> Any:
-    """Return a dataclass field that carries its Option. A secret's value is never shown (S13, S19).
+    """Return a dataclass field that declares an option: ``linger_ms`` declares ``linger.ms``, unless it has
+    another ``name``.
 
     Without ``kind`` the option has the type of its default, or is a string if that is None.
     """
@@ -206,10 +191,14 @@ def option_field(
         maximum=maximum,
         choices=choices,
         aliases=aliases,
+        is_secret=is_secret,
     )
-    return field(default=default, repr=not is_secret, metadata={"option": option, "is_secret": is_secret})
+    return field(default=default, repr=not is_secret, metadata={"option": option})
 
 
 def options_of(config_class: Any) -> OptionRegistry:
     """Return the registry of all options that a dataclass declares with ``option_field``."""
-    return OptionRegistry(one.metadata["option"] for one in fields(config_class))
+    return OptionRegistry(
+        replace(option, name=option.name or name.replace("_", "."))
+        for name, option in ((one.name, one.metadata["option"]) for one in fields(config_class))
+    )

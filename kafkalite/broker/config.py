@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -31,7 +31,7 @@ from kafkalite.metadata.topic_config import (
     TOPIC_OPTIONS,
     topic_defaults,
 )
-from kafkalite.options import Option, OptionRegistry, option_field
+from kafkalite.options import Option, option_field, options_of
 
 ENVIRONMENT_PREFIX: Final = "KAFKALITE_"
 DEFAULT_LISTENERS: Final = ("127.0.0.1:9092",)
@@ -67,7 +67,6 @@ class BrokerConfig:
 
     # --- behaviour: the node
     node_id: int = option_field(
-        "node.id",
         1,
         "The number of this node in its cluster.",
         minimum=0,
@@ -75,94 +74,79 @@ class BrokerConfig:
         aliases=("broker.id",),
     )
     process_roles: tuple[str, ...] = option_field(
-        "process.roles",
         ROLES,
         "The roles of this node: broker (stores partitions, serves clients), controller (votes in the "
         "metadata quorum), or both.",
     )
     cluster_id: str | None = option_field(
-        "cluster.id",
         None,
         "The cluster this node belongs to; a data directory of another cluster is refused. Unset takes the "
         "directory's id, or generates one; all nodes of a cluster need the same.",
     )
     cluster_secret: str | None = option_field(
-        "cluster.secret",
         None,
         f"The secret that the nodes of a cluster prove to each other to know: at least {MIN_SECRET_LENGTH} "
         "characters, the same on every node. Never shown.",
         is_secret=True,
     )
     controller_quorum_voters: tuple[str, ...] = option_field(
-        "controller.quorum.voters",
         (),
         "The controllers, the same list on every node: node.id@host:port, separated by commas. "
         "Unset: this node is a cluster of its own.",
     )
     controller_listeners: tuple[str, ...] = option_field(
-        "controller.listeners",
         (),
         "Where a controller listens for the other nodes. Unset: at its address in controller.quorum.voters.",
     )
     controller_quorum_rejoin: bool = option_field(
-        "controller.quorum.rejoin",
         False,
         "Lets a controller start whose metadata log is gone because its disk was replaced: it fetches "
         "everything from the others before it votes again. Set it for one start only.",
     )
-    broker_rack: str | None = option_field("broker.rack", None, "The rack of this node.")
+    broker_rack: str | None = option_field(None, "The rack of this node.")
 
     # --- behaviour: liveness and failover
     broker_heartbeat_interval_ms: int = option_field(
-        "broker.heartbeat.interval.ms",
         500,
         "How often a broker sends a heartbeat to the controller.",
         minimum=1,
     )
     broker_session_timeout_ms: int = option_field(
-        "broker.session.timeout.ms",
         3_000,
         "A broker that sends no heartbeat for this long is fenced: it leads no partition.",
         minimum=1,
     )
     controller_quorum_election_timeout_ms: int = option_field(
-        "controller.quorum.election.timeout.ms",
         500,
         "A controller that receives nothing from the active one for this long, randomly up to twice as long, "
         "stands for election.",
         minimum=10,
     )
     controller_quorum_fetch_timeout_ms: int = option_field(
-        "controller.quorum.fetch.timeout.ms",
         1_000,
         "An active controller that receives nothing from a majority for this long steps down.",
         minimum=10,
     )
     metadata_log_max_record_bytes_between_snapshots: int = option_field(
-        "metadata.log.max.record.bytes.between.snapshots",
         MIB,
         "A snapshot replaces the metadata log when the log has this many bytes, and at least as many as the "
         "last snapshot.",
         minimum=KIB,
     )
     controlled_shutdown_enable: bool = option_field(
-        "controlled.shutdown.enable",
         True,
         "Whether a broker transfers its leaderships to other brokers before it stops.",
     )
     auto_leader_rebalance_enable: bool = option_field(
-        "auto.leader.rebalance.enable",
         True,
         "Whether the controller returns leadership to preferred replicas automatically.",
     )
     leader_imbalance_check_interval_seconds: int = option_field(
-        "leader.imbalance.check.interval.seconds",
         300,
         "How often it looks for partitions that are not led by their preferred replica.",
         minimum=1,
     )
     leader_imbalance_per_broker_percentage: int = option_field(
-        "leader.imbalance.per.broker.percentage",
         10,
         "The percentage of a broker's preferred partitions that others may lead before that is done.",
         minimum=0,
@@ -171,45 +155,38 @@ class BrokerConfig:
 
     # --- behaviour: replication
     replica_lag_time_max_ms: int = option_field(
-        "replica.lag.time.max.ms",
         10_000,
         "A follower that has not caught up for this long is removed from the in-sync replicas.",
         minimum=1,
     )
     replica_fetch_wait_max_ms: int = option_field(
-        "replica.fetch.wait.max.ms",
         500,
         "How long a leader holds a follower's fetch while there is nothing to send.",
         minimum=0,
     )
     replica_fetch_min_bytes: int = option_field(
-        "replica.fetch.min.bytes",
         1,
         "A follower's fetch is answered as soon as this many bytes are available.",
         minimum=0,
     )
     replica_fetch_max_bytes: int = option_field(
-        "replica.fetch.max.bytes",
         MIB,
         "Soft limit of the data of one partition in a follower's fetch.",
         minimum=KIB,
         maximum=MAX_PAYLOAD_BYTES,
     )
     replica_fetch_response_max_bytes: int = option_field(
-        "replica.fetch.response.max.bytes",
         10 * MIB,
         "Soft limit of the response to a follower's fetch.",
         minimum=KIB,
         maximum=MAX_PAYLOAD_BYTES,
     )
     replica_fetch_backoff_ms: int = option_field(
-        "replica.fetch.backoff.ms",
         100,
         "How long a follower waits after a failed fetch.",
         minimum=1,
     )
     replica_high_watermark_checkpoint_interval_ms: int = option_field(
-        "replica.high.watermark.checkpoint.interval.ms",
         5_000,
         "How often a leader records the high watermarks of its partitions.",
         minimum=1,
@@ -217,7 +194,6 @@ class BrokerConfig:
 
     # --- behaviour: committed offsets
     offsets_topic_num_partitions: int = option_field(
-        "offsets.topic.num.partitions",
         50,
         "Partitions of __consumer_offsets when it is created, over which groups are spread; 4 on a broker"
         " that keeps everything in memory. Cannot be changed later.",
@@ -225,34 +201,29 @@ class BrokerConfig:
         maximum=MAX_PARTITIONS_PER_TOPIC,
     )
     offsets_topic_replication_factor: int = option_field(
-        "offsets.topic.replication.factor",
         3,
         "Replicas of __consumer_offsets when it is created; fewer if fewer brokers are alive.",
         minimum=1,
         maximum=2**15 - 1,
     )
     offsets_topic_segment_bytes: int = option_field(
-        "offsets.topic.segment.bytes",
         100 * MIB,
         "segment.bytes of __consumer_offsets. Small segments are compacted and loaded sooner.",
         minimum=MIN_SEGMENT_BYTES,
         maximum=MAX_SEGMENT_BYTES,
     )
     offsets_retention_minutes: int = option_field(
-        "offsets.retention.minutes",
         10_080,
         "How long the offsets of a group without members are kept.",
         minimum=1,
         maximum=_MAX_INT32,
     )
     offsets_retention_check_interval_ms: int = option_field(
-        "offsets.retention.check.interval.ms",
         600_000,
         "How often a coordinator looks for offsets that have expired.",
         minimum=1,
     )
     offset_metadata_max_bytes: int = option_field(
-        "offset.metadata.max.bytes",
         4_096,
         "The longest metadata text that may be committed with an offset.",
         minimum=0,
@@ -261,30 +232,24 @@ class BrokerConfig:
 
     # --- behaviour: consumer groups
     group_consumer_session_timeout_ms: int = option_field(
-        "group.consumer.session.timeout.ms",
         45_000,
         "A member of a group that sends no heartbeat for this long is removed from the group.",
         minimum=1,
     )
     group_consumer_heartbeat_interval_ms: int = option_field(
-        "group.consumer.heartbeat.interval.ms",
         5_000,
         "The heartbeat interval that members of a group use.",
         minimum=1,
     )
     group_consumer_assignors: tuple[str, ...] = option_field(
-        "group.consumer.assignors",
         ("uniform", "range"),
         "How partitions may be spread over members: uniform, range. The first is used for members that"
         " request none.",
     )
-    group_max_size: int = option_field(
-        "group.max.size", _MAX_INT32, "The maximum number of members of a group.", minimum=1
-    )
+    group_max_size: int = option_field(_MAX_INT32, "The maximum number of members of a group.", minimum=1)
 
     # --- behaviour: transactions
     transaction_state_log_num_partitions: int = option_field(
-        "transaction.state.log.num.partitions",
         50,
         "Partitions of __transaction_state when it is created, over which transactional ids are spread; 4 on"
         " a broker that keeps everything in memory. Cannot be changed later.",
@@ -292,14 +257,12 @@ class BrokerConfig:
         maximum=MAX_PARTITIONS_PER_TOPIC,
     )
     transaction_state_log_replication_factor: int = option_field(
-        "transaction.state.log.replication.factor",
         3,
         "Replicas of __transaction_state when it is created; fewer if fewer brokers are alive.",
         minimum=1,
         maximum=2**15 - 1,
     )
     transaction_state_log_min_isr: int = option_field(
-        "transaction.state.log.min.isr",
         2,
         "min.insync.replicas of __transaction_state and __consumer_offsets when they are created; at most"
         " their number of replicas.",
@@ -307,26 +270,22 @@ class BrokerConfig:
         maximum=2**15 - 1,
     )
     transaction_state_log_segment_bytes: int = option_field(
-        "transaction.state.log.segment.bytes",
         100 * MIB,
         "segment.bytes of __transaction_state.",
         minimum=MIN_SEGMENT_BYTES,
         maximum=MAX_SEGMENT_BYTES,
     )
     transactional_id_expiration_ms: int = option_field(
-        "transactional.id.expiration.ms",
         604_800_000,
         "How long an unused transactional id, or an unused retired transaction group, is kept.",
         minimum=1,
     )
     transaction_max_timeout_ms: int = option_field(
-        "transaction.max.timeout.ms",
         900_000,
         "The longest transaction.timeout.ms that a producer may request.",
         minimum=1,
     )
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int = option_field(
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
         10_000,
         "Accepted as in Kafka, without effect: a transaction is aborted as soon as it times out.",
         minimum=1,
@@ -334,7 +293,6 @@ class BrokerConfig:
 
     # --- behaviour: the data directory
     log_dirs: str | None = option_field(
-        "log.dirs",
         None,
         "The data directory (one). Unset keeps everything in memory.",
         aliases=("log.dir", "data.dir"),
@@ -342,38 +300,32 @@ class BrokerConfig:
 
     # --- behaviour: the network
     listeners: tuple[str, ...] = option_field(
-        "listeners",
         DEFAULT_LISTENERS,
         "Where to listen: host:port (port 0: the system chooses one; no host: every interface), "
         "or inproc://name inside the process (inproc:// generates a name).",
     )
     advertised_listeners: tuple[str, ...] = option_field(
-        "advertised.listeners",
         (),
         "The addresses that clients are given, one for each listener. "
         "Unset: each client is given the address that it used.",
     )
     max_connections: int = option_field(
-        "max.connections",
         2**31 - 1,
         "The maximum number of open connections; further ones are closed at once.",
         minimum=1,
     )
     connections_max_idle_ms: int = option_field(
-        "connections.max.idle.ms",
         600_000,
         "A connection without traffic for this long is closed. -1: never.",
         minimum=-1,
     )
     socket_request_max_bytes: int = option_field(
-        "socket.request.max.bytes",
         100 * MIB,
         "The largest request that is accepted.",
         minimum=KIB,
         maximum=MAX_PAYLOAD_BYTES,
     )
     queued_max_request_bytes: int = option_field(
-        "queued.max.request.bytes",
         512 * MIB,
         "Bytes of large requests that all connections together may be receiving or have unanswered; "
         "a connection that would exceed it is closed.",
@@ -382,23 +334,21 @@ class BrokerConfig:
 
     # --- behaviour: topics
     num_partitions: int = option_field(
-        "num.partitions",
         1,
         "Partitions of a topic that is created without a number of partitions.",
         minimum=1,
         maximum=MAX_PARTITIONS_PER_TOPIC,
     )
     default_replication_factor: int = option_field(
-        "default.replication.factor",
         1,
         "Replicas of a topic that is created without a replication factor.",
         minimum=1,
         maximum=2**15 - 1,
     )
     auto_create_topics_enable: bool = option_field(
-        "auto.create.topics.enable", True, "Whether a request for a topic's metadata may create it."
+        True, "Whether a request for a topic's metadata may create it."
     )
-    delete_topic_enable: bool = option_field("delete.topic.enable", True, "Whether topics can be deleted.")
+    delete_topic_enable: bool = option_field(True, "Whether topics can be deleted.")
 
     # --- behaviour: defaults of topic options
     durability: str = _topic_default("durability")
@@ -425,47 +375,38 @@ class BrokerConfig:
 
     # --- performance
     fetch_max_bytes: int = option_field(
-        "fetch.max.bytes",
         55 * MIB,
         "Soft limit of one fetch response, whatever the client requests; the first batch is always complete.",
         minimum=KIB,
         maximum=MAX_PAYLOAD_BYTES,
     )
     log_retention_check_interval_ms: int = option_field(
-        "log.retention.check.interval.ms",
         300_000,
         "How often segments are rolled by age and deleted.",
         minimum=1,
     )
-    log_cleaner_enable: bool = option_field(
-        "log.cleaner.enable", True, "Whether logs with cleanup.policy=compact are compacted."
-    )
+    log_cleaner_enable: bool = option_field(True, "Whether logs with cleanup.policy=compact are compacted.")
     log_cleaner_backoff_ms: int = option_field(
-        "log.cleaner.backoff.ms",
         15_000,
         "How often the broker looks for logs to compact.",
         minimum=1,
     )
     log_cleaner_dedupe_buffer_size: int = option_field(
-        "log.cleaner.dedupe.buffer.size",
         128 * MIB,
         "Memory for the keys of a compaction, about 200 bytes each; more keys need several passes.",
         minimum=MIB,
     )
     producer_id_expiration_ms: int = option_field(
-        "producer.id.expiration.ms",
         86_400_000,
         "How long a partition remembers the sequence numbers of a producer that does not write to it.",
         minimum=1,
     )
     log_initial_task_delay_ms: int = option_field(
-        "log.initial.task.delay.ms",
         30_000,
         "How long after the start the first of these passes runs.",
         minimum=0,
     )
     log_flush_offset_checkpoint_interval_ms: int = option_field(
-        "log.flush.offset.checkpoint.interval.ms",
         60_000,
         "How often recovery points are written: a start after a crash scans only what follows them.",
         minimum=1,
@@ -621,14 +562,10 @@ class BrokerConfig:
         return parse_voters(self.controller_quorum_voters)
 
 
-BROKER_OPTIONS: Final = OptionRegistry(field.metadata["option"] for field in fields(BrokerConfig))
+BROKER_OPTIONS: Final = options_of(BrokerConfig)
 
 #: Names of options whose values are never shown.
-SECRET_OPTIONS: Final = frozenset(
-    field.metadata["option"].name for field in fields(BrokerConfig) if field.metadata.get("is_secret")
-)
-
-assert [option.python_name for option in BROKER_OPTIONS] == [f.name for f in fields(BrokerConfig)]
+SECRET_OPTIONS: Final = frozenset(option.name for option in BROKER_OPTIONS if option.is_secret)
 
 
 def parse_settings(settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:

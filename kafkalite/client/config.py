@@ -27,52 +27,40 @@ class CommonConfig:
     """Options of every client; all there are of an admin."""
 
     bootstrap_servers: tuple[str, ...] = option_field(
-        "bootstrap.servers",
         ("localhost:9092",),
         "Brokers to connect to first: host:port pairs, or inproc://name for a broker in this process.",
     )
-    client_id: str = option_field("client.id", "kafkalite", "A name for this client in the broker's logs.")
+    client_id: str = option_field("kafkalite", "A name for this client in the broker's logs.")
     request_timeout_ms: int = option_field(
-        "request.timeout.ms",
         30_000,
         "How long to wait for the response to a request.",
         minimum=1,
         maximum=_MAX_INT,
     )
     default_api_timeout_ms: int = option_field(
-        "default.api.timeout.ms",
         60_000,
         "How long a call without a timeout of its own may take, retries included.",
         minimum=1,
         maximum=_MAX_INT,
     )
     retry_backoff_ms: int = option_field(
-        "retry.backoff.ms",
         100,
         "The pause before the first retry. It doubles with each one.",
         minimum=0,
     )
-    retry_backoff_max_ms: int = option_field(
-        "retry.backoff.max.ms", 1_000, "The longest pause between retries.", minimum=0
-    )
+    retry_backoff_max_ms: int = option_field(1_000, "The longest pause between retries.", minimum=0)
     reconnect_backoff_ms: int = option_field(
-        "reconnect.backoff.ms",
         50,
         "The pause before the first reconnect. It doubles with each one.",
         minimum=0,
     )
-    reconnect_backoff_max_ms: int = option_field(
-        "reconnect.backoff.max.ms", 1_000, "The longest pause between reconnects.", minimum=0
-    )
+    reconnect_backoff_max_ms: int = option_field(1_000, "The longest pause between reconnects.", minimum=0)
     socket_connection_setup_timeout_ms: int = option_field(
-        "socket.connection.setup.timeout.ms",
         10_000,
         "How long setting up a connection may take, including the version handshake.",
         minimum=1,
     )
-    metadata_max_age_ms: int = option_field(
-        "metadata.max.age.ms", 300_000, "Metadata older than this is fetched again.", minimum=1
-    )
+    metadata_max_age_ms: int = option_field(300_000, "Metadata older than this is fetched again.", minimum=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,62 +70,50 @@ class ProducerConfig(CommonConfig):
     """
 
     acks: Acks = option_field(  # noqa: RUF009
-        "acks",
         "all",
         "When a record counts as acknowledged: 0 when sent, 1 when the leader has it, all (-1) when every "
         "in-sync replica has it.",
         choices=("0", "1", "all", "-1"),
         aliases=("request.required.acks",),
     )
-    linger_ms: int = option_field(
-        "linger.ms", 5, "How long a batch waits for more records. 0 sends at once.", minimum=0
-    )
+    linger_ms: int = option_field(5, "How long a batch waits for more records. 0 sends at once.", minimum=0)
     batch_size: int = option_field(
-        "batch.size",
         16 * KIB,
         "A partition's batch closes at this many bytes. Closed batches that wait for an earlier request are "
         "sent together, up to max.request.size.",
         minimum=0,
         maximum=MAX_PAYLOAD_BYTES,
     )
-    batch_max_messages: int = option_field(
-        "batch.max.messages", 0, "The most records of a batch. 0 is no limit.", minimum=0
-    )
+    batch_max_messages: int = option_field(0, "The most records of a batch. 0 is no limit.", minimum=0)
     buffer_memory: int = option_field(
-        "buffer.memory",
         32 * MIB,
         "Bytes of records that may wait. Above it send() waits and send_nowait() raises BufferFullError.",
         minimum=1,
         maximum=_MAX_LONG,
     )
     max_block_ms: int = option_field(
-        "max.block.ms",
         60_000,
         "How long send() may wait for room in the buffer, and a record for its topic's metadata.",
         minimum=0,
     )
     max_request_size: int = option_field(
-        "max.request.size",
         MIB,
         "The most bytes of records in one request, before compression. Limits a batch, too.",
         minimum=1,
         maximum=MAX_PAYLOAD_BYTES,
     )
     enable_idempotence: bool = option_field(
-        "enable.idempotence",
         None,
         "Whether brokers recognise a batch that is sent again, so that a retry never makes a duplicate. "
         "If unset, it is on with acks=all and retries above 0.",
         kind="bool",
     )
     transactional_id: str | None = option_field(
-        "transactional.id",
         None,
         "Identifies this producer to its transaction coordinator across restarts. A new producer with the "
         "same id aborts the open transaction of the previous one and fences it.",
     )
     transaction_timeout_ms: int = option_field(
-        "transaction.timeout.ms",
         60_000,
         "The coordinator aborts a transaction that is open for longer, and fences its producer. At most "
         "transaction.max.timeout.ms of the brokers.",
@@ -145,7 +121,6 @@ class ProducerConfig(CommonConfig):
         maximum=_MAX_INT,
     )
     max_in_flight_requests_per_connection: int = option_field(
-        "max.in.flight.requests.per.connection",
         5,
         "The most produce requests without a response. A partition has at most 5 of them; without "
         "idempotence only one, so that retries keep the order.",
@@ -153,28 +128,23 @@ class ProducerConfig(CommonConfig):
         maximum=256,
     )
     codec: Codec = option_field(  # noqa: RUF009
-        "compression.type",
         "none",
         "The codec of record batches.",
+        name="compression.type",
         choices=("none", "gzip", "snappy", "lz4", "zstd"),
     )
     compression_level: int | None = option_field(
-        "compression.level",
         None,
         "The codec's level. If unset, the codec's default.",
         kind="int",
     )
     partitioner: str = option_field(
-        "partitioner",
         "roundrobin",
         "How to choose a record's partition if send() names none.",
         choices=("roundrobin", "sticky", "random", "hash"),
     )
-    retries: int = option_field(
-        "retries", _MAX_INT, "How often a batch may be sent again.", minimum=0, maximum=_MAX_INT
-    )
+    retries: int = option_field(_MAX_INT, "How often a batch may be sent again.", minimum=0, maximum=_MAX_INT)
     delivery_timeout_ms: int = option_field(
-        "delivery.timeout.ms",
         120_000,
         "Within this time after send() the record is acknowledged or its error reported.",
         minimum=1,
@@ -187,87 +157,71 @@ class ConsumerConfig(CommonConfig):
     """Invariant: an instance id and at_most_once have a group; at_most_once commits automatically."""
 
     auto_offset_reset: str = option_field(
-        "auto.offset.reset",
         "latest",
         "Where to start without a valid position: earliest, latest, or none, which raises an error.",
         choices=("earliest", "latest", "none"),
     )
     fetch_min_bytes: int = option_field(
-        "fetch.min.bytes",
         1,
         "The broker responds to a fetch as soon as it has this many bytes.",
         minimum=0,
     )
     fetch_max_wait_ms: int = option_field(
-        "fetch.max.wait.ms",
         500,
         "The broker responds to a fetch after this time at the latest.",
         minimum=0,
     )
     fetch_max_bytes: int = option_field(
-        "fetch.max.bytes",
         50 * MIB,
         "The most bytes of one response, and of all that is fetched ahead. A first batch is always complete.",
         minimum=1,
     )
     max_partition_fetch_bytes: int = option_field(
-        "max.partition.fetch.bytes",
         MIB,
         "The most bytes of one partition in one response, and of what is fetched ahead of it.",
         minimum=1,
     )
-    max_poll_records: int = option_field(
-        "max.poll.records", 500, "The most records that one get_many() returns.", minimum=1
-    )
-    check_crcs: bool = option_field("check.crcs", True, "Check each batch's CRC-32C.")
+    max_poll_records: int = option_field(500, "The most records that one get_many() returns.", minimum=1)
+    check_crcs: bool = option_field(True, "Check each batch's CRC-32C.")
     isolation_level: IsolationLevel = option_field(  # noqa: RUF009
-        "isolation.level",
         "read_uncommitted",
         "Whether records of open and aborted transactions are returned.",
         choices=("read_uncommitted", "read_committed"),
     )
     allow_auto_create_topics: bool = option_field(
-        "allow.auto.create.topics",
         True,
         "Whether subscribing to an unknown topic may create it. The broker must allow it, too.",
     )
     group_id: str | None = option_field(
-        "group.id",
         None,
         "The consumer group. Its members share the partitions, and it stores their committed offsets.",
     )
     group_instance_id: str | None = option_field(
-        "group.instance.id",
         None,
         "Identifies a static member across restarts. A member that returns within the session timeout gets "
         "its partitions back without a rebalance.",
     )
     group_remote_assignor: str | None = option_field(
-        "group.remote.assignor",
         None,
         "How partitions are assigned: uniform or range. If unset, the broker's first choice.",
     )
     enable_auto_commit: bool = option_field(
-        "enable.auto.commit",
         True,
         "Whether a group member commits the offsets of processed records automatically.",
     )
     auto_commit_interval_ms: int = option_field(
-        "auto.commit.interval.ms",
         5_000,
         "How often auto-commit commits. It also does at every rebalance and on close().",
         minimum=0,
         maximum=_MAX_INT,
     )
     max_poll_interval_ms: int = option_field(
-        "max.poll.interval.ms",
         300_000,
         "A member that does not ask for records for this long leaves its group.",
         minimum=1,
         maximum=_MAX_INT,
     )
     processing_guarantee: str = option_field(
-        "processing.guarantee",
         "at_least_once",
         "What auto-commit commits: with at_least_once the records before those returned last, with "
         "at_most_once those about to be returned.",

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from kafkalite.broker.cluster.authentication import NONCE_BYTES, Authenticator, Challenge, dial
+from kafkalite.broker.cluster.authentication import NONCE_BYTES, Authenticator, Challenge
 from kafkalite.client.cluster.connection import connect
 from kafkalite.errors import (
     BrokerIdNotRegisteredError,
@@ -180,7 +180,7 @@ class TestOnTheWire:
         address = controller_address(cluster)
         stranger = of_node(cluster.nodes[1], 1, cluster_secret="not the secret of this cluster")
         with pytest.raises(ClusterAuthorizationFailedError, match="does not know"):
-            await dial(address, stranger, 101, client_id="t", timeout_ms=2_000)
+            await stranger.dial(address, 101, client_id="t", timeout_ms=2_000)
         async with WireClient(address) as wire:
             answer = await wire.call(stranger.hello())
             assert answer.node_id == 101
@@ -228,12 +228,12 @@ class TestOnTheWire:
     async def test_another_cluster_is_named(self, cluster: Cluster) -> None:
         stranger = of_node(cluster.nodes[1], 1, cluster_id="another")
         with pytest.raises(InconsistentClusterIdError):
-            await dial(controller_address(cluster), stranger, 101, client_id="t", timeout_ms=2_000)
+            await stranger.dial(controller_address(cluster), 101, client_id="t", timeout_ms=2_000)
 
     async def test_a_node_cannot_ask_in_the_name_of_another(self, cluster: Cluster) -> None:
         own = of_node(cluster.nodes[1], 1)
         before = cluster.broker.image.brokers
-        connection = await dial(controller_address(cluster), own, 101, client_id="t", timeout_ms=2_000)
+        connection = await own.dial(controller_address(cluster), 101, client_id="t", timeout_ms=2_000)
         for key, request in requests_of_the_cluster().items():
             if not hasattr(request, "node_id") or key == ApiKey.REPLICA_FETCH:
                 continue  # names no node, or is not for controllers
@@ -251,7 +251,7 @@ class TestOnTheWire:
         listener._on_session_lost, former = lost.append, listener._on_session_lost
         heartbeat = messages.BrokerHeartbeatRequest(7, 1, 0, False, [])
         connections = [
-            await dial(controller_address(cluster), own, 101, client_id="t", timeout_ms=2_000)
+            await own.dial(controller_address(cluster), 101, client_id="t", timeout_ms=2_000)
             for _ in range(2)
         ]
         for connection in connections:
@@ -265,7 +265,7 @@ class TestOnTheWire:
 
     async def test_a_new_hello_discards_the_authentication(self, cluster: Cluster) -> None:
         own = of_node(cluster.nodes[1], 1)
-        connection = await dial(cluster.brokers[2].address, own, 2, client_id="t", timeout_ms=2_000)
+        connection = await own.dial(cluster.brokers[2].address, 2, client_id="t", timeout_ms=2_000)
         await connection.call(own.hello(), timeout_ms=2_000)
         with pytest.raises(ClusterAuthorizationFailedError):
             await connection.call(messages.FetchMetadataRequest(0, -1, 0, 1), timeout_ms=2_000)
@@ -275,7 +275,7 @@ class TestOnTheWire:
         own = of_node(cluster.nodes[1], 1)
         count = cluster.brokers[2].statistics().connection_count
         with pytest.raises(ClusterAuthorizationFailedError, match="where node 3 was expected"):
-            await dial(cluster.brokers[2].address, own, 3, client_id="t", timeout_ms=2_000)
+            await own.dial(cluster.brokers[2].address, 3, client_id="t", timeout_ms=2_000)
         for _ in range(5):
             await asyncio.sleep(0)
         assert cluster.brokers[2].statistics().connection_count == count

@@ -76,6 +76,23 @@ class Authenticator:
             self._proof("dialler", self.node_id, response.node_id, hello.nonce, response.nonce)
         )
 
+    async def dial(self, address: str, node_id: int, *, client_id: str, timeout_ms: int) -> Connection:
+        """Return a connection to ``node_id`` at ``address`` on which both sides are authenticated.
+
+        Raises ConnectionFailedError, RequestTimeoutError, and the BrokerError if this node is refused or
+        the other one does not belong to the cluster.
+        """
+        connection = await connect(address, client_id=client_id, timeout_ms=timeout_ms)
+        try:
+            hello = self.hello()
+            response = await connection.call(hello, timeout_ms=timeout_ms)
+            proof = self.prove(hello, response.message, node_id)
+            await connection.call(proof, timeout_ms=timeout_ms)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
     # --- the listener's side
 
     def challenge(self, hello: ClusterHelloRequest) -> tuple[ClusterHelloResponse, Challenge]:
@@ -114,23 +131,3 @@ class Challenge:
 
     def is_met_by(self, request: ClusterProofRequest) -> bool:
         return hmac.compare_digest(self._expected, request.proof)
-
-
-async def dial(
-    address: str, authenticator: Authenticator, node_id: int, *, client_id: str, timeout_ms: int
-) -> Connection:
-    """Return a connection to ``node_id`` at ``address`` on which both sides are authenticated.
-
-    Raises ConnectionFailedError, RequestTimeoutError, and the BrokerError if this node is refused or
-    the other one does not belong to the cluster.
-    """
-    connection = await connect(address, client_id=client_id, timeout_ms=timeout_ms)
-    try:
-        hello = authenticator.hello()
-        response = await connection.call(hello, timeout_ms=timeout_ms)
-        proof = authenticator.prove(hello, response.message, node_id)
-        await connection.call(proof, timeout_ms=timeout_ms)
-    except BaseException:
-        connection.close()
-        raise
-    return connection

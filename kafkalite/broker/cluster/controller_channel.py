@@ -224,18 +224,12 @@ class ControllerChannel:
                 return connection
             if connection is not None:
                 connection.close()
-            # A broker that is a cluster of its own never needs it.
-            from kafkalite.broker.cluster.authentication import dial
-
             address = self._voters.get(leader_id)
             if address is None:
                 raise NotControllerError(f"node {leader_id} is none of controller.quorum.voters")
-            connection = await dial(
-                address,
-                self._authenticator,
-                leader_id,
-                client_id=self._client_id,
-                timeout_ms=min(CONNECT_TIMEOUT_MS, left_ms),
+            timeout_ms = min(CONNECT_TIMEOUT_MS, left_ms)
+            connection = await self._authenticator.dial(
+                address, leader_id, client_id=self._client_id, timeout_ms=timeout_ms
             )
             if self._is_closed:
                 connection.close()

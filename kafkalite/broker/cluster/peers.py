@@ -10,7 +10,7 @@ from functools import partial
 from itertools import cycle
 from typing import Final
 
-from kafkalite.broker.cluster.authentication import Authenticator, dial
+from kafkalite.broker.cluster.authentication import Authenticator
 from kafkalite.broker.server.tasks import SharedTasks
 from kafkalite.client.cluster.call_driver import drive
 from kafkalite.client.cluster.call_plan import RELOCATE, CallPlan, CallRules, Verdict
@@ -62,12 +62,9 @@ class PeerConnections:
 
     async def dial(self, node_id: int) -> Connection:
         """Return a connection that the caller owns and closes. Raises as ``connection``."""
-        return await dial(
-            self._address(node_id),
-            self._authenticator,
-            node_id,
-            client_id=self._client_id,
-            timeout_ms=CONNECT_TIMEOUT_MS,
+        address = self._address(node_id)
+        return await self._authenticator.dial(
+            address, node_id, client_id=self._client_id, timeout_ms=CONNECT_TIMEOUT_MS
         )
 
     async def close(self) -> None:
@@ -125,12 +122,9 @@ class MetadataSource:
 
         async def dial_voter(node_id: int | None) -> Connection:
             assert node_id is not None, "next_voter names one"
-            return await dial(
-                self._voters[node_id],
-                self._authenticator,
-                node_id,
-                client_id=self._client_id,
-                timeout_ms=CONNECT_TIMEOUT_MS,
+            address = self._voters[node_id]
+            return await self._authenticator.dial(
+                address, node_id, client_id=self._client_id, timeout_ms=CONNECT_TIMEOUT_MS
             )
 
         async def use(connection: Connection, _timeout_ms: int) -> Connection:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kafkalite.broker.cluster.authentication import Authenticator, dial
+from kafkalite.broker.cluster.authentication import Authenticator
 from kafkalite.broker.server.tasks import cancel_all
 from kafkalite.client.cluster.connection import Connection
 from kafkalite.errors import BrokerError, KafkaliteError
@@ -138,12 +138,8 @@ class RaftLinks:
         failures, was_refused = 0, False
         while True:
             try:
-                connection = await dial(
-                    address,
-                    self._authenticator,
-                    peer_id,
-                    client_id=self._client_id,
-                    timeout_ms=CONNECT_TIMEOUT_MS,
+                connection = await self._authenticator.dial(
+                    address, peer_id, client_id=self._client_id, timeout_ms=CONNECT_TIMEOUT_MS
                 )
             except KafkaliteError as error:
                 is_refused = isinstance(error, BrokerError)

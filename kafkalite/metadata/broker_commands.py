@@ -163,12 +163,7 @@ def _take_over(
     live = image.live_brokers() - {node_id} if is_fenced else image.live_brokers() | {node_id}
 
     def is_affected(topic: TopicImage, state: PartitionState) -> bool:
-        return node_id in state.replicas and (
-            node_id in state.isr
-            or node_id in state.elr
-            or node_id in state.last_known_elr
-            or state.leader == NO_LEADER
-        )
+        return has_part_in(state, node_id) or (state.leader == NO_LEADER and node_id in state.replicas)
 
     def is_believed(topic: TopicImage) -> bool:
         durability = image.topic_configs(topic.name).get("durability")
@@ -298,12 +293,8 @@ def has_replayed_registration(request: BrokerHeartbeatRequest, broker: BrokerSta
 
 
 def _counts(image: ClusterImage, node_id: int, replica: DamagedReplica) -> bool:
-    topic = image.topics_by_id.get(replica.topic_id)
-    return (
-        topic is not None
-        and 0 <= replica.partition < len(topic.partitions)
-        and has_part_in(topic.partitions[replica.partition], node_id)
-    )
+    state = image.partition_of(replica.topic_id, replica.partition)
+    return state is not None and has_part_in(state, node_id)
 
 
 def may_shut_down(image: ClusterImage, node_id: int) -> bool:

@@ -99,6 +99,11 @@ class ClusterImage:
             return None
         return found.partitions[partition]
 
+    def partition_of(self, topic_id: str, partition: int) -> PartitionState | None:
+        """As ``partition``, by the id of the topic."""
+        found = self.topics_by_id.get(topic_id)
+        return None if found is None else self.partition(found.name, partition)
+
     def live_brokers(self) -> frozenset[int]:
         """Return the brokers that may get a role: not fenced, not shutting down."""
         return frozenset(broker.node_id for broker in self.brokers.values() if broker.is_live)

@@ -201,11 +201,8 @@ def checkpoint_high_watermarks(image: ClusterImage, command: CheckpointHighWater
         return Decision(CheckpointHighWatermarksResponse(*outcome(error), 0))
     moved: dict[tuple[str, int], int] = {}
     for reported in command.partitions:
-        topic = image.topics_by_id.get(reported.topic_id)
-        if topic is None or not 0 <= reported.partition < len(topic.partitions):
-            continue
-        state = topic.partitions[reported.partition]
-        if state.leader != command.node_id or state.leader_epoch != reported.leader_epoch:
+        state = image.partition_of(reported.topic_id, reported.partition)
+        if state is None or (state.leader, state.leader_epoch) != (command.node_id, reported.leader_epoch):
             continue
         key = (reported.topic_id, reported.partition)
         if reported.high_watermark > moved.get(key, image.high_watermarks.get(key, 0)):
@@ -228,23 +225,21 @@ def elect_leaders(image: ClusterImage, command: ElectLeadersRequest) -> Decision
     results: list[ElectedPartition] = []
     seen: set[tuple[str, int]] = set()
     for wanted in _every_partition(image) if command.partitions is None else command.partitions:
-        topic = image.topics.get(wanted.topic)
+        topic, state = image.topics.get(wanted.topic), image.partition(wanted.topic, wanted.partition)
         try:
-            if topic is None or not 0 <= wanted.partition < len(topic.partitions):
+            if topic is None or state is None:
                 raise UnknownTopicOrPartitionError(
                     f"partition {wanted.topic}-{wanted.partition} does not exist"
                 )
             if (wanted.topic, wanted.partition) in seen:
                 raise InvalidRequestError("the request names this partition twice")
             seen.add((wanted.topic, wanted.partition))
-            edit = PartitionEdit(topic.partitions[wanted.partition], min_insync_replicas(image, topic))
+            edit = PartitionEdit(state, min_insync_replicas(image, topic))
             (_elect_unclean if command.is_unclean else _elect_preferred)(edit, live)
         except BrokerError as error:
             if command.partitions is None and error.code == ErrorCode.ELECTION_NOT_NEEDED:
                 continue
-            leader = NO_LEADER
-            if topic is not None and 0 <= wanted.partition < len(topic.partitions):
-                leader = topic.partitions[wanted.partition].leader
+            leader = NO_LEADER if state is None else state.leader
             results.append(ElectedPartition(wanted.topic, wanted.partition, *outcome(error), leader))
             continue
         records += edit_records(image, topic.topic_id, wanted.partition, edit)

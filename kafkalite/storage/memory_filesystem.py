@@ -9,7 +9,7 @@ directory operation since the last sync of its directory done or undone.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -208,41 +208,6 @@ class MemoryFileSystem:
         self.capacity_bytes = capacity_bytes
         self.locked: set[str] = set()
         self.sync_count = 0
-
-    @classmethod
-    def from_tree(
-        cls, files: Mapping[str, bytes], directories: Iterable[str] = (), *, crashable: bool = True
-    ) -> MemoryFileSystem:
-        """Return a disk with the files {path: content}, all synced."""
-        fs = cls(crashable=crashable)
-        for path in directories:
-            fs.make_dirs(path)
-        for path, data in files.items():
-            fs.make_dirs(parent(path))
-            fs._directory(parent(path)).entries[_name(path)] = _Inode(data, crashable=crashable)
-        fs._mark_synced(fs._root)
-        return fs
-
-    def tree(self) -> dict[str, bytes]:
-        """Return {path: content} of all files."""
-        found: dict[str, bytes] = {}
-
-        def collect(directory: _Directory, prefix: str) -> None:
-            for name, node in directory.entries.items():
-                if isinstance(node, _Directory):
-                    collect(node, f"{prefix}{name}/")
-                else:
-                    found[prefix + name] = node.read(0, node.size)
-
-        collect(self._root, "/")
-        return found
-
-    def _mark_synced(self, directory: _Directory) -> None:
-        directory.synced = dict(directory.entries)
-        directory.pending.clear()
-        for node in directory.entries.values():
-            if isinstance(node, _Directory):
-                self._mark_synced(node)
 
     # --- faults ----------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from kafkalite.errors import StorageError
 from kafkalite.raft.messages import Message
 from kafkalite.rng import seeded_rng
+from proof.disk_trees import disk_with_files, tree_of
 from proof.mutants import without
 from proof.raft.world import DIRECTORY, STILL, World
 
@@ -219,12 +220,12 @@ def s9_a_vote_counts_once() -> str | None:
 def s11_what_is_committed_is_not_taken_from_memory() -> str | None:
     """All disks lose the same tail, as in a power cut without syncs: a leader must not commit alone."""
     world = _world()
-    before = {i: dict(world.disks[i].tree()) for i in world.ids}
+    before = {i: dict(tree_of(world.disks[i])) for i in world.ids}
     world.propose(1, [f"a{n}" for n in range(20)])
     world.settle()
     for i in world.ids:
         world.kill(i)
-        world.disks[i] = world.disks[i].from_tree(before[i], [f"/{DIRECTORY}"])
+        world.disks[i] = disk_with_files(before[i], [f"/{DIRECTORY}"])
     for i in world.ids:
         world.start(i)
     world.link_all()

@@ -11,6 +11,7 @@ from kafkalite.raft.entries import FIRST_ENTRY
 from kafkalite.raft.frames import frame
 from kafkalite.raft.journal import Identity, Journal
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.disk_trees import disk_with_files, tree_of
 
 LOG = "/meta/raft.log"
 DIRECTORY = b"d" * 16
@@ -39,7 +40,7 @@ def filled():
 
 
 def damaged(disk, data):
-    return MemoryFileSystem.from_tree({**disk.tree(), LOG: data})
+    return disk_with_files({**tree_of(disk), LOG: data})
 
 
 def test_synced_changes_are_read_back():

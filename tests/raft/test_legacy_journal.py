@@ -13,7 +13,7 @@ from kafkalite.raft import legacy_journal
 from kafkalite.raft.frames import frame
 from kafkalite.raft.metadata_log import MetadataLog
 from kafkalite.raft.single_quorum import SingleNodeLog
-from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.disk_trees import disk_with_files, tree_of
 
 LOG, SNAPSHOT = "/meta/metadata.log", "/meta/metadata.snapshot"
 
@@ -44,7 +44,7 @@ HEADER = frame(["kafkalite-metadata-log", 1, 0])
 
 
 def disk_with(files):
-    return MemoryFileSystem.from_tree({LOG: HEADER, **files})
+    return disk_with_files({LOG: HEADER, **files})
 
 
 def names(records):
@@ -95,11 +95,11 @@ def test_damaged_files_and_other_versions_are_refused(files, error, match):
     disk = disk_with(files)
     with pytest.raises(error, match=match):
         SingleNodeLog(disk, "/meta", 1, b"d" * 16).open()
-    assert disk.tree() == disk_with(files).tree(), "nothing was changed"
+    assert tree_of(disk) == tree_of(disk_with(files)), "nothing was changed"
 
 
 def test_a_snapshot_without_its_log_is_refused():
-    disk = MemoryFileSystem.from_tree({SNAPSHOT: GOLDEN_SNAPSHOT})
+    disk = disk_with_files({SNAPSHOT: GOLDEN_SNAPSHOT})
     with pytest.raises(StorageError, match=r"metadata\.log is missing"):
         SingleNodeLog(disk, "/meta", 1, b"d" * 16).open()
 

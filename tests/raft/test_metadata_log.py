@@ -9,6 +9,7 @@ from kafkalite.raft.entries import FIRST_ENTRY
 from kafkalite.raft.journal import Identity, Journal
 from kafkalite.raft.metadata_log import MetadataLog
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.disk_trees import disk_with_files
 
 DIRECTORY = b"d" * 16
 ALL = {1: DIRECTORY, 2: b"b", 3: b"c"}
@@ -52,6 +53,6 @@ def test_a_voter_refuses_a_directory_of_other_voters():
 def test_a_lost_journal_is_refused_unless_the_node_may_rejoin():
     with pytest.raises(DataDirectoryError, match="--rejoin"):
         opened(MemoryFileSystem(), [1, 2, 3], allow_new=False)
-    disk = MemoryFileSystem.from_tree({"/meta/raft.snapshot": b"x"})
+    disk = disk_with_files({"/meta/raft.snapshot": b"x"})
     with pytest.raises(DataDirectoryError, match=r"raft\.snapshot without raft\.log"):
         opened(disk, [1, 2, 3])

@@ -30,6 +30,7 @@ from kafkalite.raft.runner import InlineRunner, ThreadRunner
 from kafkalite.raft.single_quorum import SingleQuorum
 from kafkalite.rng import seeded_rng
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.disk_trees import disk_with_files, tree_of
 from proof.waiting import eventually
 
 FAST = RaftSettings(election_timeout_ms=200, fetch_timeout_ms=600, heartbeat_ms=40, commit_timeout_ms=5_000)
@@ -358,11 +359,11 @@ async def test_a_log_without_the_snapshot_before_it_is_refused(kit):
         async with asyncio.timeout(5):
             while not leader.node._snapshots.exists:
                 await asyncio.sleep(0.002)
-    tree = cluster.disks[1].tree()
+    tree = tree_of(cluster.disks[1])
     cluster.disks[1].unlink("meta/raft.snapshot")
     with pytest.raises(DataDirectoryError, match="no snapshot"):
         await cluster.start(1)
-    cluster.disks[1] = MemoryFileSystem.from_tree({**tree, "/meta/raft.snapshot": b"rotten"})
+    cluster.disks[1] = disk_with_files({**tree, "/meta/raft.snapshot": b"rotten"})
     with pytest.raises(CorruptLogError):
         await cluster.start(1)
 

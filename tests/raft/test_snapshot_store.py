@@ -8,6 +8,7 @@ from kafkalite.errors import StorageError
 from kafkalite.raft.frames import frame
 from kafkalite.raft.snapshot_store import Snapshot, SnapshotStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.disk_trees import disk_with_files, tree_of
 
 SNAPSHOT = "/meta/raft.snapshot"
 
@@ -31,7 +32,7 @@ def test_a_damaged_snapshot_is_refused_wherever_it_is():
         rotten = whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :]
         for data in (rotten, whole[:at]):
             broken = SnapshotStore(
-                MemoryFileSystem.from_tree({**disk.tree(), SNAPSHOT: data}), "/meta", chunk_bytes=10
+                disk_with_files({**tree_of(disk), SNAPSHOT: data}), "/meta", chunk_bytes=10
             )
             with pytest.raises(StorageError):
                 broken.open()

@@ -34,6 +34,7 @@ from kafkalite.storage.inspect import verify_log
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.disk_trees import disk_with_files
 from proof.recording_filesystem import RecordingFileSystem, crash_states
 
 DIRECTORY = f"/data/{'c' * 32}-0"
@@ -814,7 +815,7 @@ def test_every_crash_point_of_a_compaction_recovers(seed: int, caplog: pytest.Lo
         if state.note is None:
             continue
         states += 1
-        disk = MemoryFileSystem.from_tree(state.files, state.directories, crashable=False)
+        disk = disk_with_files(state.files, state.directories, crashable=False)
         if any(name.endswith(".swap") for name in disk.list_dir(DIRECTORY)):
             swaps += 1
             findings = verify_log(disk, DIRECTORY).findings

@@ -41,6 +41,7 @@ from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.storage.producer_state import EndedTransaction, SequencedBatch
+from proof.disk_trees import disk_with_files, tree_of
 
 DATA = "/data/"
 ORDERS, STATE = TopicPartition("orders", 0), TopicPartition("state", 7)
@@ -140,7 +141,7 @@ def build() -> dict[str, bytes]:
     write_orders(store.create_log(ORDERS, ORDERS_ID, CONFIG))
     write_state(store.create_log(STATE, STATE_ID, COMPACTED))
     store.close(broker_epoch=12)
-    files = {path.removeprefix(DATA): data for path, data in fs.tree().items()}
+    files = {path.removeprefix(DATA): data for path, data in tree_of(fs).items()}
     assert files.pop(".lock") == b""
     return {path: data for path, data in files.items() if not path.endswith(".deleted")}
 
@@ -174,7 +175,7 @@ def files(golden: Path) -> dict[str, bytes]:
 @pytest.fixture
 def disk(files: dict[str, bytes]) -> MemoryFileSystem:
     """A disk that holds the golden data directory."""
-    return MemoryFileSystem.from_tree({DATA + path: data for path, data in files.items()})
+    return disk_with_files({DATA + path: data for path, data in files.items()})
 
 
 def test_the_bytes_are_what_they_were(golden: Path) -> None:

@@ -12,6 +12,7 @@ from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.disk_trees import tree_of
 
 TOPIC_ID = "ab" * 16
 DIRECTORY = f"/data/{TOPIC_ID}-3"
@@ -50,14 +51,14 @@ def findings(fs: MemoryFileSystem) -> list[tuple[str, int, bool]]:
 
 
 def test_an_intact_log_has_no_findings(fs: MemoryFileSystem, store: LogStore) -> None:
-    before = fs.tree()
+    before = tree_of(fs)
     verdict = inspect.verify_log(fs, DIRECTORY)
     assert verdict.findings == []
     assert (verdict.topic, verdict.topic_id, verdict.partition) == ("orders", TOPIC_ID, 3)
     assert (verdict.log_start_offset, verdict.log_end_offset) == (7, 120)
     assert (verdict.segment_count, verdict.batch_count, verdict.record_count) == (3, 60, 120)
     assert verdict.size_bytes == 60 * 161
-    assert fs.tree() == before, "nothing is changed by looking"
+    assert tree_of(fs) == before, "nothing is changed by looking"
 
 
 def test_batches_are_listed_with_their_headers(fs: MemoryFileSystem, store: LogStore) -> None:

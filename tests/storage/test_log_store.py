@@ -15,6 +15,7 @@ from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_store import LogStore, format_data_dir, read_identity
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.disk_trees import disk_with_files, tree_of
 from proof.recording_filesystem import RecordingFileSystem, crash_states
 
 PATH = "/var/data"
@@ -94,10 +95,10 @@ def test_a_directory_of_another_node_is_refused_and_unchanged(
     how: dict[str, Any], match: str, fs: MemoryFileSystem
 ) -> None:
     open_store(fs).close()
-    before = fs.tree()
+    before = tree_of(fs)
     with pytest.raises(DataDirectoryError, match=match):
         open_store(fs, **how)
-    assert fs.tree() == before
+    assert tree_of(fs) == before
     assert open_store(fs).clean_start
 
 
@@ -121,7 +122,7 @@ def test_an_interrupted_format_can_be_repeated() -> None:
     recording.note("returned")
     cut_short = 0
     for state in crash_states(recording.operations):
-        disk = MemoryFileSystem.from_tree(state.files, state.directories)
+        disk = disk_with_files(state.files, state.directories)
         found = read_identity(disk, "/a/b/c")
         if found is None:
             assert state.note != "returned", f"formatting is durable: {state.label}"

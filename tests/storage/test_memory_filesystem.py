@@ -8,6 +8,7 @@ import pytest
 
 from kafkalite.errors import DiskFullError
 from kafkalite.storage.memory_filesystem import PAGE_BYTES, SECTOR_BYTES, MemoryFileSystem
+from proof.disk_trees import disk_with_files, tree_of
 
 
 def crashed(prepare: object, seed: int) -> MemoryFileSystem:
@@ -143,15 +144,15 @@ def test_a_failed_atomic_write_leaves_no_file() -> None:
 
 
 def test_a_tree_is_loaded_and_returned() -> None:
-    fs = MemoryFileSystem.from_tree({"/a/b/f": b"1", "/g": b"2"}, ["/empty"])
-    assert fs.tree() == {"/a/b/f": b"1", "/g": b"2"}
+    fs = disk_with_files({"/a/b/f": b"1", "/g": b"2"}, ["/empty"])
+    assert tree_of(fs) == {"/a/b/f": b"1", "/g": b"2"}
     assert fs.list_dir("/empty") == []
     fs.crash(random.Random(1))
-    assert fs.tree() == {"/a/b/f": b"1", "/g": b"2"}
+    assert tree_of(fs) == {"/a/b/f": b"1", "/g": b"2"}
 
 
 def test_directories_and_files_are_not_mixed_up() -> None:
-    fs = MemoryFileSystem.from_tree({"/a/f": b""})
+    fs = disk_with_files({"/a/f": b""})
     with pytest.raises(IsADirectoryError):
         fs.open("/a")
     with pytest.raises(NotADirectoryError):

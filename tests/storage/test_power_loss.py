@@ -21,6 +21,7 @@ from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.disk_trees import disk_with_files
 from proof.recording_filesystem import CrashState, RecordingFileSystem, crash_states
 
 CONFIG = LogConfig(
@@ -199,7 +200,7 @@ def ends(store: LogStore) -> dict[TopicPartition, tuple[int, int]]:
 
 
 def check_state(state: CrashState, read_all: Callable[..., list[tuple[int, bytes]]]) -> None:
-    fs = MemoryFileSystem.from_tree(state.files, state.directories, crashable=False)
+    fs = disk_with_files(state.files, state.directories, crashable=False)
     store = recover(fs)
     expected: dict[TopicPartition, Expected] = state.note
     for tp, log in store.logs().items():

@@ -15,6 +15,7 @@ from kafkalite.storage.index_block import BLOCK_HEADER_BYTES, OFFSET_MAGIC, TIME
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.disk_trees import tree_of
 
 TOPIC_ID = "0123456789abcdef0123456789abcdef"
 
@@ -47,7 +48,7 @@ def build_example() -> dict[str, bytes]:
     log.append(build_batch([None], [b"k"], 1_700_000_000_250, **producer), now_ms=0, leader_epoch=6)
     log.delete_before(1)
     store.close(broker_epoch=9)
-    return fs.tree()
+    return tree_of(fs)
 
 
 def documented(text: str) -> Iterator[tuple[str, bytes]]:

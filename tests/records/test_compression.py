@@ -107,14 +107,14 @@ def test_a_bomb_costs_little_memory(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", REAL)
-def test_a_bomb_is_refused_within_a_tenth_of_a_second(codec: Codec) -> None:
+def test_a_bomb_is_refused_within_a_tenth_of_a_second_of_cpu_time(codec: Codec) -> None:
     bomb = _bomb(codec)
     best = 1.0
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(BatchTooLargeError):
             decompress(codec, bomb, MAX_DECOMPRESSED_BYTES)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     assert best < 0.1
 
 

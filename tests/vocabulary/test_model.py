@@ -72,7 +72,7 @@ def test_every_error_code_has_its_class() -> None:
 
 def test_a_code_has_one_class() -> None:
     with pytest.raises(AssertionError, match="has two classes"):
-        type("Twin", (BrokerError,), {"code": ErrorCode.OFFSET_OUT_OF_RANGE})
+        type("Twin", (BrokerError,), {}, code=ErrorCode.OFFSET_OUT_OF_RANGE)
 
 
 def test_errors_carry_a_hint() -> None:

@@ -147,36 +147,29 @@ class ConfigError(KafkaliteError):
         self.source = source
 
 
-class ListenError(KafkaliteError):
-    pass
+class ListenError(KafkaliteError): ...
 
 
 class ProtocolError(KafkaliteError):
     """Raised only as LocalProtocolError or RemoteProtocolError."""
 
 
-class LocalProtocolError(ProtocolError):
-    pass
+class LocalProtocolError(ProtocolError): ...
 
 
-class RemoteProtocolError(ProtocolError):
-    pass
+class RemoteProtocolError(ProtocolError): ...
 
 
-class RecordError(KafkaliteError):
-    pass
+class RecordError(KafkaliteError): ...
 
 
-class CorruptBatchError(RecordError):
-    pass
+class CorruptBatchError(RecordError): ...
 
 
-class BatchTooLargeError(RecordError):
-    pass
+class BatchTooLargeError(RecordError): ...
 
 
-class StorageError(KafkaliteError):
-    pass
+class StorageError(KafkaliteError): ...
 
 
 class CorruptLogError(StorageError):
@@ -189,36 +182,28 @@ class CorruptLogError(StorageError):
         self.position = position
 
 
-class DiskFullError(StorageError):
-    pass
+class DiskFullError(StorageError): ...
 
 
-class LogOfflineError(StorageError):
-    pass
+class LogOfflineError(StorageError): ...
 
 
-class DataDirectoryError(StorageError):
-    pass
+class DataDirectoryError(StorageError): ...
 
 
-class ClientError(KafkaliteError):
-    pass
+class ClientError(KafkaliteError): ...
 
 
-class ClientClosedError(ClientError):
-    pass
+class ClientClosedError(ClientError): ...
 
 
-class ConnectionFailedError(ClientError):
-    pass
+class ConnectionFailedError(ClientError): ...
 
 
-class RequestTimeoutError(ClientError):
-    pass
+class RequestTimeoutError(ClientError): ...
 
 
-class DeliveryTimeoutError(ClientError):
-    pass
+class DeliveryTimeoutError(ClientError): ...
 
 
 class DeliveryFailedError(ClientError):
@@ -242,16 +227,13 @@ class DeliveryFailedError(ClientError):
         self.__cause__ = first_error
 
 
-class RecordTooLargeError(ClientError):
-    pass
+class RecordTooLargeError(ClientError): ...
 
 
-class BufferFullError(ClientError):
-    pass
+class BufferFullError(ClientError): ...
 
 
-class NoOffsetError(ClientError):
-    pass
+class NoOffsetError(ClientError): ...
 
 
 class LogTruncationError(ClientError):

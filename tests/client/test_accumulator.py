@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kafkalite.client.cluster.retry import Backoff
-from kafkalite.client.producer.accumulator import Accumulator, Limits
+from kafkalite.client.config import ProducerConfig
+from kafkalite.client.producer.accumulator import Accumulator
 from kafkalite.client.producer.partition_queue import InFlightBatch, PartitionQueue
 from kafkalite.client.producer.pending_batch import (
     BATCH_OVERHEAD_BYTES,
@@ -31,7 +31,7 @@ from kafkalite.records.builder import build_batch
 from kafkalite.records.header import Codec
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
-LIMITS = Limits(
+CONFIG = ProducerConfig(
     batch_size=1000,
     batch_max_messages=0,
     max_request_size=4000,
@@ -39,7 +39,6 @@ LIMITS = Limits(
     linger_ms=5,
     delivery_timeout_ms=1000,
     retries=3,
-    backoff=Backoff(100, 1000),
 )
 
 
@@ -65,7 +64,7 @@ def _values(flight: InFlightBatch) -> list[bytes | None]:
 
 
 def test_a_batch_lingers() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
     _append(accumulator, queue, b"a", now_ms=0)
     _append(accumulator, queue, b"b", now_ms=3)
@@ -80,7 +79,7 @@ def test_a_batch_lingers() -> None:
 
 
 def test_without_linger_a_batch_is_sent_at_once_and_later_records_gather() -> None:
-    accumulator = Accumulator(replace(LIMITS, linger_ms=0))
+    accumulator = Accumulator(replace(CONFIG, linger_ms=0))
     queue = accumulator.queue(T0)
     _append(accumulator, queue, b"a")
     ((first,),) = _drain(accumulator)
@@ -94,12 +93,12 @@ def test_without_linger_a_batch_is_sent_at_once_and_later_records_gather() -> No
 
 
 def test_a_batch_closes_at_its_size_and_at_its_count() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
     first = _append(accumulator, queue, b"x" * 500)
     second = _append(accumulator, queue, b"y" * 500)
     assert first.closed and not second.closed
-    accumulator = Accumulator(replace(LIMITS, batch_max_messages=2))
+    accumulator = Accumulator(replace(CONFIG, batch_max_messages=2))
     queue = accumulator.queue(T0)
     batches = [_append(accumulator, queue, b"x") for _ in range(5)]
     assert batches[0] is batches[1] is not batches[2]
@@ -108,7 +107,7 @@ def test_a_batch_closes_at_its_size_and_at_its_count() -> None:
 
 
 def test_a_record_above_batch_size_gets_a_batch_of_its_own() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
     _append(accumulator, queue, b"x" * 2500)
     _append(accumulator, queue, b"y")
@@ -117,7 +116,7 @@ def test_a_record_above_batch_size_gets_a_batch_of_its_own() -> None:
 
 
 def test_closed_batches_are_sent_together_up_to_the_request_size() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
     batches = []
     for i in range(10):
@@ -126,7 +125,7 @@ def test_closed_batches_are_sent_together_up_to_the_request_size() -> None:
     accumulator.close_all(0)
     ((flight,),) = _drain(accumulator)
     assert len(flight.batches) == 4
-    assert flight.size_bytes <= LIMITS.max_request_size
+    assert flight.size_bytes <= CONFIG.max_request_size
     records = list(RecordBatch(flight.encode(Codec.NONE, None)))
     assert [record.value[:1] for record in records] == [b"0", b"1", b"2", b"3"]
     assert [record.key for record in records] == [None, b"k", None, b"k"]
@@ -135,7 +134,7 @@ def test_closed_batches_are_sent_together_up_to_the_request_size() -> None:
 
 
 def test_coalesced_headers_stay_with_their_records() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
     for i in range(3):
         batch = accumulator.open_batch(queue, 100, 0)
@@ -149,7 +148,7 @@ def test_coalesced_headers_stay_with_their_records() -> None:
 
 
 def test_a_prebuilt_batch_is_sent_alone_and_in_order() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
     _append(accumulator, queue, b"before")
     built = PendingBatch(*T0, limit_bytes=0, limit_records=0)
@@ -175,7 +174,7 @@ def test_a_prebuilt_batch_is_sent_alone_and_in_order() -> None:
 
 
 def test_requests_gather_partitions_up_to_their_size() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     for partition in range(6):
         _append(accumulator, accumulator.queue(TopicPartition("t", partition)), b"x" * 900)
     accumulator.close_all(0)
@@ -184,7 +183,7 @@ def test_requests_gather_partitions_up_to_their_size() -> None:
 
 
 def test_a_broker_without_room_is_sent_nothing_until_it_has_room() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     for partition in range(6):
         _append(accumulator, accumulator.queue(TopicPartition("t", partition)), b"x" * 900)
     accumulator.close_all(0)
@@ -196,7 +195,7 @@ def test_a_broker_without_room_is_sent_nothing_until_it_has_room() -> None:
 
 
 def test_a_partition_without_leader_waits_and_is_reported() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     _append(accumulator, accumulator.queue(T0), b"a")
     _append(accumulator, accumulator.queue(T1), b"b")
     accumulator.close_all(0)
@@ -209,7 +208,7 @@ def test_a_partition_without_leader_waits_and_is_reported() -> None:
 
 def test_order_survives_retries() -> None:
     """B7: batches behind one that is resent wait for it."""
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
     _append(accumulator, queue, b"1")
     accumulator.close_all(0)
@@ -231,7 +230,7 @@ def test_order_survives_retries() -> None:
 
 
 def test_new_metadata_ends_the_pause() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     _append(accumulator, accumulator.queue(T0), b"1")
     accumulator.close_all(0)
     ((flight,),) = _drain(accumulator)
@@ -241,11 +240,11 @@ def test_new_metadata_ends_the_pause() -> None:
 
 
 def test_after_the_last_retry_the_error_is_final() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     batch = _append(accumulator, accumulator.queue(T0), b"1")
     accumulator.close_all(0)
     now_ms = 0
-    for _ in range(LIMITS.retries):
+    for _ in range(CONFIG.retries):
         ((flight,),) = _drain(accumulator, now_ms)
         assert accumulator.on_failed(flight, NotLeaderOrFollowerError("gone"), now_ms, 0.5) == []
         now_ms = accumulator.next_deadline_ms() or 0
@@ -253,11 +252,11 @@ def test_after_the_last_retry_the_error_is_final() -> None:
     ((flight,),) = _drain(accumulator, now_ms)
     assert accumulator.on_failed(flight, NotLeaderOrFollowerError("gone"), now_ms, 0.5) == [batch]
     assert isinstance(batch.error, NotLeaderOrFollowerError)
-    assert accumulator.free_bytes == LIMITS.buffer_memory
+    assert accumulator.free_bytes == CONFIG.buffer_memory
 
 
 def test_a_fatal_error_fails_its_batch_and_the_next_is_sent() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
     first = _append(accumulator, queue, b"1")
     accumulator.close_all(0)
@@ -271,7 +270,7 @@ def test_a_fatal_error_fails_its_batch_and_the_next_is_sent() -> None:
 
 def test_a_coalesced_batch_too_large_is_taken_apart() -> None:
     """The producer coalesced them, so a small max.message.bytes must not fail them."""
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
     batches = [_append(accumulator, queue, b"%d" % i * 900) for i in range(3)]
     accumulator.close_all(0)
@@ -289,7 +288,7 @@ def test_a_coalesced_batch_too_large_is_taken_apart() -> None:
 
 
 def test_delivery_timeout_in_every_state_of_a_batch() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
     flying = _append(accumulator, queue, b"1", now_ms=0)
     accumulator.close_batch(queue, 0)
@@ -302,7 +301,7 @@ def test_delivery_timeout_in_every_state_of_a_batch() -> None:
     assert accumulator.on_tick(1002) == [flying, closed, still_open]
     for batch in (flying, closed, still_open):
         assert isinstance(batch.error, DeliveryTimeoutError)
-    assert accumulator.free_bytes == LIMITS.buffer_memory
+    assert accumulator.free_bytes == CONFIG.buffer_memory
     late = _append(accumulator, queue, b"4", now_ms=1003)
     accumulator.close_all(1003)
     assert _drain(accumulator, 1003) == [], "the first may still be on its way: the partition is muted"
@@ -312,7 +311,7 @@ def test_delivery_timeout_in_every_state_of_a_batch() -> None:
 
 
 def test_an_expired_retry_is_not_sent_again() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
     _append(accumulator, queue, b"1")
     accumulator.close_all(0)
@@ -325,7 +324,7 @@ def test_an_expired_retry_is_not_sent_again() -> None:
 
 
 def test_a_failed_expired_batch_frees_the_partition() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
     _append(accumulator, queue, b"1")
     accumulator.close_all(0)
@@ -336,7 +335,7 @@ def test_a_failed_expired_batch_frees_the_partition() -> None:
 
 
 def test_memory_is_reserved_by_the_batch_and_released() -> None:
-    accumulator = Accumulator(replace(LIMITS, buffer_memory=4000))
+    accumulator = Accumulator(replace(CONFIG, buffer_memory=4000))
     queue = accumulator.queue(T0)
     batch = _append(accumulator, queue, b"x")
     assert accumulator.free_bytes == 3000
@@ -355,13 +354,13 @@ def test_memory_is_reserved_by_the_batch_and_released() -> None:
 
 
 def test_a_single_batch_may_exceed_the_buffer() -> None:
-    accumulator = Accumulator(replace(LIMITS, buffer_memory=500))
+    accumulator = Accumulator(replace(CONFIG, buffer_memory=500))
     assert accumulator.has_room(5000)
     assert accumulator.open_batch(accumulator.queue(T0), 10, 0) is not None
 
 
 def test_a_single_record_sent_at_once_equals_a_batch() -> None:
-    accumulator = Accumulator(replace(LIMITS, linger_ms=0))
+    accumulator = Accumulator(replace(CONFIG, linger_ms=0))
     queue = accumulator.queue(T0)
     flight = accumulator.add_alone(queue, b"v", b"k", 1234, 0, 1)
     assert flight is not None and flight.awaits_response
@@ -373,12 +372,12 @@ def test_a_single_record_sent_at_once_equals_a_batch() -> None:
     assert _drain(accumulator, 100) == [[flight]]
     (batch,) = accumulator.on_acknowledged(flight, 9, NO_TIMESTAMP, 101)
     assert (batch.base_offset, batch.timestamp_ms(0)) == (9, 1234)
-    assert accumulator.free_bytes == LIMITS.buffer_memory
+    assert accumulator.free_bytes == CONFIG.buffer_memory
     assert accumulator.add_alone(queue, b"x" * 4000, None, 1, 0, 1) is None, "above max.request.size"
 
 
 def test_taking_from_an_empty_queue() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
     _append(accumulator, queue, b"x")
     accumulator.ready[queue] = None
@@ -393,7 +392,7 @@ def test_taking_from_an_empty_queue() -> None:
 
 @pytest.mark.parametrize("codec", list(Codec))
 def test_batches_are_encoded_with_the_codec(codec: Codec) -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
     for _ in range(3):
         _append(accumulator, queue, b"word " * 20)
@@ -405,7 +404,7 @@ def test_batches_are_encoded_with_the_codec(codec: Codec) -> None:
 
 
 def test_acks_0_returns_no_offset() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
     for _ in range(3):
         _append(accumulator, queue, b"x" * 900)
@@ -417,7 +416,7 @@ def test_acks_0_returns_no_offset() -> None:
 
 
 def test_log_append_time_wins_over_the_records_own() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     batch = _append(accumulator, accumulator.queue(T0), b"x", now_ms=5)
     accumulator.close_all(0)
     ((flight,),) = _drain(accumulator)
@@ -427,7 +426,7 @@ def test_log_append_time_wins_over_the_records_own() -> None:
 
 
 def test_repr_has_the_state() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
     batch = _append(accumulator, queue, b"x")
     assert repr(batch) == "<PendingBatch t-0, 1 records, open>"
@@ -442,7 +441,7 @@ def test_repr_has_the_state() -> None:
 
 
 def test_a_listener_marks_the_failure_as_seen() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     batch = _append(accumulator, accumulator.queue(T0), b"x")
     _append(accumulator, accumulator.queue(T0), b"y")
     batch.listeners.append((1, lambda: None))
@@ -459,7 +458,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.accumulator = Accumulator(
-            replace(LIMITS, buffer_memory=20_000, linger_ms=3, delivery_timeout_ms=10**9, retries=10**9)
+            replace(CONFIG, buffer_memory=20_000, linger_ms=3, delivery_timeout_ms=10**9, retries=10**9)
         )
         self.now_ms = 0
         self.sent: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
@@ -492,7 +491,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
     def drain(self, room: int) -> None:
         drained = self.accumulator.drain(self.now_ms, lambda tp: tp.partition % 2, lambda node: room)
         for _, flights in drained.requests:
-            assert sum(s.size_bytes for s in flights) <= LIMITS.max_request_size or len(flights) == 1
+            assert sum(s.size_bytes for s in flights) <= CONFIG.max_request_size or len(flights) == 1
             self.flying += flights
         partitions = [flight.queue.tp for flight in self.flying]
         assert len(set(partitions)) == len(partitions), "a partition has one flight in flight"
@@ -543,7 +542,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
     @invariant()
     def memory_adds_up(self) -> None:
         reserved = sum(batch.reserved_bytes for batch in self.accumulator.incomplete)
-        assert self.accumulator.free_bytes + reserved == self.accumulator.limits.buffer_memory
+        assert self.accumulator.free_bytes + reserved == self.accumulator.config.buffer_memory
 
     @invariant()
     def acknowledged_records_stand_where_they_were_told_to(self) -> None:
@@ -584,12 +583,12 @@ TestAccumulatorMachine.settings = settings(
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.integers(0, 900), min_size=1, max_size=60))
 def test_estimates_bound_what_is_encoded(sizes: list[int]) -> None:
-    accumulator = Accumulator(replace(LIMITS, buffer_memory=10**9))
+    accumulator = Accumulator(replace(CONFIG, buffer_memory=10**9))
     queue = accumulator.queue(T0)
     for size in sizes:
         _append(accumulator, queue, b"x" * size, key=b"k" * (size % 7) if size % 2 else None)
     accumulator.close_all(0)
     while requests := _drain(accumulator):
         ((flight,),) = requests
-        assert len(flight.encode(Codec.NONE, None)) <= flight.size_bytes <= LIMITS.max_request_size
+        assert len(flight.encode(Codec.NONE, None)) <= flight.size_bytes <= CONFIG.max_request_size
         accumulator.on_acknowledged(flight, 0, NO_TIMESTAMP, 0)

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalite.client.cluster.retry import Backoff
 from kafkalite.client.cluster.routing import Leader
+from kafkalite.client.config import ConsumerConfig
 from kafkalite.client.consumer.assigned_partitions import (
     SHORT_WAIT_MS,
     AssignedPartitions,
-    FetchLimits,
     FetchPlan,
     Requested,
 )
@@ -31,17 +30,18 @@ from kafkalite.records.builder import build_batch
 from kafkalite.records.header import ATTRIBUTES_POSITION, CONTROL_BIT, seal, stamp
 
 T0, T1, T2 = (TopicPartition("t", number) for number in range(3))
-LIMITS = FetchLimits(
+CONFIG = ConsumerConfig(
     fetch_max_wait_ms=500,
     fetch_max_bytes=10_000,
     max_partition_fetch_bytes=1_000,
     check_crcs=True,
-    backoff=Backoff(100, 1000),
 )
 
 
-def _state(*tps: TopicPartition, reset: str = "earliest", limits: FetchLimits = LIMITS) -> AssignedPartitions:
-    state = AssignedPartitions(limits)
+def _state(
+    *tps: TopicPartition, reset: str = "earliest", config: ConsumerConfig = CONFIG
+) -> AssignedPartitions:
+    state = AssignedPartitions(config)
     state.assign(dict.fromkeys(tps, reset))
     for tp in tps:
         state.partitions[tp].seek(0)
@@ -173,7 +173,7 @@ def test_the_next_fetch_goes_out_while_records_wait_but_not_beyond_the_bounds() 
 
 
 def test_all_that_is_fetched_ahead_is_bounded() -> None:
-    state = _state(T0, T1, limits=replace(LIMITS, fetch_max_bytes=1000))
+    state = _state(T0, T1, config=replace(CONFIG, fetch_max_bytes=1000))
     _fetch(state, {T0: _batch(0, b"x" * 900), T1: _batch(0, b"y" * 100)})
     assert _plan(state) == []
 
@@ -259,7 +259,7 @@ def test_busy_brokers_and_missing_leaders() -> None:
 
 
 def test_where_to_start() -> None:
-    state = AssignedPartitions(LIMITS)
+    state = AssignedPartitions(CONFIG)
     state.assign({T0: "earliest", T1: "latest", T2: "none"})
     assert state.without_offset() == {T0: EARLIEST, T1: LATEST}
     assert _plan(state) == [], "no position, no fetch"
@@ -352,7 +352,7 @@ def test_a_damaged_batch_stops_its_partition_before_it() -> None:
 
 
 def test_without_check_crcs_only_the_body_must_be_readable() -> None:
-    state = _state(T0, limits=replace(LIMITS, check_crcs=False))
+    state = _state(T0, config=replace(CONFIG, check_crcs=False))
     damaged = _batch(0, b"bad")
     damaged[-3] ^= 1
     _fetch(state, {T0: damaged})
@@ -421,7 +421,7 @@ def test_whatever_the_user_does_the_records_are_those_of_the_log(data: st.DataOb
         for size in sizes:
             stored[tp].append((start + size, _batch(start, *values[start : start + size])))
             start += size
-    state = _state(T0, T1, limits=replace(LIMITS, max_partition_fetch_bytes=200))
+    state = _state(T0, T1, config=replace(CONFIG, max_partition_fetch_bytes=200))
     expected = dict.fromkeys((T0, T1), 0)
     for _ in range(data.draw(st.integers(1, 25))):
         action = data.draw(st.sampled_from(["fetch", "take", "seek", "pause", "resume", "batch"]))

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalite.client.cluster.retry import Backoff
 from kafkalite.client.cluster.routing import Leader
-from kafkalite.client.consumer.assigned_partitions import AssignedPartitions, FetchLimits
-from kafkalite.model import TopicPartition
+from kafkalite.client.config import ConsumerConfig
+from kafkalite.client.consumer.assigned_partitions import AssignedPartitions
+from kafkalite.model import IsolationLevel, TopicPartition
 from kafkalite.protocol.messages.data import AbortedTransaction, FetchedPartition
 from kafkalite.records.builder import build_batch
 from kafkalite.records.control import build_marker
@@ -76,8 +76,8 @@ class Log:
 
 
 def _consumer(start: int = 0, *, is_read_committed: bool = True) -> AssignedPartitions:
-    limits = FetchLimits(500, 10**6, 10**6, True, Backoff(100, 1000), is_read_committed)
-    state = AssignedPartitions(limits)
+    level = IsolationLevel.READ_COMMITTED if is_read_committed else IsolationLevel.READ_UNCOMMITTED
+    state = AssignedPartitions(ConsumerConfig(isolation_level=level))
     state.assign({T0: "earliest"})
     state.partitions[T0].seek(start)
     return state

@@ -15,9 +15,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kafkalite.client.cluster.retry import Backoff
+from kafkalite.client.config import ProducerConfig
 from kafkalite.client.producer import partition_queue
-from kafkalite.client.producer.accumulator import Accumulator, Limits
+from kafkalite.client.producer.accumulator import Accumulator
 from kafkalite.client.producer.partition_queue import (
     PIPELINED_BYTES,
     SEQUENCES,
@@ -46,7 +46,7 @@ from kafkalite.records.header import BatchHeader, Codec
 from kafkalite.storage.producer_state import ProducerStates
 
 T0 = TopicPartition("t", 0)
-LIMITS = Limits(
+CONFIG = ProducerConfig(
     batch_size=1000,
     batch_max_messages=0,
     max_request_size=4000,
@@ -54,8 +54,7 @@ LIMITS = Limits(
     linger_ms=0,
     delivery_timeout_ms=1000,
     retries=10**9,
-    backoff=Backoff(100, 1000),
-    is_idempotent=True,
+    enable_idempotence=True,
 )
 
 
@@ -80,8 +79,8 @@ def _follows(end: int | None, sequence: int) -> bool:
     return end is None or (sequence - end) % SEQUENCES < SEQUENCES // 2
 
 
-def _accumulator(limits: Limits = LIMITS) -> Accumulator:
-    accumulator = Accumulator(limits)
+def _accumulator(config: ProducerConfig = CONFIG) -> Accumulator:
+    accumulator = Accumulator(config)
     assert accumulator.needs_producer_id
     accumulator.on_producer_id(7)
     return accumulator
@@ -120,7 +119,7 @@ def _values(flight: InFlightBatch) -> list[bytes | None]:
 
 
 def test_nothing_is_sent_without_a_producer_id() -> None:
-    accumulator = Accumulator(LIMITS)
+    accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
     _add(accumulator, queue, b"a")
     assert _drain(accumulator) == []
@@ -165,7 +164,7 @@ def test_five_are_in_flight_and_small_ones_are_coalesced() -> None:
     for number in range(7):
         _add(accumulator, queue, b"%d" % number)
     assert len(_drain(accumulator)) == 5
-    accumulator = _accumulator(replace(LIMITS, batch_size=40_000, max_request_size=10**6))
+    accumulator = _accumulator(replace(CONFIG, batch_size=40_000, max_request_size=10**6))
     queue = accumulator.queue(T0)
 
     def send(size: int) -> None:
@@ -382,7 +381,7 @@ def test_a_batch_of_another_producer_gets_this_ones_identity_in_a_copy() -> None
     (flight,) = _drain(accumulator)
     assert _identity(flight) == (7, 0, 0)
     assert RecordBatch(foreign).header.producer_id == 99
-    plain = Accumulator(replace(LIMITS, is_idempotent=False))
+    plain = Accumulator(replace(CONFIG, enable_idempotence=False))
     batch = _add(plain, plain.queue(T0), b"")
     batch.prebuilt = foreign
     (flight,) = _drain(plain)
@@ -430,7 +429,7 @@ class LeaderMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         partition_queue.PIPELINED_BYTES = 100  # small batches may be in flight, too
-        self.accumulator = Accumulator(replace(LIMITS, delivery_timeout_ms=600, linger_ms=1, batch_size=200))
+        self.accumulator = Accumulator(replace(CONFIG, delivery_timeout_ms=600, linger_ms=1, batch_size=200))
         self.queue = self.accumulator.queue(T0)
         self.now_ms = 0
         self.number = 0
@@ -775,11 +774,11 @@ def test_random_histories() -> None:
 
 # --- in transactions -------------------------------------------------------------------------------
 
-TRANSACTIONAL = replace(LIMITS, is_transactional=True)
+TRANSACTIONAL = replace(CONFIG, transactional_id="app")
 
 
-def _in_transaction(epoch: int = 3, limits: Limits = TRANSACTIONAL) -> Accumulator:
-    accumulator = Accumulator(limits)
+def _in_transaction(epoch: int = 3, config: ProducerConfig = TRANSACTIONAL) -> Accumulator:
+    accumulator = Accumulator(config)
     assert not accumulator.needs_producer_id, "the coordinator gives the identity"
     accumulator.begin_transaction(7, epoch)
     return accumulator
@@ -812,7 +811,7 @@ def test_responses_after_the_end_of_a_transaction_are_ignored() -> None:
     old = _drain(accumulator)
     accumulator.on_failed(old[2], NotEnoughReplicasError(), 0, 0.5)
     assert len(accumulator.end_transaction(ConnectionFailedError("aborted"))) == 3
-    assert accumulator.free_bytes == LIMITS.buffer_memory
+    assert accumulator.free_bytes == CONFIG.buffer_memory
     accumulator.begin_transaction(7, 4)
     _add(accumulator, queue, b"d")
     (new,) = _drain(accumulator)
@@ -825,7 +824,7 @@ def test_responses_after_the_end_of_a_transaction_are_ignored() -> None:
 
 
 def test_repacked_batches_reuse_their_sequences_in_a_transaction() -> None:
-    accumulator = _in_transaction(limits=replace(TRANSACTIONAL, max_in_flight=1))
+    accumulator = _in_transaction(config=replace(TRANSACTIONAL, max_in_flight_requests_per_connection=1))
     queue = accumulator.queue(T0)
     for number in range(3):
         batch = accumulator.open_batch(queue, 100, 0)
@@ -858,7 +857,7 @@ def test_a_gap_in_a_transaction_is_a_loss_r29(error: BrokerError) -> None:
 
 
 def test_waiting_for_the_previous_transaction_takes_milliseconds() -> None:
-    accumulator = _in_transaction(limits=replace(TRANSACTIONAL, retries=0))
+    accumulator = _in_transaction(config=replace(TRANSACTIONAL, retries=0))
     queue = accumulator.queue(T0)
     _add(accumulator, queue, b"a")
     now_ms, pauses = 0, []
@@ -876,7 +875,7 @@ class TransactionLeaderMachine(LeaderMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.accumulator = Accumulator(replace(self.accumulator.limits, is_transactional=True))
+        self.accumulator = Accumulator(replace(self.accumulator.config, transactional_id="app"))
         self.queue = self.accumulator.queue(T0)
         self.epoch = 0
         self.first = 0  # of ``sent``, in this transaction
@@ -900,7 +899,7 @@ class TransactionLeaderMachine(LeaderMachine):
             assert written == [value for _, _, value in self.sent[self.first :]], "exactly once, in order"
             assert all(_header_of(data).is_transactional for _, data in self.log)
         self.accumulator.end_transaction(ConnectionFailedError("the end"))
-        assert self.accumulator.free_bytes == LIMITS.buffer_memory
+        assert self.accumulator.free_bytes == CONFIG.buffer_memory
         self.first = len(self.sent)
         self.epoch += 1
         self.accumulator.begin_transaction(7, self.epoch)

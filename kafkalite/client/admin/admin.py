@@ -21,17 +21,18 @@ from kafkalite.client.admin.descriptions import (
     MemberDescription,
     MetadataDescription,
     NewTopic,
-    NodeDescription,
     PartitionLag,
     ProducerDescription,
     QuorumDescription,
-    QuorumMember,
     TopicDescription,
     TransactionDescription,
     TransactionGroupDescription,
     TransactionListing,
+    cluster_description,
+    described,
     group_description,
     producer_description,
+    quorum_description,
     topic_description,
     transaction_description,
     transaction_group_description,
@@ -311,12 +312,7 @@ class Admin:
     async def describe_cluster(self) -> ClusterDescription:
         """Return every broker, fenced ones included, and the active controller."""
         response = await self._call(DescribeClusterRequest())
-        return ClusterDescription(
-            response.cluster_id,
-            response.controller_id,
-            response.metadata_offset,
-            tuple(NodeDescription(*broker) for broker in response.brokers),
-        )
+        return cluster_description(response)
 
     async def describe_quorum(self, node_id: int | None = None) -> QuorumDescription:
         """Return the controller quorum as its leader, if reachable, or as ``node_id`` sees it."""
@@ -329,16 +325,7 @@ class Admin:
         ):
             with contextlib.suppress(ConnectionFailedError):  # otherwise the first response is returned
                 response = await self._call(DescribeQuorumRequest(), node_id=leader_id)
-        return QuorumDescription(
-            response.node_id,
-            leader_id,
-            response.term,
-            response.commit_offset,
-            response.applied_offset,
-            response.log_end_offset,
-            response.snapshot_offset,
-            tuple(QuorumMember(*node) for node in response.nodes),
-        )
+        return quorum_description(response)
 
     async def describe_metadata(
         self, path: str = "/", *, after_offset: int = -1, max_wait_ms: int = 0
@@ -399,7 +386,7 @@ class Admin:
         responses = await self._call_every_broker(ListGroupsRequest(list(states)))
         return sorted(
             (
-                GroupListing(group.group_id, group.state, group.group_epoch, group.member_count, node_id)
+                described(GroupListing, group, coordinator_id=node_id)
                 for node_id, response in responses.items()
                 for group in response.groups
             ),
@@ -505,7 +492,7 @@ class Admin:
         responses = await self._call_every_broker(ListTransactionsRequest(list(states), min_duration_ms))
         return sorted(
             (
-                TransactionListing(one.transactional_id, one.producer_id, one.state, one.duration_ms, node_id)
+                described(TransactionListing, one, coordinator_id=node_id)
                 for node_id, response in responses.items()
                 for one in response.transactions
             ),

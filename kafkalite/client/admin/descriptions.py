@@ -4,19 +4,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kafkalite.model import NO_OFFSET, OffsetAndMetadata, TopicPartition
-from kafkalite.protocol.messages.groups import AssignedTopic, DescribedGroup, DescribedMember
-from kafkalite.protocol.messages.metadata import TopicMetadata
+from kafkalite.protocol.messages.groups import AssignedTopic, DescribedGroup
+from kafkalite.protocol.messages.metadata import (
+    DescribeClusterResponse,
+    DescribeQuorumResponse,
+    TopicMetadata,
+)
 from kafkalite.protocol.messages.transactions import (
     ActiveProducer,
     DescribedTransaction,
     DescribeTxnGroupResponse,
     TxnPartition,
 )
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+D = TypeVar("D", bound="DataclassInstance")
 
 BROKER_DEFAULT = -1  #: use the broker's own setting for the number of partitions or replicas
 
@@ -257,90 +266,55 @@ class TransactionGroupDescription:
     writers: tuple[TransactionGroupWriter, ...]  #: those with transactions that have not ended everywhere
 
 
+def described(kind: type[D], message: Any, **converted: Any) -> D:
+    """Return a ``kind`` with the fields of ``message`` that have its names, lists as tuples.
+
+    Lists of partitions become sorted tuples of TopicPartition. ``converted`` takes precedence.
+    """
+    names = [field.name for field in fields(kind) if field.name not in converted]
+    return kind(**{name: _value(getattr(message, name)) for name in names}, **converted)
+
+
+def _value(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    if value and isinstance(value[0], AssignedTopic):
+        return tuple(sorted(TopicPartition(one.topic, number) for one in value for number in one.partitions))
+    if value and isinstance(value[0], TxnPartition):
+        return tuple(sorted(TopicPartition(one.topic, one.partition) for one in value))
+    return tuple(value)
+
+
 def topic_description(topic: TopicMetadata) -> TopicDescription:
     partitions = sorted(topic.partitions, key=lambda partition: partition.partition)
-    return TopicDescription(
-        topic.name,
-        topic.topic_id,
-        topic.is_internal,
-        tuple(
-            PartitionDescription(
-                partition.partition,
-                partition.leader_id,
-                partition.leader_epoch,
-                tuple(partition.replicas),
-                tuple(partition.isr),
-                partition.partition_epoch,
-                tuple(partition.elr),
-            )
-            for partition in partitions
-        ),
-    )
+    of_topic = tuple(described(PartitionDescription, partition) for partition in partitions)
+    return described(TopicDescription, topic, partitions=of_topic)
 
 
 def group_description(group: DescribedGroup) -> GroupDescription:
-    return GroupDescription(
-        group.group_id,
-        group.state,
-        group.group_epoch,
-        group.assignment_epoch,
-        group.assignor,
-        tuple(_member(member) for member in group.members),
-        tuple(Generation(*event) for event in group.journal),
-    )
+    members = tuple(described(MemberDescription, member) for member in group.members)
+    journal = tuple(Generation(*event) for event in group.journal)
+    return described(GroupDescription, group, members=members, journal=journal)
 
 
-def _member(member: DescribedMember) -> MemberDescription:
-    return MemberDescription(
-        member.member_id,
-        member.instance_id,
-        member.member_epoch,
-        member.client_id,
-        member.host,
-        tuple(member.subscribed_topics),
-        member.subscribed_pattern,
-        _assigned(member.assignment),
-        _assigned(member.target),
-        _assigned(member.awaited_revocation),
-        member.last_heartbeat_ms_ago,
-        member.state,
-    )
-
-
-def _assigned(topics: Iterable[AssignedTopic]) -> tuple[TopicPartition, ...]:
-    return tuple(sorted(TopicPartition(one.topic, number) for one in topics for number in one.partitions))
-
-
-def transaction_description(one: DescribedTransaction) -> TransactionDescription:
-    return TransactionDescription(
-        one.transactional_id,
-        one.producer_id,
-        one.producer_epoch,
-        one.state,
-        one.timeout_ms,
-        one.start_ms,
-        _partitions(one.partitions),
-        one.coordinator_epoch,
-    )
+def transaction_description(transaction: DescribedTransaction) -> TransactionDescription:
+    return described(TransactionDescription, transaction)
 
 
 def transaction_group_description(response: DescribeTxnGroupResponse) -> TransactionGroupDescription:
-    return TransactionGroupDescription(
-        response.application_id,
-        response.last_batch_id,
-        tuple(response.last_winners),
-        tuple(
-            TransactionGroupWriter(
-                one.member,
-                one.batch_id,
-                one.producer_id,
-                one.producer_epoch,
-                one.state,
-                one.start_ms,
-                _partitions(one.partitions),
-            )
-            for one in response.members
-        ),
+    writers = tuple(described(TransactionGroupWriter, one, writer=one.member) for one in response.members)
+    return described(TransactionGroupDescription, response, writers=writers)
+
+
+def quorum_description(response: DescribeQuorumResponse) -> QuorumDescription:
+    return described(
+        QuorumDescription, response, members=tuple(QuorumMember(*node) for node in response.nodes)
+    )
+
+
+def cluster_description(response: DescribeClusterResponse) -> ClusterDescription:
+    return described(
+        ClusterDescription, response, brokers=tuple(NodeDescription(*broker) for broker in response.brokers)
     )
 
 
@@ -348,7 +322,3 @@ def producer_description(producer: ActiveProducer) -> ProducerDescription:
     start_offset = producer.transaction_start_offset
     description = ProducerDescription(*producer)
     return replace(description, transaction_start_offset=None) if start_offset == NO_OFFSET else description
-
-
-def _partitions(partitions: Iterable[TxnPartition]) -> tuple[TopicPartition, ...]:
-    return tuple(sorted(TopicPartition(one.topic, one.partition) for one in partitions))

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from itertools import islice
 from operator import length_hint
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from kafkalite.client.blocking.caller_thread import CallerThread
@@ -18,7 +17,6 @@ from kafkalite.client.blocking.twin import Twin, blocking, twin_of
 from kafkalite.client.config import BootstrapServers, ConsumerSettings
 from kafkalite.client.consumer import consumer
 from kafkalite.client.consumer.consumer import Committable
-from kafkalite.client.consumer.fetched_batch import FetchedBatch
 from kafkalite.client.group.rebalance_listener import RebalanceListener
 from kafkalite.errors import KafkaliteError
 from kafkalite.loop_thread import shared_loop_thread
@@ -31,7 +29,7 @@ from kafkalite.model import (
 from kafkalite.rng import Rng
 
 if TYPE_CHECKING:
-    import pyarrow
+    pass
 
 T = TypeVar("T")
 
@@ -86,9 +84,7 @@ class Consumer(Twin[consumer.Consumer]):
         self._rewind()
         super().close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._rewind(is_done=error is None)
         try:
             super().close()
@@ -156,21 +152,10 @@ class Consumer(Twin[consumer.Consumer]):
         if firsts:
             self._run(seek())
 
-    def seek(self, tp: TopicPartition, offset: int) -> None:
-        self._rewind()
-        self._run(self._original.seek(tp, offset))
-
-    def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        self._rewind()
-        self._run(self._original.seek_to_beginning(*partitions))
-
-    def seek_to_end(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        self._rewind()
-        self._run(self._original.seek_to_end(*partitions))
-
-    def seek_to_timestamp(self, tp: TopicPartition, timestamp_ms: int) -> None:
-        self._rewind()
-        self._run(self._original.seek_to_timestamp(tp, timestamp_ms))
+    seek = blocking(consumer.Consumer.seek, after=_rewind)
+    seek_to_beginning = blocking(consumer.Consumer.seek_to_beginning, after=_rewind)
+    seek_to_end = blocking(consumer.Consumer.seek_to_end, after=_rewind)
+    seek_to_timestamp = blocking(consumer.Consumer.seek_to_timestamp, after=_rewind)
 
     def pause(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
         self._rewind()
@@ -247,13 +232,8 @@ class Consumer(Twin[consumer.Consumer]):
         self._last_call_from = self._next_index()
         return list(islice(self._remaining, limit))
 
-    def get_batches(self, *, timeout_ms: int | None = None) -> list[FetchedBatch]:
-        self._rewind()
-        return self._run(self._original.get_batches(timeout_ms=timeout_ms))
-
-    def to_arrow(self, *, timeout_ms: int | None = None) -> pyarrow.Table:
-        self._rewind()
-        return self._run(self._original.to_arrow(timeout_ms=timeout_ms))
+    get_batches = blocking(consumer.Consumer.get_batches, after=_rewind)
+    to_arrow = blocking(consumer.Consumer.to_arrow, after=_rewind)
 
 
 def _first_offsets(records: Iterable[Record]) -> dict[TopicPartition, int]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, Self, TypeVar, Unpack
 
 from kafkalite.client.blocking.consumer import Consumer
 from kafkalite.client.blocking.twin import Twin, blocking, twin_of
@@ -32,6 +31,8 @@ from kafkalite.model import GroupMetadata, Headers, OffsetAndMetadata, RecordMet
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import RecordBatchBuilder
 from kafkalite.rng import Rng
+
+T = TypeVar("T")
 
 # At most this many records wait for the loop thread; ``send`` blocks while the queue is full.
 MAX_QUEUED_RECORDS: Final = 20_000
@@ -169,20 +170,16 @@ class Producer(Twin[async_producer.Producer]):
     def __repr__(self) -> str:
         return f"<sync {repr(self._original)[1:-1]}, {len(self._queue)} records queued>"
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             self.close()
         else:
             self._closed = True
-            self._run(self._exit(kind, error, trace))
+            self._run(self._exit(error))
 
-    async def _exit(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def _exit(self, error: BaseException | None) -> None:
         self._drain()
-        await self._original.__aexit__(kind, error, trace)
+        await self._original.__aexit__(None, error, None)
         self._refuse_queued()
 
     def close(self, timeout: float | None = None) -> None:
@@ -292,6 +289,15 @@ class Producer(Twin[async_producer.Producer]):
         while self._queue:
             await self._next_drain()
 
+    def _run_drained(self, function: Callable[[], Coroutine[Any, Any, T]], timeout: float | None = None) -> T:
+        """Run the coroutine that ``function`` returns, after all queued records."""
+
+        async def run() -> T:
+            await self._drain_all()
+            return await function()
+
+        return self._run(run(), timeout)
+
     def _refuse_queued(self, error: Exception | None = None) -> None:
         error = error or ClientClosedError("the producer was closed while the record was queued")
         while self._queue:
@@ -329,13 +335,12 @@ class Producer(Twin[async_producer.Producer]):
         headers: Sequence[Headers] | None = None,
         timeout: float | None = None,
     ) -> list[BatchMetadata]:
-        async def send() -> list[BatchMetadata]:
-            await self._drain_all()
-            return await self._original.send_many(
+        return self._run_drained(
+            lambda: self._original.send_many(
                 topic, values, keys, partition=partition, timestamps_ms=timestamps_ms, headers=headers
-            )
-
-        return self._run(send(), timeout)
+            ),
+            timeout,
+        )
 
     def send_batch(
         self,
@@ -345,11 +350,7 @@ class Producer(Twin[async_producer.Producer]):
         *,
         timeout: float | None = None,
     ) -> BatchMetadata:
-        async def send() -> BatchMetadata:
-            await self._drain_all()
-            return await self._original.send_batch(topic, partition, batch)
-
-        return self._run(send(), timeout)
+        return self._run_drained(lambda: self._original.send_batch(topic, partition, batch), timeout)
 
     def queue_batch(
         self,
@@ -364,12 +365,8 @@ class Producer(Twin[async_producer.Producer]):
         ``result()`` of the returned object waits for the acknowledgement, ``flush()`` for all of them. Raises
         BufferFullError after max.block.ms, TimeoutError after ``timeout`` seconds.
         """
-
-        async def queue() -> BatchDelivery:
-            await self._drain_all()
-            return await self._original.queue_batch(topic, partition, batch)
-
-        return PendingBatchDelivery(self, self._run(queue(), timeout))
+        delivery = self._run_drained(lambda: self._original.queue_batch(topic, partition, batch), timeout)
+        return PendingBatchDelivery(self, delivery)
 
     def flush(self, timeout: float | None = None) -> None:
         """Send all accepted records without lingering, and return when they are acknowledged.
@@ -377,12 +374,7 @@ class Producer(Twin[async_producer.Producer]):
         Raises DeliveryFailedError if records failed whose errors were not retrieved, TimeoutError after
         ``timeout`` seconds.
         """
-
-        async def flush() -> None:
-            await self._drain_all()
-            await self._original.flush()
-
-        self._run(flush(), timeout)
+        self._run_drained(self._original.flush, timeout)
 
     # --- transactions --------------------------------------------------------------------------
 
@@ -404,11 +396,7 @@ class Producer(Twin[async_producer.Producer]):
     begin_transaction = blocking(async_producer.Producer.begin_transaction)
 
     def commit_transaction(self, timeout: float | None = None) -> None:
-        async def commit() -> None:
-            await self._drain_all()
-            await self._original.commit_transaction()
-
-        self._run(commit(), timeout)
+        self._run_drained(self._original.commit_transaction, timeout)
 
     def abort_transaction(self) -> None:
         async def abort() -> None:
@@ -471,30 +459,22 @@ class Transaction:
         self._producer._run(self._transaction.__aenter__())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._producer._run(self._leave(kind, error, trace))
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._producer._run(self._leave(error))
 
-    async def _leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         if error is None and self._transaction.is_open:
             try:
                 await self._producer._drain_all()
             except BaseException as refused:
-                await self._leave(type(refused), refused, None)
+                await self._leave(refused)
                 raise
         elif error is not None:
             self._producer._refuse_queued(TransactionAbortedError(_ABORTED_WHILE_QUEUED))
-        await self._transaction.__aexit__(kind, error, trace)
+        await self._transaction.__aexit__(None, error, None)
 
     def abort(self) -> None:
-        async def abort() -> None:
-            self._producer._refuse_queued(TransactionAbortedError(_ABORTED_WHILE_QUEUED))
-            await self._transaction.abort()
-
-        self._producer._run(abort())
+        self._producer.abort_transaction()
 
     def send_offsets(
         self, offsets: Consumer | GroupConsumer | Offsets, group: GroupMetadata | str | None = None

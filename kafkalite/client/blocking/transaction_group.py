@@ -38,11 +38,7 @@ class TransactionGroupWriter(Producer):
         return self._writer.is_finished
 
     def prepare(self, timeout: float | None = None) -> PreparedWriter | None:
-        async def prepare() -> PreparedWriter | None:
-            await self._drain_all()
-            return await self._writer.prepare()
-
-        return self._run(prepare(), timeout)
+        return self._run_drained(self._writer.prepare, timeout)
 
 
 @twin_of(txn_group.TransactionGroup)

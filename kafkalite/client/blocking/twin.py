@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from functools import update_wrapper, wraps
 from inspect import cleandoc, getattr_static, signature
-from types import FunctionType, TracebackType
+from types import FunctionType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from kafkalite.loop_thread import shared_loop_thread
@@ -86,21 +86,26 @@ class Twin(Generic[A]):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.close()
 
 
 def blocking(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+    *,
+    after: Callable[[Any], object] | None = None,
 ) -> Callable[Concatenate[Twin[A], P], T]:
-    """Return a twin's method that runs ``method`` of the original, with its parameters and docstring."""
+    """Return a twin's method that runs ``method`` of the original, with its parameters and docstring.
+
+    ``after`` is a method of the twin that is called first.
+    """
 
     name = method.__name__
 
     @wraps(method)
     def call(twin: Twin[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if after is not None:
+            after(twin)
         overridden: Callable[P, Coroutine[Any, Any, T]] = getattr(twin._original, name)
         return twin._run(overridden(*args, **kwargs))
 

@@ -104,7 +104,7 @@ class ClusterClient:
         self.last_error: KafkaliteError | None = None
         self._on_change = on_change
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed = False
+        self.is_closed = False
         self._links: dict[tuple[int, int], _Link] = {}
         self._bootstrap: Connection | None = None
         self._tasks: dict[asyncio.Task[Any], None] = {}
@@ -152,7 +152,7 @@ class ClusterClient:
 
     async def close(self) -> None:
         """Close every connection; requests in flight fail with ClientClosedError. May be called twice."""
-        self._closed = True
+        self.is_closed = True
         if self._age_timer is not None:
             self._age_timer.cancel()
         tasks = list(self._tasks)
@@ -172,14 +172,6 @@ class ClusterClient:
         """The loop's monotonic clock."""
         assert self._loop is not None, "start() first"
         return int(self._loop.time() * 1000)
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
-
-    @property
-    def connection_count(self) -> int:
-        return len(self._connections())
 
     def _connections(self) -> list[Connection]:
         connections = [link.connection for link in self._links.values() if link.connection is not None]
@@ -212,7 +204,7 @@ class ClusterClient:
                 return link.connection
             if link.is_away:  #: another broker may lead by now
                 self.request_refresh()
-        if not self._closed:
+        if not self.is_closed:
             self._dial_soon(node_id, purpose)
         return None
 
@@ -221,7 +213,7 @@ class ClusterClient:
         connection = self.connection_now(node_id, purpose)
         if connection is not None:
             return connection
-        if self._closed:
+        if self.is_closed:
             raise ClientClosedError("the client is closed")
         outcome = await asyncio.shield(self._dial_soon(node_id, purpose))
         if isinstance(outcome, KafkaliteError):
@@ -271,7 +263,7 @@ class ClusterClient:
             return connection
         finally:
             link.task = None
-            if not self._closed:
+            if not self.is_closed:
                 assert self._loop is not None
                 self._loop.call_soon(self._notify)
 
@@ -314,7 +306,7 @@ class ClusterClient:
                 link.connection = None
                 link.is_away = True
                 link.not_before_ms = self.now_ms() + self.config.reconnect_backoff_ms
-        if not self._closed:
+        if not self.is_closed:
             logger.info("connection lost %s", Fields(connection=connection))
             self.request_refresh()
             self._notify()
@@ -332,7 +324,7 @@ class ClusterClient:
 
         Pauses grow while the responses bring no changes, up to ``retry.backoff.max.ms``.
         """
-        if self._closed or self._loop is None:
+        if self.is_closed or self._loop is None:
             return
         if self._refreshing is not None:
             self._refresh_again = self._refresh_again or urgent
@@ -364,7 +356,7 @@ class ClusterClient:
                     return
         finally:
             self._refreshing = None
-            if not self._closed:
+            if not self.is_closed:
                 self._notify()
 
     async def _pause(self, duration_ms: int) -> None:
@@ -486,7 +478,7 @@ class ClusterClient:
 
     async def changed(self, deadline_ms: int) -> bool:
         """Wait for the next ``on_change``; False after ``deadline_ms``. Raises ClientClosedError."""
-        if self._closed:
+        if self.is_closed:
             raise ClientClosedError("the client is closed")
         assert self._loop is not None
         if self._changed is None:
@@ -540,7 +532,7 @@ class ClusterClient:
 
         Raises the last error: BrokerError, ConnectionFailedError, RequestTimeoutError.
         """
-        if self._closed or self._loop is None:
+        if self.is_closed or self._loop is None:
             raise ClientClosedError("the client is not open; use 'async with' or start()")
         if timeout_ms is None:
             timeout_ms = self.config.default_api_timeout_ms

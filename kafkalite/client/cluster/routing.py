@@ -45,32 +45,22 @@ class KnownTopic:
         return len(self.leaders)
 
 
+@dataclass(slots=True, eq=False)
 class MetadataCache:
     """The content of the latest metadata responses.
 
     ``generation`` grows with every change that can affect routing: brokers, partition counts, leaders.
     """
 
-    __slots__ = (
-        "addresses",
-        "cluster_id",
-        "controller_id",
-        "errors",
-        "generation",
-        "response_count",
-        "topics",
-    )
-
-    def __init__(self) -> None:
-        self.cluster_id = ""
-        self.controller_id = NO_NODE
-        self.addresses: dict[int, str] = {}
-        self.topics: dict[str, KnownTopic] = {}
-        #: The error of each requested topic that can't be used now.
-        self.errors: dict[str, tuple[int, str]] = {}
-        self.generation = 0
-        #: Responses from brokers that knew a controller. Others may be cut off and out of date.
-        self.response_count = 0
+    cluster_id: str = ""
+    controller_id: int = NO_NODE
+    addresses: dict[int, str] = field(default_factory=dict)
+    topics: dict[str, KnownTopic] = field(default_factory=dict)
+    #: The error of each requested topic that can't be used now.
+    errors: dict[str, tuple[int, str]] = field(default_factory=dict)
+    generation: int = 0
+    #: Responses from brokers that knew a controller. Others may be cut off and out of date.
+    response_count: int = 0
 
     def update(self, response: MetadataResponse, *, complete: bool) -> bool:
         """Apply a successful response and return whether anything changed.

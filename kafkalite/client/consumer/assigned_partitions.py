@@ -28,6 +28,7 @@ from typing import Final
 
 from kafkalite.client.cluster.retry import Backoff
 from kafkalite.client.cluster.routing import Leader
+from kafkalite.client.config import ConsumerConfig
 from kafkalite.client.consumer.fetched_batch import FetchedBatch, RecordCursor
 from kafkalite.client.consumer.isolation import FLAGS, FLAGS_POSITION, AbortedFilter
 from kafkalite.errors import (
@@ -41,7 +42,7 @@ from kafkalite.errors import (
     broker_error,
 )
 from kafkalite.log_fields import Fields
-from kafkalite.model import EARLIEST, LATEST, NO_EPOCH, TopicPartition
+from kafkalite.model import EARLIEST, LATEST, NO_EPOCH, IsolationLevel, TopicPartition
 from kafkalite.protocol.messages.data import (
     AbortedTransaction,
     EpochEnd,
@@ -177,23 +178,13 @@ class FetchPlan:
     requested: dict[TopicPartition, Requested]
 
 
-@dataclass(frozen=True, slots=True)
-class FetchLimits:
-    """The settings of fetching, with the names and units of the options."""
-
-    fetch_max_wait_ms: int
-    fetch_max_bytes: int
-    max_partition_fetch_bytes: int
-    check_crcs: bool
-    backoff: Backoff
-    is_read_committed: bool = False
-
-
 class AssignedPartitions:
     """All assigned partitions of one consumer. The partition that returned records last comes last."""
 
-    def __init__(self, limits: FetchLimits) -> None:
-        self.limits = limits
+    def __init__(self, config: ConsumerConfig) -> None:
+        self._config = config
+        self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
+        self._is_read_committed = config.isolation_level is IsolationLevel.READ_COMMITTED
         self.partitions: dict[TopicPartition, PartitionState] = {}
 
     # --- assignment ----------------------------------------------------------------------------
@@ -290,7 +281,7 @@ class AssignedPartitions:
             position = state.base_position
             assert position is not None, "records are only fetched from a position"
             try:
-                batch = RecordBatch(buffer, check_crc=self.limits.check_crcs)
+                batch = RecordBatch(buffer, check_crc=self._config.check_crcs)
             except KafkaliteError as error:
                 self._fail_batch(state, position, error)
                 return None
@@ -337,13 +328,13 @@ class AssignedPartitions:
         busy: Callable[[int], bool],
     ) -> tuple[list[FetchPlan], bool]:
         """Return the fetches to send now, one per broker not ``busy``, and whether a leader is missing."""
-        limits = self.limits
-        if sum(state.buffered_bytes for state in self.partitions.values()) >= limits.fetch_max_bytes:
+        config = self._config
+        if sum(state.buffered_bytes for state in self.partitions.values()) >= config.fetch_max_bytes:
             return [], False
         leaderless = False
         has_records = any(state.has_records and not state.paused for state in self.partitions.values())
         max_wait_ms = (
-            min(SHORT_WAIT_MS, limits.fetch_max_wait_ms) if has_records else limits.fetch_max_wait_ms
+            min(SHORT_WAIT_MS, config.fetch_max_wait_ms) if has_records else config.fetch_max_wait_ms
         )
         plans: dict[int, FetchPlan] = {}
         for tp, state in self.partitions.items():
@@ -366,7 +357,7 @@ class AssignedPartitions:
                         tp.partition,
                         leader.leader_epoch,
                         state.fetch_offset,
-                        limits.max_partition_fetch_bytes,
+                        config.max_partition_fetch_bytes,
                     )
                 )
                 plan.requested[tp] = Requested(state.fetch_offset, state.seek_count, leader.leader_epoch)
@@ -385,7 +376,7 @@ class AssignedPartitions:
             return True
         # Ahead of the user, fetch only records that exist: a seek can't cancel a long poll.
         is_behind = state.high_watermark is not None and state.fetch_offset < state.high_watermark
-        return is_behind and state.buffered_bytes < self.limits.max_partition_fetch_bytes
+        return is_behind and state.buffered_bytes < self._config.max_partition_fetch_bytes
 
     def covers(
         self,
@@ -434,7 +425,7 @@ class AssignedPartitions:
                 stale_metadata |= error.refresh_metadata
                 self._on_error(state, error, now_ms, chance)
             else:
-                is_committed_only = self.limits.is_read_committed
+                is_committed_only = self._is_read_committed
                 state.high_watermark = (
                     result.last_stable_offset if is_committed_only else result.high_watermark
                 )
@@ -470,7 +461,7 @@ class AssignedPartitions:
     def _on_error(self, state: PartitionState, error: BrokerError, now_ms: int, chance: float) -> None:
         if error.retriable:
             state.failures += 1
-            state.retry_at_ms = now_ms + self.limits.backoff.delay_ms(state.failures, chance)
+            state.retry_at_ms = now_ms + self._backoff.delay_ms(state.failures, chance)
         elif isinstance(error, OffsetOutOfRangeError):
             self._on_out_of_range(state, error)
         else:
@@ -496,7 +487,7 @@ class AssignedPartitions:
             state = self.partitions.get(tp)
             if state is not None:
                 state.failures += 1
-                state.retry_at_ms = now_ms + self.limits.backoff.delay_ms(state.failures, chance)
+                state.retry_at_ms = now_ms + self._backoff.delay_ms(state.failures, chance)
 
     # --- leader epochs -------------------------------------------------------------------------
 

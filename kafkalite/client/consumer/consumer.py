@@ -13,7 +13,6 @@ import asyncio
 import re
 import warnings
 from collections.abc import AsyncIterator, Iterable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from kafkalite.client.cluster import list_offsets as offsets
@@ -183,9 +182,7 @@ class Consumer:
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
             await self._close(is_done=error is None)
         except KafkaliteError as unfinished:

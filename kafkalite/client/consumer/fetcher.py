@@ -14,16 +14,14 @@ from typing import Any, Final
 
 from kafkalite.client.cluster.client import ClusterClient, Purpose
 from kafkalite.client.cluster.connection import Connection, wake
-from kafkalite.client.cluster.retry import Backoff
 from kafkalite.client.config import ConsumerConfig
 from kafkalite.client.consumer.assigned_partitions import (
     AssignedPartitions,
-    FetchLimits,
     FetchPlan,
     Requested,
 )
 from kafkalite.errors import KafkaliteError
-from kafkalite.model import IsolationLevel, TopicPartition
+from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.data import FetchRequest, OffsetsForLeaderEpochRequest
 
 FOREVER_MS: Final = 2**53
@@ -47,7 +45,7 @@ class Fetcher:
     """Fetches for ``assigned``. Callers without records use ``wait``."""
 
     def __init__(self, cluster: ClusterClient, config: ConsumerConfig) -> None:
-        self.assigned = AssignedPartitions(fetch_limits(config))
+        self.assigned = AssignedPartitions(config)
         self.config = config
         self._cluster = cluster
         cluster.long_poll_ms[Purpose.FETCH] = config.fetch_max_wait_ms
@@ -230,15 +228,3 @@ class Fetcher:
 
         loop = asyncio.get_running_loop()
         self._retry_timer = loop.call_later((retry_ms - now_ms) / 1000, again)
-
-
-def fetch_limits(config: ConsumerConfig) -> FetchLimits:
-    """Return the settings of fetching."""
-    return FetchLimits(
-        fetch_max_wait_ms=config.fetch_max_wait_ms,
-        fetch_max_bytes=config.fetch_max_bytes,
-        max_partition_fetch_bytes=config.max_partition_fetch_bytes,
-        check_crcs=config.check_crcs,
-        backoff=Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms),
-        is_read_committed=config.isolation_level is IsolationLevel.READ_COMMITTED,
-    )

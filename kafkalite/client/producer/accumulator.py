@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kafkalite.client.cluster.retry import CONCURRENT_BACKOFF, Backoff
+from kafkalite.client.config import ProducerConfig
 from kafkalite.client.producer.partition_queue import MAX_IN_FLIGHT, Fate, InFlightBatch, PartitionQueue
 from kafkalite.client.producer.pending_batch import (
     BATCH_OVERHEAD_BYTES,
@@ -34,35 +35,6 @@ from kafkalite.errors import DeliveryTimeoutError
 from kafkalite.limits import MAX_RECORDS_PER_BATCH
 from kafkalite.model import NO_OFFSET, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
 from kafkalite.records.single import build_single
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The accumulator's settings, with the names and units of the options."""
-
-    batch_size: int
-    batch_max_messages: int
-    max_request_size: int
-    buffer_memory: int
-    linger_ms: int
-    delivery_timeout_ms: int
-    retries: int
-    backoff: Backoff
-    is_idempotent: bool = False
-    max_in_flight: int = MAX_IN_FLIGHT
-    is_transactional: bool = False  #: implies is_idempotent
-
-    @property
-    def in_flight_per_partition(self) -> int:
-        """The most batches of one partition in flight.
-
-        Without sequence numbers only one, because nothing would keep the order of two through a retry.
-        """
-        return min(self.max_in_flight, MAX_IN_FLIGHT) if self.is_idempotent else 1
-
-    @property
-    def records_per_batch(self) -> int:
-        return min(self.batch_max_messages or MAX_RECORDS_PER_BATCH, MAX_RECORDS_PER_BATCH)
 
 
 @dataclass(slots=True)
@@ -93,9 +65,10 @@ class Accumulator:
     flight, and not done.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.free_bytes = limits.buffer_memory
+    def __init__(self, config: ProducerConfig) -> None:
+        self.config = config
+        self.backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
+        self.free_bytes = config.buffer_memory
         #: In order of opening, and therefore of deadline.
         self.incomplete: dict[PendingBatch, None] = {}
         self._queues: dict[TopicPartition, PartitionQueue] = {}
@@ -105,12 +78,19 @@ class Accumulator:
         #: For partitions without a producer id. Nothing is sent while it is missing; see
         # ``needs_producer_id``.
         self.producer_id = NO_PRODUCER_ID
-        self.needs_producer_id = limits.is_idempotent and not limits.is_transactional
+        self._is_idempotent = config.enable_idempotence
+        self._is_transactional = config.transactional_id is not None
+        self.needs_producer_id = self._is_idempotent and not self._is_transactional
         #: (producer id, epoch) of the open transaction. A transactional producer sends nothing without one.
         self._transaction: tuple[int, int] | None = None
         self._joined: list[PartitionQueue] = []  # queues that use that identity
-        self._max_in_flight = limits.in_flight_per_partition
-        self._is_idempotent = limits.is_idempotent
+        #: Without sequence numbers only one, because nothing would keep the order of two through a retry.
+        self._max_in_flight = (
+            min(config.max_in_flight_requests_per_connection, MAX_IN_FLIGHT) if self._is_idempotent else 1
+        )
+        self._records_per_batch = min(
+            config.batch_max_messages or MAX_RECORDS_PER_BATCH, MAX_RECORDS_PER_BATCH
+        )
         self._retrying: dict[PartitionQueue, None] = {}
 
     def queue(self, tp: TopicPartition) -> PartitionQueue:
@@ -130,19 +110,19 @@ class Accumulator:
         ``forced`` ignores the limit: the record was accepted earlier, when its topic was unknown.
         """
         assert queue.open is None, "close the open batch first"
-        limits = self.limits
-        need = max(limits.batch_size, first_size_bytes + BATCH_OVERHEAD_BYTES)
+        config = self.config
+        need = max(config.batch_size, first_size_bytes + BATCH_OVERHEAD_BYTES)
         if need > self.free_bytes and self.incomplete and not forced:
             return None
         batch = PendingBatch(
             queue.tp.topic,
             queue.tp.partition,
-            limit_bytes=limits.batch_size,
-            limit_records=limits.records_per_batch,
+            limit_bytes=config.batch_size,
+            limit_records=self._records_per_batch,
         )
         self._accept(batch, need, now_ms)
         queue.open = batch
-        if limits.linger_ms > 0:
+        if config.linger_ms > 0:
             self._forget_closed_lingerers()
             self._lingering.append((batch, queue))
         else:
@@ -150,8 +130,8 @@ class Accumulator:
         return batch
 
     def _accept(self, batch: PendingBatch, reserved_bytes: int, now_ms: int) -> None:
-        batch.linger_until_ms = now_ms + self.limits.linger_ms
-        batch.deadline_ms = now_ms + self.limits.delivery_timeout_ms
+        batch.linger_until_ms = now_ms + self.config.linger_ms
+        batch.deadline_ms = now_ms + self.config.delivery_timeout_ms
         batch.reserved_bytes = reserved_bytes
         self.free_bytes -= reserved_bytes
         self.incomplete[batch] = None
@@ -191,7 +171,7 @@ class Accumulator:
             or queue.open is not None
             or queue.closed
             or size_bytes > self.free_bytes
-            or size_bytes > self.limits.max_request_size
+            or size_bytes > self.config.max_request_size
             or (self._is_idempotent and not self._has_identity(queue))
         ):
             return None
@@ -204,7 +184,7 @@ class Accumulator:
         batch.size_bytes = batch.reserved_bytes = size_bytes
         batch.record_count = 1
         batch.closed = True
-        batch.deadline_ms = now_ms + self.limits.delivery_timeout_ms
+        batch.deadline_ms = now_ms + self.config.delivery_timeout_ms
         self.free_bytes -= size_bytes
         self.incomplete[batch] = None
         flight = InFlightBatch(queue, [batch], size_bytes)
@@ -285,7 +265,7 @@ class Accumulator:
                 break
             expired.append(batch)
         for batch in expired:
-            self._drop(batch, _delivery_timeout(batch, self.limits.delivery_timeout_ms), now_ms)
+            self._drop(batch, _delivery_timeout(batch, self.config.delivery_timeout_ms), now_ms)
         return expired
 
     def abort_all(self, error: Exception, now_ms: int) -> list[PendingBatch]:
@@ -382,7 +362,7 @@ class Accumulator:
             request = filling[node_id] = _Filling(room(node_id))
         if request.room <= 0 and not request.flights:
             return False
-        room_bytes = self.limits.max_request_size - request.size_bytes if request.flights else _ANY_BYTES
+        room_bytes = self.config.max_request_size - request.size_bytes if request.flights else _ANY_BYTES
         flight = self._next_flight(queue, now_ms, room_bytes if request.room <= 0 else _ANY_BYTES)
         if flight is None:
             if not queue.may_send(now_ms):
@@ -420,7 +400,7 @@ class Accumulator:
             return True
         if queue.in_flight:
             return queue.producer_id != NO_PRODUCER_ID  # a batch is resent under its own identity
-        if self.limits.is_transactional:
+        if self._is_transactional:
             if self._transaction is None or queue.needs_producer_id:
                 return False
             queue.join_transaction(*self._transaction)
@@ -460,12 +440,11 @@ class Accumulator:
             return None
         first = closed.popleft()
         if closed and queue.coalesce and first.prebuilt is None:
-            return self._coalesce(queue, first, min(self.limits.max_request_size, room_bytes))
+            return self._coalesce(queue, first, min(self.config.max_request_size, room_bytes))
         return InFlightBatch(queue, [first], first.size_bytes)
 
     def _coalesce(self, queue: PartitionQueue, first: PendingBatch, limit_bytes: int) -> InFlightBatch:
         """Combine ``first`` with as many closed batches behind it as one record batch may hold."""
-        limits = self.limits
         batches, size_bytes, record_count = [first], first.size_bytes, first.record_count
         while queue.closed:
             more = queue.closed[0]
@@ -474,7 +453,7 @@ class Accumulator:
             if (
                 more.prebuilt is not None
                 or size_bytes > limit_bytes
-                or record_count > limits.records_per_batch
+                or record_count > self._records_per_batch
             ):
                 size_bytes -= more.size_bytes
                 break
@@ -508,7 +487,7 @@ class Accumulator:
             return []  # its transaction has ended
         queue = flight.queue
         live = [batch for batch in flight.batches if not batch.done]
-        fate = queue.judge(flight, error, self.limits.retries, was_sent=was_sent)
+        fate = queue.judge(flight, error, self.config.retries, was_sent=was_sent)
         if fate is not Fate.FAIL:
             failed = []
         else:
@@ -548,7 +527,7 @@ class Accumulator:
         """Resume after the longest retry backoff in flight; at once if no batch failed on its own."""
         failures = max(flight.failures for flight in queue.in_flight)
         collisions = max(flight.collisions for flight in queue.in_flight)
-        pause_ms = self.limits.backoff.delay_ms(failures, chance) if failures else 0
+        pause_ms = self.backoff.delay_ms(failures, chance) if failures else 0
         if collisions and not failures:
             pause_ms = CONCURRENT_BACKOFF.delay_ms(collisions, chance)
         queue.retry_at_ms = now_ms + pause_ms

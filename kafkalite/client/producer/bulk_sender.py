@@ -123,7 +123,7 @@ class BulkSender:
         sender = self._sender
         if not sender.accumulator.has_room(len(encoded)):
             number = self._check_may_send(0)
-            await self.wait_for_bytes(len(encoded))
+            await sender.wait_for_bytes(len(encoded))
             self._check_may_send(number)
         batch = PendingBatch(topic, partition, limit_bytes=0, limit_records=0)
         batch.prebuilt = encoded
@@ -136,10 +136,3 @@ class BulkSender:
         sender.accumulator.add_batch(queue, batch, sender.now_ms())
         sender.drain()
         return batch
-
-    async def wait_for_bytes(self, size_bytes: int, timeout_ms: int | None = None) -> None:
-        """Return when buffer.memory has this much room. Raises BufferFullError after max.block.ms."""
-        self._sender.drain()
-        await self._sender.wait_for_bytes(
-            size_bytes, self.config.max_block_ms if timeout_ms is None else timeout_ms
-        )

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
@@ -192,6 +192,7 @@ def _encode(
     )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PartitionQueue:
     """Invariants: ``in_flight`` precedes ``closed``, which precedes ``open``; no record is in two of them.
 
@@ -201,43 +202,27 @@ class PartitionQueue:
     are abandoned ones.
     """
 
-    __slots__ = (
-        "closed",
-        "coalesce",
-        "in_flight",
-        "is_held",
-        "is_transactional",
-        "max_in_flight",
-        "needs_producer_id",
-        "next_sequence",
-        "node_id",
-        "open",
-        "producer_epoch",
-        "producer_id",
-        "retry_at_ms",
-        "tp",
-    )
+    tp: TopicPartition
+    max_in_flight: int = 1
+    open: PendingBatch | None = None
+    closed: deque[PendingBatch] = field(default_factory=deque)
+    #: Batches that were sent and are not decided, in the order of their sequences.
+    in_flight: deque[InFlightBatch] = field(default_factory=deque)
+    is_held: bool = False
+    retry_at_ms: int = 0  #: valid while held, without outstanding responses
+    node_id: int = -1  #: the node that in-flight batches were sent to
+    #: False after the broker refused a coalesced batch as too large (the topic's max.message.bytes).
+    coalesce: bool = True
+    # The identity of the next batch. Each partition counts its own epochs: leaders compare them by
+    # partition, and no other producer has this producer id.
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    next_sequence: int = NO_SEQUENCE
+    needs_producer_id: bool = False  #: the current one can't be used any more
+    is_transactional: bool = False  #: the identity is that of a transaction
 
-    def __init__(self, tp: TopicPartition, max_in_flight: int = 1) -> None:
-        assert 1 <= max_in_flight <= MAX_IN_FLIGHT, "leaders remember no more batches"
-        self.tp = tp
-        self.open: PendingBatch | None = None
-        self.closed: deque[PendingBatch] = deque()
-        #: Batches that were sent and are not decided, in the order of their sequences.
-        self.in_flight: deque[InFlightBatch] = deque()
-        self.max_in_flight = max_in_flight
-        self.is_held = False
-        self.retry_at_ms = 0  #: valid while held, without outstanding responses
-        self.node_id = -1  #: the node that in-flight batches were sent to
-        #: False after the broker refused a coalesced batch as too large (the topic's max.message.bytes).
-        self.coalesce = True
-        # The identity of the next batch. Each partition counts its own epochs: leaders compare them by
-        # partition, and no other producer has this producer id.
-        self.producer_id = NO_PRODUCER_ID
-        self.producer_epoch = NO_PRODUCER_EPOCH
-        self.next_sequence = NO_SEQUENCE
-        self.needs_producer_id = False  #: the current one can't be used any more
-        self.is_transactional = False  #: the identity is that of a transaction
+    def __post_init__(self) -> None:
+        assert 1 <= self.max_in_flight <= MAX_IN_FLIGHT, "leaders remember no more batches"
 
     @property
     def awaits_response(self) -> bool:

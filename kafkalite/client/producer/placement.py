@@ -77,24 +77,21 @@ class Placement:
         self._accumulator = sender.accumulator
         self._cluster = sender.cluster
         self._partitioner = partitioner
-        self._keeps_keyless = isinstance(partitioner, RoundRobinPerBatch | Sticky)
-        self.keyless = self._last_keyless if self._keeps_keyless else {}
+        #: Whether keyless records are placed by the batch, not one by one.
+        self.places_batches = isinstance(partitioner, RoundRobinPerBatch | Sticky)
+        self.keyless = self._last_keyless if self.places_batches else {}
         self._hashes_keys = isinstance(partitioner, RoundRobinPerBatch | Sticky | Hash)
         config = sender.config
         #: Whether an awaited record may be sent at once, without an open batch: see ``send_alone``.
         self.sends_alone = self._hashes_keys and config.linger_ms == 0 and config.codec is Codec.NONE
-        self._topics: dict[str, TopicQueues] = {}
+        self.topics: dict[str, TopicQueues] = {}
         self._parked: dict[str, _Parked] = {}
-
-    @property
-    def topic_count(self) -> int:
-        return len(self._topics)
 
     # --- placing -------------------------------------------------------------------------------
 
     def put(self, topic: str, record: OutgoingRecord) -> Delivery:
         """Add ``record`` to its batch, or park it. Raises BufferFullError, UnknownTopicOrPartitionError."""
-        known = self._topics.get(topic) or self._know(topic)
+        known = self.topics.get(topic) or self._know(topic)
         if known is None:
             return self._park(topic, record)
         return Delivery(*self._place(known, record, forced=False))
@@ -107,7 +104,7 @@ class Placement:
 
         With linger.ms=0 this saves opening and closing a batch for a record that the caller awaits.
         """
-        topic = self._topics.get(name)
+        topic = self.topics.get(name)
         if topic is None or not self.sends_alone:
             return None
         partition = self._partitioner.partition(name, key, value, len(topic.queues))
@@ -136,7 +133,7 @@ class Placement:
         batch = queue.open
         if batch is not None and not batch.has_room(size_bytes):
             accumulator.close_batch(queue, now_ms)
-            if is_keyless and self._keeps_keyless:  # a full batch: go to the next partition
+            if is_keyless and self.places_batches:  # a full batch: go to the next partition
                 queue = topic.queues[self.choose(topic, None, value, None)]
             batch = queue.open
             if batch is not None and not batch.has_room(size_bytes):
@@ -187,11 +184,6 @@ class Placement:
         self._partitioner.on_batch_closed(topic.name, partition)
         return partition
 
-    @property
-    def places_batches(self) -> bool:
-        """Whether keyless records are placed by the batch, not one by one."""
-        return self._keeps_keyless
-
     def _note_closed(self, topic: str) -> None:
         """Notify the partitioner if the last batch of keyless records has closed."""
         batch = self._last_keyless.get(topic)
@@ -211,7 +203,7 @@ class Placement:
         """Return the topic when its metadata is known. Raises its BrokerError, after max.block.ms at most."""
         deadline_ms = self._sender.now_ms() + self._sender.config.max_block_ms
         await self._cluster.topic_partition_count(name, deadline_ms)
-        topic = self._topics.get(name) or self._know(name)
+        topic = self.topics.get(name) or self._know(name)
         assert topic is not None, "its partition count is known"
         return topic
 
@@ -221,7 +213,7 @@ class Placement:
         count = self._cluster.metadata.partition_count(name)
         if count is None:
             return None
-        topic = self._topics.setdefault(name, TopicQueues(name))
+        topic = self.topics.setdefault(name, TopicQueues(name))
         for partition in range(len(topic.queues), count):
             topic.queues.append(self._accumulator.queue(TopicPartition(name, partition)))
         self.keyed.pop(name, None)  # with more partitions a key may belong to another one
@@ -232,7 +224,7 @@ class Placement:
     def on_cluster_change(self) -> None:
         """Handle new metadata: added partitions, new topics, unusable topics."""
         metadata = self._cluster.metadata
-        for name, topic in self._topics.items():
+        for name, topic in self.topics.items():
             if (metadata.partition_count(name) or 0) > len(topic.queues):
                 self._know(name)
         for name in list(self._parked):

@@ -12,7 +12,6 @@ import logging
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from kafkalite.client.config import BootstrapServers, ProducerSettings, merged, producer_config
@@ -123,7 +122,7 @@ class Producer:
     def __repr__(self) -> str:
         brokers = len(self._sender.cluster.metadata.addresses)
         waiting = len(self._sender.accumulator.incomplete)
-        topics = self._placement.topic_count
+        topics = len(self._placement.topics)
         return f"<Producer {self._state}, {topics} topics @ {brokers} brokers, {waiting} batches waiting>"
 
     def __del__(self, _warn: Any = warnings.warn) -> None:
@@ -158,9 +157,7 @@ class Producer:
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             await self.close()
             return
@@ -451,7 +448,7 @@ class Producer:
     async def wait_for_room(self, timeout_ms: int | None = None) -> None:
         """Return when buffer.memory has room for another batch. Raises BufferFullError after max.block.ms."""
         self._check_open()
-        await self._bulk.wait_for_bytes(self.config.batch_size, timeout_ms)
+        await self._sender.wait_for_bytes(self.config.batch_size, timeout_ms)
 
     # --- many records --------------------------------------------------------------------------
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from kafkalite.client.cluster.client import ClusterClient
 from kafkalite.client.cluster.connection import Connection, wake
-from kafkalite.client.cluster.retry import Backoff, is_retriable, needs_metadata
+from kafkalite.client.cluster.retry import is_retriable, needs_metadata
 from kafkalite.client.config import ProducerConfig
-from kafkalite.client.producer.accumulator import Accumulator, Limits
+from kafkalite.client.producer.accumulator import Accumulator
 from kafkalite.client.producer.delivery import Delivery, DeliveryCallback
 from kafkalite.client.producer.partition_queue import InFlightBatch, PartitionQueue
 from kafkalite.client.producer.pending_batch import Encoded, PendingBatch
@@ -106,7 +106,7 @@ class Sender:
     ) -> None:
         self.config = config
         self.cluster = ClusterClient(config, allow_auto_topic_creation=True, on_change=on_change, rng=rng)
-        self.accumulator = Accumulator(_limits(config))
+        self.accumulator = Accumulator(config)
         self.failures = FailureLedger()
         #: Called with each failure before the batch's listeners are. It may fail other batches.
         self.on_failure: Callable[[Exception], None] | None = None
@@ -124,7 +124,7 @@ class Sender:
         self._max_in_flight = config.max_in_flight_requests_per_connection
         self._request_timeout_ms = config.request_timeout_ms
         self._is_asking_for_id = False
-        self._requests = self._batches = self._acknowledged = self._failed = self._retries = 0
+        self.request_count = self._batches = self._acknowledged = self._failed = self._retries = 0
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -147,14 +147,9 @@ class Sender:
         assert self._loop is not None, "start() first"
         return int(self._loop.time() * 1000)
 
-    @property
-    def request_count(self) -> int:
-        """The number of produce requests sent so far."""
-        return self._requests
-
     def statistics(self) -> ProducerStatistics:
         return ProducerStatistics(
-            requests=self._requests,
+            requests=self.request_count,
             batches=self._batches,
             acknowledged_batches=self._acknowledged,
             failed_batches=self._failed,
@@ -272,7 +267,7 @@ class Sender:
             for flight in flights:
                 self._fail_flight(flight, error, was_sent=False)
             return
-        self._requests += 1
+        self.request_count += 1
         self._batches += len(flights)
         if not self._acks:
             for flight in flights:
@@ -341,7 +336,7 @@ class Sender:
                 if not is_retriable(error):  # a retry can't help: report it
                     self.finish(self.accumulator.abort_all(error, self.now_ms()))
                 failures += 1
-                pause_ms = self.accumulator.limits.backoff.delay_ms(failures, self._rng.random())
+                pause_ms = self.accumulator.backoff.delay_ms(failures, self._rng.random())
                 await asyncio.sleep(pause_ms / 1000)
             else:
                 self.accumulator.on_producer_id(response.message.producer_id)
@@ -396,11 +391,15 @@ class Sender:
 
     # --- room ----------------------------------------------------------------------------------
 
-    async def wait_for_bytes(self, size_bytes: int, timeout_ms: int) -> None:
+    async def wait_for_bytes(self, size_bytes: int, timeout_ms: int | None = None) -> None:
         """Return when ``size_bytes`` of buffer.memory are free, in the order of the calls.
 
-        Raises BufferFullError after ``timeout_ms``, ClientClosedError if the producer is closed.
+        Raises BufferFullError after ``timeout_ms`` (None: max.block.ms), ClientClosedError if the producer
+        is closed.
         """
+        self.drain()
+        if timeout_ms is None:
+            timeout_ms = self.config.max_block_ms
         assert self._loop is not None
         deadline_ms = self.now_ms() + timeout_ms
         has_waited = False
@@ -450,19 +449,3 @@ _WRITTEN: Final = frozenset({0, int(DuplicateSequenceNumberError.code)})
 
 def _ignore(message: Any, payload: memoryview, error: Exception | None) -> None:
     """With acks=0 there is no response to handle."""
-
-
-def _limits(config: ProducerConfig) -> Limits:
-    return Limits(
-        batch_size=config.batch_size,
-        batch_max_messages=config.batch_max_messages,
-        max_request_size=config.max_request_size,
-        buffer_memory=config.buffer_memory,
-        linger_ms=config.linger_ms,
-        delivery_timeout_ms=config.delivery_timeout_ms,
-        retries=config.retries,
-        backoff=Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms),
-        is_idempotent=config.enable_idempotence,
-        max_in_flight=config.max_in_flight_requests_per_connection,
-        is_transactional=config.transactional_id is not None,
-    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from kafkalite.client.cluster.client import ClusterClient, Purpose
@@ -411,13 +410,11 @@ class Transaction:
         self._number = self._manager.state.number
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         state = self._manager.state
-        if (
-            state.number != self._number or kind is GeneratorExit
-        ):  # the generator is closing: awaiting is not possible
+        if state.number != self._number:
+            return
+        if isinstance(error, GeneratorExit):  # the generator is closing: awaiting is not possible
             return
         if error is not None:
             await self._manager.abort_for(error)

@@ -108,27 +108,23 @@ class TransactionState:
         record that waited to be sent in one transaction must not be sent in a later one.
         """
         if self.phase is not Phase.OPEN or self.is_flushing:
-            self._raise_cause()
+            self.raise_if_failed()
             hint = "'async with producer.transaction()' begins a transaction"
             raise self._refused("send", "the transaction is being committed" if self.is_flushing else hint)
         if number not in (0, self.number):
             raise TransactionAbortedError("the transaction that this record belongs to has ended")
         return self.number
 
-    def raise_if_failed(self) -> None:
-        """Raise ProducerFencedError or TransactionAbortableError if the transaction can't be committed."""
-        self._raise_cause()
-
     def check_may_commit(self) -> None:
         """Check before the flush of a commit. Raises the same errors as ``check_may_send``."""
-        self._raise_cause()
+        self.raise_if_failed()
         self._require({Phase.OPEN, Phase.COMMITTING}, "commit", "begin a transaction first")
         if self.is_flushing:
             raise self._refused("commit", "it is being committed already")
 
     def commit(self) -> None:
         """All records are in the logs; it can't be aborted any more. Raises as ``check_may_commit``."""
-        self._raise_cause()
+        self.raise_if_failed()
         assert self.phase in {Phase.OPEN, Phase.COMMITTING}, "check_may_commit() first"
         self.phase = Phase.COMMITTING
 
@@ -197,14 +193,15 @@ class TransactionState:
         self.phase, self.cause = Phase.FENCED, error
         return self._fenced(error)
 
-    def _raise_cause(self) -> None:
+    def raise_if_failed(self) -> None:
+        """Raise ProducerFencedError or TransactionAbortableError if the transaction can't be committed."""
         if self.cause is not None:
             is_fenced = self.phase is Phase.FENCED
             raise self._fenced(self.cause) if is_fenced else self._abortable(self.cause)
 
     def _require(self, phases: set[Phase], what: str, hint: str) -> None:
         if self.phase is Phase.FENCED:
-            self._raise_cause()
+            self.raise_if_failed()
         if self.phase not in phases:
             raise self._refused(what, hint)
 

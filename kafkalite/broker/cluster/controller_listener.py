@@ -19,6 +19,7 @@ from kafkalite.broker.server.error_responses import refusal
 from kafkalite.broker.server.metrics import Metrics
 from kafkalite.broker.server.responses import SHUTTING_DOWN, Pending, Refusal, Reply, Response
 from kafkalite.broker.server.server import Server
+from kafkalite.broker.server.tasks import cancel_all
 from kafkalite.clock import Clock
 from kafkalite.errors import ErrorCode
 from kafkalite.limits import KIB, MIB
@@ -95,10 +96,7 @@ class ControllerListener:
         return self._server.addresses
 
     async def start(self, addresses: Sequence[str]) -> None:
-        """Listen and serve. Raises ListenError."""
-        await run_on(self._loop, self._start(addresses))
-
-    async def _start(self, addresses: Sequence[str]) -> None:
+        """Listen and serve. Call it on the Raft loop. Raises ListenError."""
         for address in addresses:
             await self._server.listen(address, None)
         self._server.open()
@@ -107,12 +105,9 @@ class ControllerListener:
         )
 
     async def stop(self, *, is_clean: bool) -> None:
-        await run_on(self._loop, self._stop(is_clean=is_clean))
-
-    async def _stop(self, *, is_clean: bool) -> None:
+        """Close the connections. Call it on the Raft loop."""
         if self._reaper is not None:
-            self._reaper.cancel()
-            await asyncio.wait([self._reaper])
+            await cancel_all([self._reaper])
         if is_clean:
             self._server.end()
             await self._server.wait_closed(STOP_GRACE_MS, level=logging.DEBUG)

@@ -154,7 +154,8 @@ class ClusterNode:
         self._membership.remember()
         config, loop, transport = self._config, self._runner.loop, self.raft.node.transport
         self._listener = ControllerListener(loop, transport, greet, dispatch, on_session_lost, self._clock)
-        await self._listener.start(config.controller_listeners or (self._voters[config.node_id],))
+        addresses = config.controller_listeners or (self._voters[config.node_id],)
+        await run_on(loop, self._listener.start(addresses))
         self._links = RaftLinks(
             transport,
             node_id=config.node_id,
@@ -166,8 +167,9 @@ class ClusterNode:
         return self._listener.addresses
 
     async def leave(self, *, is_clean: bool) -> None:
+        if self._runner is None:
+            return
         if self._links is not None:
-            assert self._runner is not None
             await run_on(self._runner.loop, self._links.stop())
         if self._listener is not None:
-            await self._listener.stop(is_clean=is_clean)
+            await run_on(self._runner.loop, self._listener.stop(is_clean=is_clean))

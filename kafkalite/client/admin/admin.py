@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Self, TypeVar, Unpack
 
+from kafkalite.client.admin.cluster_health import look_at_quorum
 from kafkalite.client.admin.descriptions import (
     BROKER_DEFAULT,
     ClusterDescription,
@@ -48,7 +49,6 @@ from kafkalite.errors import (
     BrokerError,
     ClientClosedError,
     ConcurrentTransactionsError,
-    ConnectionFailedError,
     ElectionNotNeededError,
     GroupIdNotFoundError,
     LeaderNotAvailableError,
@@ -316,15 +316,10 @@ class Admin:
 
     async def describe_quorum(self, node_id: int | None = None) -> QuorumDescription:
         """Return the controller quorum as its leader, if reachable, or as ``node_id`` sees it."""
+        if node_id is None:
+            self._check_open()
+            return quorum_description(await look_at_quorum(self._cluster))
         response = await self._call(DescribeQuorumRequest(), node_id=node_id)
-        leader_id = response.leader_id
-        if (
-            node_id is None
-            and leader_id != response.node_id
-            and leader_id in self._cluster.metadata.addresses
-        ):
-            with contextlib.suppress(ConnectionFailedError):  # otherwise the first response is returned
-                response = await self._call(DescribeQuorumRequest(), node_id=leader_id)
         return quorum_description(response)
 
     async def describe_metadata(

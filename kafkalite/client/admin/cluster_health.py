@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -159,8 +160,9 @@ async def look_at_quorum(client: ClusterClient) -> DescribeQuorumResponse:
     leader_id = response.leader_id
     if leader_id in {NO_NODE, response.node_id} or leader_id not in client.metadata.addresses:
         return response
-    leaders: DescribeQuorumResponse = (await client.call(DescribeQuorumRequest(), node_id=leader_id)).message
-    return leaders
+    with contextlib.suppress(ConnectionFailedError):  # otherwise the first response is returned
+        response = (await client.call(DescribeQuorumRequest(), node_id=leader_id)).message
+    return response
 
 
 # --- problems --------------------------------------------------------------------------------------

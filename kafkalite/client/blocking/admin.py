@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Unpack
-
 from kafkalite.client.admin import admin as async_admin
-from kafkalite.client.blocking.twin import Twin, blocking, twin_of
-from kafkalite.client.config import BootstrapServers, CommonSettings
+from kafkalite.client.blocking.twin import Twin, blocking, opened_with, twin_of
 
 
 @twin_of(async_admin.Admin)
 class Admin(Twin[async_admin.Admin]):
     """Administers a cluster; the blocking twin of ``kafkalite.Admin``, with the same arguments."""
 
-    def __init__(
-        self,
-        bootstrap_servers: BootstrapServers | None = None,
-        *,
-        config: Mapping[str, Any] | None = None,
-        **settings: Unpack[CommonSettings],
-    ) -> None:
-        super().__init__(async_admin.Admin(bootstrap_servers, config=config, **settings))
+    @opened_with(async_admin.Admin)
+    def __init__(self, original: async_admin.Admin) -> None:
+        super().__init__(original)
 
     create_topic = blocking(async_admin.Admin.create_topic)
     create_topics = blocking(async_admin.Admin.create_topics)

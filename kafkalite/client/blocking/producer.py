@@ -9,28 +9,25 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import Any, Final, Self, TypeVar
 
 from kafkalite.client.blocking.consumer import Consumer
-from kafkalite.client.blocking.twin import Twin, blocking, twin_of
-from kafkalite.client.config import BootstrapServers, ConsumerConfig, ProducerSettings
+from kafkalite.client.blocking.twin import Twin, blocking, opened_with, twin_of
+from kafkalite.client.config import ConsumerConfig
 from kafkalite.client.producer import producer as async_producer
 from kafkalite.client.producer import transaction_manager
 from kafkalite.client.producer.delivery import (
     BatchDelivery,
     BatchMetadata,
     Delivery,
-    DeliveryCallback,
     wait_done,
 )
 from kafkalite.client.producer.sender import ProducerStatistics
 from kafkalite.client.producer.transaction_manager import GroupConsumer, Offsets
-from kafkalite.clock import Clock
 from kafkalite.errors import BufferFullError, ClientClosedError, TransactionAbortedError
 from kafkalite.model import GroupMetadata, Headers, OffsetAndMetadata, RecordMetadata, TopicPartition
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import RecordBatchBuilder
-from kafkalite.rng import Rng
 
 T = TypeVar("T")
 
@@ -134,28 +131,9 @@ class Producer(Twin[async_producer.Producer]):
     May be used by several threads at once; the records of each keep their order.
     """
 
-    def __init__(
-        self,
-        bootstrap_servers: BootstrapServers | None = None,
-        *,
-        partitioner: async_producer.PartitionerChoice | None = None,
-        on_delivery: DeliveryCallback | None = None,
-        config: Mapping[str, Any] | None = None,
-        clock: Clock | None = None,
-        rng: Rng | None = None,
-        **settings: Unpack[ProducerSettings],
-    ) -> None:
-        self._set_up(
-            async_producer.Producer(
-                bootstrap_servers,
-                partitioner=partitioner,
-                on_delivery=on_delivery,
-                config=config,
-                clock=clock,
-                rng=rng,
-                **settings,
-            )
-        )
+    @opened_with(async_producer.Producer)
+    def __init__(self, original: async_producer.Producer) -> None:
+        self._set_up(original)
 
     def _set_up(self, original: async_producer.Producer) -> None:
         super().__init__(original)

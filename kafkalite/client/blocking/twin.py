@@ -90,6 +90,21 @@ class Twin(Generic[A]):
         self.close()
 
 
+def opened_with(
+    original: Callable[P, A],
+) -> Callable[[Callable[[Any, A], None]], Callable[Concatenate[Any, P], None]]:
+    """Decorate an ``__init__`` that takes an ``original``: it takes the arguments of the original instead."""
+
+    def decorate(init: Callable[[Any, A], None]) -> Callable[Concatenate[Any, P], None]:
+        @wraps(original.__init__)
+        def construct(twin: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            init(twin, original(*args, **kwargs))
+
+        return construct
+
+    return decorate
+
+
 def blocking(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
     *,

@@ -241,7 +241,7 @@ async def test_a_deleted_topic_is_dropped(fake_broker: Any, monkeypatch: pytest.
 
 
 async def test_a_missing_topic(fake_broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafkalite.client.cluster.list_offsets.MISSING_TOPIC_GRACE_MS", 20)
+    monkeypatch.setattr("kafkalite.client.cluster.list_offsets.MISSING_TOPIC_GRACE_MS", 200)
     fake_broker.auto_create = 0
     with pytest.raises(UnknownTopicOrPartitionError):
         await _consumer(fake_broker, "missing").start()

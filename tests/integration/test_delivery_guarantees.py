@@ -45,7 +45,7 @@ class Steps:
 @pytest_asyncio.fixture
 async def broker() -> AsyncIterator[Broker]:
     async with Broker(
-        group_consumer_session_timeout_ms=60, group_consumer_heartbeat_interval_ms=20
+        group_consumer_session_timeout_ms=200, group_consumer_heartbeat_interval_ms=40
     ) as broker:
         async with Producer(broker.bootstrap_servers, linger_ms=0) as producer:
             await producer.send_many("in", [b"%d" % i for i in range(RECORDS)], partition=0)

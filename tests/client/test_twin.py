@@ -28,7 +28,7 @@ TWINS: dict[type, type] = {
 }
 
 # Methods that make sense only in an event loop, and those that take other arguments.
-ASYNC_ONLY = {"send_nowait", "wait_for_room", "refuse", "check_may_send"}
+ASYNC_ONLY = {"send_nowait", "wait_for_room", "refuse", "check_may_send", "wrap_listener"}
 OTHER_ARGUMENTS = {("Producer", "close"), ("TransactionGroupWriter", "close"), ("Broker", "stop")}
 
 

@@ -53,10 +53,8 @@ class CallerThread:
         finally:
             self._waits.remove(calls)
 
-    def listener(self, listener: RebalanceListener | None) -> RebalanceListener | None:
+    def listener(self, listener: RebalanceListener) -> RebalanceListener:
         """Wrap ``listener`` so that its methods are called in the waiting thread."""
-        if listener is None:
-            return None
         self._has_listener = True
         return _ForwardingListener(self, listener)
 

@@ -7,26 +7,23 @@ position that is read or committed lies before them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from itertools import islice
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kafkalite.client.blocking.caller_thread import CallerThread
-from kafkalite.client.blocking.twin import Twin, blocking, twin_of
-from kafkalite.client.config import BootstrapServers, ConsumerSettings
+from kafkalite.client.blocking.twin import Twin, blocking, opened_with, twin_of
 from kafkalite.client.consumer import consumer
 from kafkalite.client.consumer.consumer import Committable
 from kafkalite.client.group.rebalance_listener import RebalanceListener
 from kafkalite.errors import KafkaliteError
-from kafkalite.loop_thread import shared_loop_thread
 from kafkalite.model import (
     GroupMetadata,
     OffsetAndMetadata,
     Record,
     TopicPartition,
 )
-from kafkalite.rng import Rng
 
 if TYPE_CHECKING:
     pass
@@ -51,28 +48,11 @@ class Consumer(Twin[consumer.Consumer]):
                 print(record.value)
     """
 
-    def __init__(
-        self,
-        *topics: str,
-        bootstrap_servers: BootstrapServers | None = None,
-        pattern: str | re.Pattern[str] | None = None,
-        listener: RebalanceListener | None = None,
-        config: Mapping[str, Any] | None = None,
-        rng: Rng | None = None,
-        **settings: Unpack[ConsumerSettings],
-    ) -> None:
-        self._calls = CallerThread(shared_loop_thread())
-        super().__init__(
-            consumer.Consumer(
-                *topics,
-                bootstrap_servers=bootstrap_servers,
-                pattern=pattern,
-                listener=self._calls.listener(listener),
-                config=config,
-                rng=rng,
-                **settings,
-            )
-        )
+    @opened_with(consumer.Consumer)
+    def __init__(self, original: consumer.Consumer) -> None:
+        super().__init__(original)
+        self._calls = CallerThread(self._thread)
+        original.wrap_listener(self._calls.listener)
         self._buffered: list[Record] = []  # the last records taken from the loop thread
         self._remaining: Iterator[Record] = iter(self._buffered)  # those not returned to the caller yet
         self._last_call_from: int | None = None  # index of the first record that the last get_many() returned
@@ -102,7 +82,7 @@ class Consumer(Twin[consumer.Consumer]):
         listener: RebalanceListener | None = None,
     ) -> None:
         self._rewind()
-        wrapped = self._calls.listener(listener)
+        wrapped = None if listener is None else self._calls.listener(listener)
         self._call(lambda: self._original.subscribe(*topics, pattern=pattern, listener=wrapped))
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:

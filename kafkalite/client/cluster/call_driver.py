@@ -17,10 +17,6 @@ async def _sleep(duration_ms: int) -> None:
     await asyncio.sleep(duration_ms / 1000)
 
 
-def _no_jitter() -> float:
-    return 0.5
-
-
 async def drive(
     plan: CallPlan,
     *,
@@ -28,7 +24,7 @@ async def drive(
     dial: Callable[[int | None], Awaitable[C]],
     send: Callable[[C, int], Awaitable[T]],
     pause: Callable[[int], Awaitable[None]] = _sleep,
-    chance: Callable[[], float] = _no_jitter,
+    chance: Callable[[], float] = lambda: 0.5,
 ) -> T:
     """Take the steps of ``plan`` until a response arrives. Raises the error that the plan gives up with.
 

@@ -101,7 +101,7 @@ class MetadataCache:
             known = KnownTopic(topic.name, topic.topic_id, topic.is_internal)
             self.topics[topic.name] = known
             self.generation += 1
-        for partition in sorted(topic.partitions, key=_partition_number):
+        for partition in sorted(topic.partitions, key=lambda partition: partition.partition):
             self._update_partition(known, partition)
 
     def _update_partition(self, topic: KnownTopic, partition: PartitionMetadata) -> None:
@@ -147,7 +147,3 @@ class MetadataCache:
         """Return (code, message) if ``topic`` can't be used and a retry can't help; None otherwise."""
         error = self.errors.get(topic)
         return None if error is None or error[0] in _PASSING else error
-
-
-def _partition_number(partition: PartitionMetadata) -> int:
-    return partition.partition

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import warnings
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from kafkalite.client.cluster import list_offsets as offsets
@@ -222,6 +222,11 @@ class Consumer:
             self._assigned.assign({})
         if self._life == "open":
             self._cluster.request_refresh(urgent=True)
+
+    def wrap_listener(self, wrap: Callable[[RebalanceListener], RebalanceListener]) -> None:
+        """Replace the listener, if there is one."""
+        if self._group is not None and type(self._group.listener) is not RebalanceListener:
+            self._group.listener = wrap(self._group.listener)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions. Those read before keep their positions.

@@ -326,14 +326,10 @@ class PartitionQueue:
         if in_flight[0] is flight:
             in_flight.popleft()
             return
-        position = in_flight.index(flight)
-        kept = [
-            before for index, before in enumerate(in_flight) if index < position and not before.is_abandoned
-        ]
-        after = list(in_flight)[position + 1 :]
+        flights, position = list(in_flight), in_flight.index(flight)
         in_flight.clear()
-        in_flight.extend(kept)
-        in_flight.extend(after)
+        in_flight.extend(before for before in flights[:position] if not before.is_abandoned)
+        in_flight.extend(flights[position + 1 :])
 
     def judge(self, flight: InFlightBatch, error: Exception, retries: int, *, was_sent: bool) -> Fate:
         """Decide what to do with a batch after ``error``, and hold the in-flight batches.

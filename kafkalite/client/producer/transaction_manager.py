@@ -355,24 +355,21 @@ def _committer_and_offsets(
     offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None
 ) -> tuple[Callable[[], GroupMetadata], Offsets]:
     """Return a function for the committing member, called for each attempt, and the offsets."""
+    given = GroupMetadata(group) if isinstance(group, str) else group
     if isinstance(offsets, Mapping):
-        if group is None:
+        if given is None:
             raise TransactionStateError(
                 "send_offsets() of a mapping needs the group", hint="pass its group_id"
             )
-        member: GroupMetadata = GroupMetadata(group) if isinstance(group, str) else group
-        return lambda: member, offsets
-    consumer: Any = offsets
-    config = getattr(consumer, "config", None)
+        return lambda: given, offsets
+    config = getattr(offsets, "config", None)
     if config is not None and config.enable_auto_commit:
         raise TransactionStateError(
             "this consumer commits automatically, also the input of an aborted transaction",
             hint="open it with enable_auto_commit=False",
         )
-    if group is not None:
-        given: GroupMetadata = GroupMetadata(group) if isinstance(group, str) else group
-        return lambda: given, _known(consumer.positions())
-    return consumer.group_metadata, _known(consumer.positions())
+    who = offsets.group_metadata if given is None else lambda: given
+    return who, _known(offsets.positions())
 
 
 def _known(positions: Mapping[TopicPartition, int | OffsetAndMetadata | None]) -> Offsets:

@@ -35,7 +35,7 @@ from kafkalite.testing.wire import WireClient
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _PRODUCT: Final = f"{_ROOT}/kafkalite/"
-_DROPPED: Final = (f"{_ROOT}/kafkalite/testing/", f"{_ROOT}/kafkalite/broker/server/tasks.py")
+_DROPPED: Final = (f"{_ROOT}/kafkalite/testing/", f"{_ROOT}/kafkalite/broker/tasks.py")
 
 Stack = tuple[str, ...]
 

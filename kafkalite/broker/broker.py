@@ -33,8 +33,8 @@ from kafkalite.broker.server.dispatch import Dispatcher, Interceptor
 from kafkalite.broker.server.metrics import BrokerStatistics, Metrics
 from kafkalite.broker.server.responses import Pending, Refusal, Reply, Response
 from kafkalite.broker.server.server import Server
-from kafkalite.broker.server.tasks import TaskSet
 from kafkalite.broker.services import Services
+from kafkalite.broker.tasks import TaskSet
 from kafkalite.clock import Clock, SystemClock
 from kafkalite.errors import BrokerError, ConfigError
 from kafkalite.log_fields import Fields

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from kafkalite.cli.output import pick
 from kafkalite.cli.times import format_time
-from kafkalite.coordinator_machine import StateRecord
+from kafkalite.coordinator_types import StateRecord
 from kafkalite.model import NO_PRODUCER_ID, NO_TIMESTAMP
 
 GROUPS_TOPIC: Final = "__consumer_offsets"

@@ -300,7 +300,7 @@ def _bytes_at(file: Path, position: int, header: BatchHeader) -> bytes:
 
 def _state_rows(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
     """Yield the coordinator records in ``files``, and the transaction markers between them."""
-    from kafkalite.coordinator_machine import StateRecord
+    from kafkalite.coordinator_types import StateRecord
     from kafkalite.records.batch import RecordBatch
     from kafkalite.storage.disk import RealFileSystem
     from kafkalite.storage.inspect import iter_batches

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from kafkalite.coordinator_machine import Instant, StateRecord, TopicShape
+from kafkalite.coordinator_types import Instant, StateRecord, TopicShape
 from kafkalite.groups import record_codec
 from kafkalite.groups.assignors import ASSIGNORS
 from kafkalite.groups.group import Group

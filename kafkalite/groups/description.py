@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kafkalite.coordinator_machine import Instant
+from kafkalite.coordinator_types import Instant
 from kafkalite.errors import ErrorCode, GroupIdNotFoundError
 from kafkalite.groups.group import DEAD, Group
 from kafkalite.groups.member import assigned_topics

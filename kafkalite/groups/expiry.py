@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from kafkalite.coordinator_machine import Instant, StateRecord, TopicShape
+from kafkalite.coordinator_types import Instant, StateRecord, TopicShape
 from kafkalite.groups.change import GroupChange
 from kafkalite.groups.group import Group
 from kafkalite.groups.offset_rules import offset_tombstone

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kafkalite.coordinator_machine import Instant
+from kafkalite.coordinator_types import Instant
 from kafkalite.groups.member import (
     NO_PARTITIONS,
     NOTHING_HELD,

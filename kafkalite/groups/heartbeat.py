@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kafkalite.coordinator_machine import Caller, Decision, Instant, TopicShape
+from kafkalite.coordinator_types import Caller, Decision, Instant, TopicShape
 from kafkalite.errors import (
     ErrorCode,
     FencedInstanceIdError,

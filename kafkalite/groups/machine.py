@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kafkalite.coordinator_machine import Caller, Decision, Instant, StateRecord, TopicShape
+from kafkalite.coordinator_types import Caller, Decision, Instant, StateRecord, TopicShape
 from kafkalite.errors import BrokerError, ErrorCode, GroupIdNotFoundError, NonEmptyGroupError
 from kafkalite.groups import record_codec
 from kafkalite.groups.description import describe_groups, list_groups

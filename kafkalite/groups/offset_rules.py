@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kafkalite.coordinator_machine import Decision, Instant, StateRecord, TopicShape
+from kafkalite.coordinator_types import Decision, Instant, StateRecord, TopicShape
 from kafkalite.errors import (
     BrokerError,
     ErrorCode,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kafkalite.coordinator_machine import TopicShape
+from kafkalite.coordinator_types import TopicShape
 from kafkalite.groups.topic_pattern import TopicPattern
 from kafkalite.model import INTERNAL_PREFIX
 

@@ -79,10 +79,6 @@ class CompactionPoints(NamedTuple):
             return CompactionPoints(state.truncations)
         return self._replace(truncations=state.truncations)
 
-    def horizon(self, now_ms: int, age_ms: int) -> int:
-        """Return the offset below which all was compacted at least ``age_ms`` ago."""
-        return max((offset for offset, wall_ms in self.passes if wall_ms + age_ms <= now_ms), default=0)
-
 
 class CleanEnd(NamedTuple):
     """The range of a log at an orderly stop; ``log_end_offset`` is exclusive and everything is synced."""

@@ -99,11 +99,9 @@ class CompactionState:
         points = self.points(state)
         horizons = Horizons(0, 0)
         if may_forget:
-            retention_ms = config.delete_retention_ms
-            horizons = Horizons(
-                points.horizon(now_ms, retention_ms),
-                points.horizon(now_ms, max(retention_ms, MARKER_RETENTION_MS)),
-            )
+            tombstone_ms = config.delete_retention_ms
+            marker_ms = max(tombstone_ms, MARKER_RETENTION_MS)
+            horizons = Horizons(_horizon(points, now_ms, tombstone_ms), _horizon(points, now_ms, marker_ms))
         return CompactionPass(
             self._fs,
             self._directory,
@@ -133,6 +131,11 @@ class CompactionState:
         )
         path, data = self._path, encode_compaction(self._points)
         return lambda: self._fs.write_atomically(path, data)
+
+
+def _horizon(points: CompactionPoints, now_ms: int, age_ms: int) -> int:
+    """Return the offset below which all was compacted at least ``age_ms`` ago (delete.retention.ms)."""
+    return max((offset for offset, wall_ms in points.passes if wall_ms + age_ms <= now_ms), default=0)
 
 
 def _thinned(

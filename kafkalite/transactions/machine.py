@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kafkalite.coordinator_machine import Caller, Decision, Instant, StateRecord, TopicShape
+from kafkalite.coordinator_types import Caller, Decision, Instant, StateRecord, TopicShape
 from kafkalite.errors import (
     BrokerError,
     ConcurrentTransactionsError,
@@ -91,7 +91,7 @@ class TransactionSettings:
 
 
 class TransactionMachine:
-    """The coordinator's state machine; ``kafkalite.coordinator_machine`` describes its calls."""
+    """The coordinator's state machine; ``kafkalite.coordinator_types`` describes its calls."""
 
     def __init__(self, settings: TransactionSettings | None = None) -> None:
         self._settings = settings or TransactionSettings()

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from kafkalite.coordinator_machine import StateRecord
+from kafkalite.coordinator_types import StateRecord
 from kafkalite.errors import StorageError
 from kafkalite.model import NO_PRODUCER_ID, NO_TIMESTAMP
 from kafkalite.protocol.messages.transactions import TxnPartition

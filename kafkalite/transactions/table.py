@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
-from kafkalite.coordinator_machine import Instant, StateRecord
+from kafkalite.coordinator_types import Instant, StateRecord
 from kafkalite.model import NO_PRODUCER_ID
 from kafkalite.transactions.commands import PendingMarker
 from kafkalite.transactions.group import TransactionGroup

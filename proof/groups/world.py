@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kafkalite.coordinator_machine import Caller, Decision, Instant, StateRecord, TopicShape
+from kafkalite.coordinator_types import Caller, Decision, Instant, StateRecord, TopicShape
 from kafkalite.groups.machine import GroupMachine
 from kafkalite.groups.settings import GroupSettings
 from kafkalite.model import NO_PRODUCER_ID

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from kafkalite.coordinator_machine import Decision
+from kafkalite.coordinator_types import Decision
 from kafkalite.groups.group import Group
 from kafkalite.groups.heartbeat import HeartbeatRules
 from kafkalite.groups.machine import GroupMachine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from kafkalite.coordinator_machine import Decision, Instant
+from kafkalite.coordinator_types import Decision, Instant
 from kafkalite.errors import InvalidTxnStateError
 from kafkalite.protocol.messages.transactions import EndTxnRequest
 from kafkalite.transactions import machine

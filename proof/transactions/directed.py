@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from kafkalite.coordinator_machine import Caller, Decision, Instant
+from kafkalite.coordinator_types import Caller, Decision, Instant
 from kafkalite.errors import BrokerError, ConcurrentTransactionsError
 from kafkalite.metadata.image import PartitionState
 from kafkalite.model import NO_PRODUCER_EPOCH

@@ -14,7 +14,7 @@ import pytest
 
 from kafkalite.broker.cluster import raft_links
 from kafkalite.broker.cluster.metadata_tree import describe
-from kafkalite.broker.cluster.node import Membership
+from kafkalite.broker.cluster.node import VotersFile
 from kafkalite.broker.cluster.raft_links import RaftLink
 from kafkalite.broker.coordination.producer_ids import ProducerIds
 from kafkalite.errors import (
@@ -120,12 +120,12 @@ async def test_producer_ids_come_from_blocks_allocated_once() -> None:
 def test_a_directory_remembers_its_voters() -> None:
     disk = MemoryFileSystem()
     disk.make_dirs("/data")
-    membership = Membership(disk, "/data", [3, 1, 2])
-    assert not membership.is_known
-    membership.remember()
-    assert Membership(disk, "/data", [1, 2, 3]).is_known
+    voters_file = VotersFile(disk, "/data", [3, 1, 2])
+    assert not voters_file.is_known
+    voters_file.remember()
+    assert VotersFile(disk, "/data", [1, 2, 3]).is_known
     with pytest.raises(DataDirectoryError, match=r"has the voters 1,2,3, and controller\.quorum\.voters 1,2"):
-        Membership(disk, "/data", [1, 2])
+        VotersFile(disk, "/data", [1, 2])
 
 
 def test_the_metadata_as_a_tree() -> None:

@@ -18,7 +18,7 @@ from kafkalite.broker.broker import Broker
 from kafkalite.broker.coordination.internal_topics import GROUP, OFFSETS_TOPIC, partition_of
 from kafkalite.broker.coordination.shard import Shard
 from kafkalite.broker.server.responses import Pending, Refusal, Reply, settled
-from kafkalite.coordinator_machine import Caller, Decision, Instant, StateRecord, TopicShape
+from kafkalite.coordinator_types import Caller, Decision, Instant, StateRecord, TopicShape
 from kafkalite.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,

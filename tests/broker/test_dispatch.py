@@ -10,7 +10,7 @@ from typing import Any
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.dispatch import Dispatcher
 from kafkalite.broker.server.responses import Pending, Reply, Response
-from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.broker.tasks import TaskSet
 
 API = 1
 

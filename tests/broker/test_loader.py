@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkalite.broker.coordination.loader import replay_batches
-from kafkalite.coordinator_machine import Instant, StateRecord
+from kafkalite.coordinator_types import Instant, StateRecord
 from kafkalite.errors import CorruptBatchError
 from kafkalite.model import NO_PRODUCER_ID
 from kafkalite.records.builder import build_batch

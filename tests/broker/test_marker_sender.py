@@ -13,7 +13,7 @@ import pytest_asyncio
 from kafkalite.broker.coordination import marker_sender
 from kafkalite.broker.coordination.marker_sender import MarkerSender
 from kafkalite.broker.server.responses import Refusal, Reply
-from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.broker.tasks import TaskSet
 from kafkalite.errors import ConnectionFailedError, ErrorCode
 from kafkalite.protocol.messages.transactions import (
     TxnMarker,

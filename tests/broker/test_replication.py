@@ -25,7 +25,7 @@ from kafkalite.broker.server.dispatch import Dispatcher
 from kafkalite.broker.server.metrics import Metrics
 from kafkalite.broker.server.responses import Pending
 from kafkalite.broker.server.server import Server
-from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.broker.tasks import TaskSet
 from kafkalite.client.cluster.connection import Connection, connect
 from kafkalite.clock import SystemClock
 from kafkalite.errors import ConnectionFailedError, CorruptLogError, ErrorCode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from kafkalite.broker.partitions.inline_executor import InlineExecutor
-from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.broker.tasks import TaskSet
 
 
 async def test_a_failing_task_is_reported() -> None:

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from kafkalite.broker.coordination.verification import Verifications
-from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.broker.tasks import TaskSet
 from kafkalite.errors import (
     BrokerError,
     ConcurrentTransactionsError,

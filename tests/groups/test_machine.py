@@ -13,7 +13,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kafkalite.coordinator_machine import Caller
+from kafkalite.coordinator_types import Caller
 from kafkalite.errors import (
     BrokerError,
     FencedInstanceIdError,

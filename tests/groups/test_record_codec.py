@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalite.coordinator_machine import Instant, StateRecord
+from kafkalite.coordinator_types import Instant, StateRecord
 from kafkalite.errors import StorageError
 from kafkalite.groups import record_codec as codec
 from kafkalite.groups.machine import GroupMachine

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from kafkalite.coordinator_machine import Caller, Instant, StateRecord
+from kafkalite.coordinator_types import Caller, Instant, StateRecord
 from kafkalite.errors import (
     BrokerError,
     ConcurrentTransactionsError,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kafkalite.coordinator_machine import Caller, Instant, StateRecord
+from kafkalite.coordinator_types import Caller, Instant, StateRecord
 from kafkalite.errors import (
     ConcurrentTransactionsError,
     CoordinatorNotAvailableError,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalite.coordinator_machine import StateRecord
+from kafkalite.coordinator_types import StateRecord
 from kafkalite.errors import StorageError
 from kafkalite.protocol.messages.transactions import TxnPartition
 from kafkalite.transactions.record_codec import (

@@ -19,7 +19,7 @@ from kafkalite.broker.server.error_responses import refusal
 from kafkalite.broker.server.metrics import Metrics
 from kafkalite.broker.server.responses import SHUTTING_DOWN, Pending, Refusal, Reply, Response
 from kafkalite.broker.server.server import Server
-from kafkalite.broker.server.tasks import cancel_all
+from kafkalite.broker.tasks import cancel_all
 from kafkalite.clock import Clock
 from kafkalite.errors import ErrorCode
 from kafkalite.limits import KIB, MIB

@@ -5,7 +5,7 @@ voter follows the metadata log of the voters. Imported only if there are voters:
 cluster of its own never loads the Raft library.
 """
 
-# Tests: tests/broker/test_cluster_parts.py, tests/integration/test_cluster_membership.py
+# Tests: tests/broker/test_cluster_parts.py, tests/integration/test_cluster_voters_file.py
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 VOTERS_FILE: Final = "quorum-voters"
 
 
-class Membership:
+class VotersFile:
     """Remembers in a data directory which voters the node's quorum has.
 
     Written once the Raft log exists. A directory with this file and without a log has lost votes and
@@ -99,14 +99,14 @@ class ClusterNode:
         self._runner: InlineRunner | ThreadRunner | None = None
         self._source: MetadataSource | None = None
         self._links: RaftLinks | None = None
-        self._membership: Membership | None = None
+        self._voters_file: VotersFile | None = None
         self._listener: ControllerListener | None = None
         if config.is_controller:
             from kafkalite.raft.adapter import RaftSettings
             from kafkalite.raft.raft_quorum import RaftQuorum  # a node without a vote needs no Raft library
 
             self._runner = InlineRunner() if is_inline else ThreadRunner(f"kafkalite-raft-{config.node_id}")
-            self._membership = Membership(filesystem, path, self._voters)
+            self._voters_file = VotersFile(filesystem, path, self._voters)
             self.raft = self.quorum = RaftQuorum(
                 filesystem,
                 metadata_directory,
@@ -121,7 +121,7 @@ class ClusterNode:
                     heartbeat_ms=max(min(100, config.controller_quorum_election_timeout_ms // 5), 1),
                     snapshot_min_bytes=config.metadata_log_max_record_bytes_between_snapshots,
                 ),
-                allow_new=config.controller_quorum_rejoin or not self._membership.is_known,
+                allow_new=config.controller_quorum_rejoin or not self._voters_file.is_known,
             )
         else:
             self._source = MetadataSource(self._voters, self.authenticator, f"metadata-{config.node_id}")
@@ -149,9 +149,9 @@ class ClusterNode:
         on_session_lost: Callable[[int], None],
     ) -> tuple[str, ...]:
         """Listen for the other voters and connect to them. Return the addresses. Raises ListenError."""
-        if self.raft is None or self._runner is None or self._membership is None:
+        if self.raft is None or self._runner is None or self._voters_file is None:
             return ()
-        self._membership.remember()
+        self._voters_file.remember()
         config, loop, transport = self._config, self._runner.loop, self.raft.node.transport
         self._listener = ControllerListener(loop, transport, greet, dispatch, on_session_lost, self._clock)
         addresses = config.controller_listeners or (self._voters[config.node_id],)

@@ -11,7 +11,7 @@ from itertools import cycle
 from typing import Final
 
 from kafkalite.broker.cluster.authentication import Authenticator
-from kafkalite.broker.server.tasks import SharedTasks
+from kafkalite.broker.tasks import SharedTasks
 from kafkalite.client.cluster.call_driver import drive
 from kafkalite.client.cluster.call_plan import RELOCATE, CallPlan, CallRules, Verdict
 from kafkalite.client.cluster.connection import Connection

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kafkalite.broker.cluster.authentication import Authenticator
-from kafkalite.broker.server.tasks import cancel_all
+from kafkalite.broker.tasks import cancel_all
 from kafkalite.client.cluster.connection import Connection
 from kafkalite.errors import BrokerError, KafkaliteError
 from kafkalite.limits import MAX_INTEGERS_PER_LIST, MIB

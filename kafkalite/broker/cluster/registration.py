@@ -25,7 +25,7 @@ from typing import Final
 from kafkalite.broker.cluster.controller_channel import ControllerChannel
 from kafkalite.broker.cluster.node_state import NodeState
 from kafkalite.broker.config import BrokerConfig
-from kafkalite.broker.server.tasks import first_of
+from kafkalite.broker.tasks import first_of
 from kafkalite.clock import Clock
 from kafkalite.errors import (
     BrokerError,

@@ -27,9 +27,9 @@ from kafkalite.broker.coordination.internal_topics import (
 from kafkalite.broker.coordination.loader import load
 from kafkalite.broker.coordination.shard import Machine, Shard
 from kafkalite.broker.partitions.waiters import Waiters
-from kafkalite.broker.server.tasks import TaskSet, first_of
+from kafkalite.broker.tasks import TaskSet, first_of
 from kafkalite.clock import Clock
-from kafkalite.coordinator_machine import TopicShape
+from kafkalite.coordinator_types import TopicShape
 from kafkalite.errors import CoordinatorNotAvailableError, NotCoordinatorError, StorageError
 from kafkalite.log_fields import Fields
 from kafkalite.metadata.delta import Delta

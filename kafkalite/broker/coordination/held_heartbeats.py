@@ -14,7 +14,7 @@ from typing import Final
 
 from kafkalite.broker.coordination.shard import Shard
 from kafkalite.broker.server.responses import HeldResponse, Pending, Refusal, Reply, Response
-from kafkalite.coordinator_machine import Caller
+from kafkalite.coordinator_types import Caller
 from kafkalite.errors import ErrorCode
 from kafkalite.protocol.messages.groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kafkalite.broker.config import BROKER_OPTIONS, BrokerConfig
-from kafkalite.broker.server.tasks import SharedTasks
+from kafkalite.broker.tasks import SharedTasks
 from kafkalite.clock import Clock
-from kafkalite.coordinator_machine import TopicShape
+from kafkalite.coordinator_types import TopicShape
 from kafkalite.errors import (
     CoordinatorNotAvailableError,
     ErrorCode,

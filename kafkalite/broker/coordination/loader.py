@@ -8,7 +8,7 @@ from struct import Struct
 from typing import Any, Final
 
 from kafkalite.broker.coordination.shard import Shard
-from kafkalite.coordinator_machine import Instant, StateRecord
+from kafkalite.coordinator_types import Instant, StateRecord
 from kafkalite.errors import CorruptBatchError, StorageError
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.checksum import crc32c

@@ -23,7 +23,7 @@ from typing import Final
 
 from kafkalite.broker.coordination.shard import Shard
 from kafkalite.broker.server.responses import Pending, Refusal, Response
-from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.broker.tasks import TaskSet
 from kafkalite.errors import ErrorCode, KafkaliteError
 from kafkalite.log_fields import Fields
 from kafkalite.metadata.image import ClusterImage

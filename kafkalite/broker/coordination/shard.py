@@ -23,7 +23,7 @@ from kafkalite.broker.partitions.waiters import ReachedWaiter, Waiters
 from kafkalite.broker.server.error_responses import refusal
 from kafkalite.broker.server.responses import Pending, Reply, Response, settled
 from kafkalite.clock import Clock
-from kafkalite.coordinator_machine import Caller, Decision, Instant, StateRecord, TopicShape
+from kafkalite.coordinator_types import Caller, Decision, Instant, StateRecord, TopicShape
 from kafkalite.errors import (
     BrokerError,
     CoordinatorLoadInProgressError,
@@ -65,7 +65,7 @@ _UNAVAILABLE: Final = (
 
 
 class Machine(Protocol):
-    """Makes the decisions. Pure, replayed from records; see ``coordination``."""
+    """Makes the decisions. Pure, and replayed from records; see ``coordinator_types``."""
 
     def decide(
         self, command: Any, caller: Caller, now: Instant, topics: Mapping[str, TopicShape]

@@ -28,12 +28,12 @@ from kafkalite.broker.server.responses import (
     Response,
     settled,
 )
-from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.broker.tasks import TaskSet
 from kafkalite.client.cluster.call_driver import drive
 from kafkalite.client.cluster.call_plan import FINAL, RELOCATE, CallPlan, CallRules, Verdict
 from kafkalite.client.cluster.retry import Backoff
 from kafkalite.clock import Clock
-from kafkalite.coordinator_machine import Caller
+from kafkalite.coordinator_types import Caller
 from kafkalite.errors import (
     BrokerError,
     ClientError,

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from kafkalite.broker.partitions.partitions import Partitions
-from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.broker.tasks import TaskSet
 from kafkalite.clock import Clock
 from kafkalite.errors import BrokerError, KafkaliteError, NotLeaderOrFollowerError
 from kafkalite.model import TopicPartition

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from kafkalite.broker.cluster.controller_channel import ControllerChannel
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.responses import Refusal, Reply, Response
-from kafkalite.broker.server.tasks import first_of
+from kafkalite.broker.tasks import first_of
 from kafkalite.errors import (
     ClusterAuthorizationFailedError,
     ErrorCode,

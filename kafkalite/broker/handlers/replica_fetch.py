@@ -35,7 +35,7 @@ MAX_WAIT_MS: Final = 60_000
 MAX_PARTITIONS_PER_RESPONSE: Final = 5_000
 
 
-class Followers(Protocol):
+class FollowerSessions(Protocol):
     """The followers of this broker's partitions: a ``ReplicaManager``."""
 
     sessions: FetchSessions
@@ -56,7 +56,7 @@ class ReplicaFetchServices(Protocol):
     waiters: Waiters
 
     @property
-    def replicas(self) -> Followers | None: ...
+    def replicas(self) -> FollowerSessions | None: ...
 
     def on_broken(self, error: BaseException, /) -> None: ...
 
@@ -167,7 +167,9 @@ def _unwatch(replica: FetchedReplica) -> None:
     replica.hosted = None
 
 
-def _take(services: ReplicaFetchServices, followers: Followers, replica: FetchedReplica, now_ms: int) -> None:
+def _take(
+    services: ReplicaFetchServices, followers: FollowerSessions, replica: FetchedReplica, now_ms: int
+) -> None:
     """Count the follower's position in a partition (R7, R8), and find out what is new to it."""
     session, asked = replica.session, replica.asked
     hosted: HostedPartition | None = None

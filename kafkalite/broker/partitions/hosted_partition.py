@@ -28,7 +28,7 @@ from kafkalite.protocol.messages.cluster import (
 )
 from kafkalite.replication.follower import FetchPosition, FollowerStep, NextFetch
 from kafkalite.replication.partition import Partition, PartitionSettings, ReplicaFetchResult
-from kafkalite.storage.compaction_swap import SwapWork as SegmentSwap
+from kafkalite.storage.compaction_swap import SwapWork
 from kafkalite.storage.log import Log, Slice
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.sync_work import StateWork
@@ -75,10 +75,10 @@ class _Deletion:
     the loop and may raise. ``then`` is called with the error, if there was one.
     """
 
-    begin: Callable[[], StateWork | SegmentSwap | None]
+    begin: Callable[[], StateWork | SwapWork | None]
     finish: Callable[[Any, Exception | None], None]
     then: Callable[[Exception | None], None]
-    work: StateWork | SegmentSwap | None = None
+    work: StateWork | SwapWork | None = None
     future: Future[None] | None = None
 
 
@@ -416,7 +416,7 @@ class HostedPartition:
             watcher.on_moved()
         self._on_low_watermark()
 
-    def swap(self, work: SegmentSwap, then: Callable[[Exception | None], None]) -> None:
+    def swap(self, work: SwapWork, then: Callable[[Exception | None], None]) -> None:
         """Replace segments by a compacted one, then call ``then`` with the error, if any."""
         log = self.partition.log
         self._add_deletion(_Deletion(partial(log.begin_swap, work), log.finish_swap, then))

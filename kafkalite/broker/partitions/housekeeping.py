@@ -17,7 +17,7 @@ from kafkalite.broker.partitions.cleaner import Cleaner
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
-from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.broker.tasks import TaskSet
 from kafkalite.clock import Clock
 from kafkalite.errors import StorageError
 from kafkalite.log_fields import Fields

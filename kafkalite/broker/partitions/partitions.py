@@ -39,7 +39,7 @@ from kafkalite.storage.log_store import LogStore
 logger = logging.getLogger(__name__)
 
 
-class Followers(Protocol):
+class PartitionFetching(Protocol):
     """Fetches for the partitions that follow a leader elsewhere."""
 
     def follow(self, hosted: HostedPartition, leader_id: int) -> None:
@@ -87,7 +87,7 @@ class Partitions:
         self._is_volatile = is_volatile
         self._incarnation_id = incarnation_id
         self._clock = clock or SystemClock()
-        self.followers: Followers | None = None
+        self.fetching: PartitionFetching | None = None
         self.observer: RoleObserver | None = None
         self._store = store
         self.path = path  #: the data directory
@@ -263,8 +263,8 @@ class Partitions:
                 continue  # its log could not be made
             try:
                 if state.leader == self._node_id:
-                    if self.followers is not None:
-                        self.followers.unfollow(hosted)
+                    if self.fetching is not None:
+                        self.fetching.unfollow(hosted)
                     known = high_watermarks.get((topic_id, key.partition), 0)
                     hosted.lead(state, now_ms=now_ms, known_high_watermark=known)
                     if self.observer is not None:
@@ -276,8 +276,8 @@ class Partitions:
                     if hosted.is_damaged and self._may_replace(hosted, state):
                         hosted = self._replace_damaged(hosted, topic_id, image)
                         hosted.follow(state)
-                    if self.followers is not None:
-                        self.followers.follow(hosted, state.leader)
+                    if self.fetching is not None:
+                        self.fetching.follow(hosted, state.leader)
             except (StorageError, OSError) as error:
                 logger.error("no role taken %s", Fields(partition=key, error=error))
                 self._strip(hosted, error)
@@ -314,8 +314,8 @@ class Partitions:
         return self._hosted[key]
 
     def _strip(self, hosted: HostedPartition, error: Exception) -> None:
-        if self.followers is not None:
-            self.followers.unfollow(hosted)
+        if self.fetching is not None:
+            self.fetching.unfollow(hosted)
         hosted.resign(error)
         if self.observer is not None:
             self.observer.on_not_leading(hosted.partition)

@@ -14,7 +14,7 @@ from typing import Final
 from kafkalite.broker.cluster.controller_channel import ControllerChannel
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.partitions import Partitions
-from kafkalite.broker.server.tasks import first_of
+from kafkalite.broker.tasks import first_of
 from kafkalite.clock import Clock
 from kafkalite.errors import KafkaliteError
 from kafkalite.log_fields import Fields

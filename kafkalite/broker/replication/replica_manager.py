@@ -20,7 +20,7 @@ from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.replication.fetch_sessions import FetchSessions
 from kafkalite.broker.replication.fetcher import Fetcher
 from kafkalite.broker.replication.isr_manager import IsrManager
-from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.broker.tasks import TaskSet
 from kafkalite.clock import Clock
 from kafkalite.errors import KafkaliteError
 from kafkalite.log_fields import Fields
@@ -71,7 +71,7 @@ class ReplicaManager:
         self.sessions = FetchSessions()
         self.is_stopping = False
         self._isr.image = services.controller.image
-        services.partitions.followers = self
+        services.partitions.fetching = self
         services.controller.publishers.append(self._publish)
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class ReplicaManager:
     async def stop(self) -> None:
         """Stop fetching, and respond to every fetch that waits here."""
         self.is_stopping = True
-        self._services.partitions.followers = None
+        self._services.partitions.fetching = None
         for fetcher in self._fetchers.values():
             fetcher.close()
         self._fetchers.clear()

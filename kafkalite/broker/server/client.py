@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from kafkalite.coordinator_machine import Caller
+from kafkalite.coordinator_types import Caller
 from kafkalite.protocol.messages.cluster import ClusterProofRequest
 
 

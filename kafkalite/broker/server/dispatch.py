@@ -10,7 +10,7 @@ from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import STOPS, refusal
 from kafkalite.broker.server.metrics import Metrics
 from kafkalite.broker.server.responses import SHUTTING_DOWN, HandlerResult, Pending, Refusal, Reply, Response
-from kafkalite.broker.server.tasks import TaskSet
+from kafkalite.broker.tasks import TaskSet
 from kafkalite.errors import ErrorCode
 from kafkalite.log_fields import Fields
 from kafkalite.protocol.api import CLUSTER_APIS

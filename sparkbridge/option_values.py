@@ -21,6 +21,11 @@ _SIZE_FACTOR: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _ADDRESS: Final = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
 
 
+def option_text(value: object) -> str:
+    """Return the text that Spark's ``option`` and ``config`` make of a value."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def parse_size(text: str, name: str) -> int:
     """``10m`` -> bytes, as Spark reads sizes: k, m, g, t are powers of 1024."""
     match = _SIZE.fullmatch(text.strip())

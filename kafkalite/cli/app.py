@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from kafkalite.cli import exit_codes
-from kafkalite.cli.invocation import Invocation, client_options, output_option
+from kafkalite.cli.invocation import Invocation, listing_options
 from kafkalite.cli.lazy_group import LazyCommand, LazyGroup
 from kafkalite.errors import ConfigError, KafkaliteError
 
@@ -85,8 +85,7 @@ def _print_version(context: click.Context, parameter: click.Parameter, wanted: b
     context_settings=_CONTEXT_SETTINGS,
     invoke_without_command=True,
 )
-@client_options
-@output_option
+@listing_options
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Version."
 )

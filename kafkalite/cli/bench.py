@@ -18,7 +18,7 @@ import click
 
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.exit_codes import TimedOutError
-from kafkalite.cli.invocation import Invocation, client_options, output_option
+from kafkalite.cli.invocation import Invocation, apply, listing_options
 from kafkalite.cli.output import percentile, print_document, show_ms
 from kafkalite.model import TopicPartition
 from kafkalite.rng import seeded_rng, system_rng
@@ -71,50 +71,44 @@ class Outcome:
 
 def _workload_options(default_count: int, default_send: int) -> Callable[[F], F]:
     def decorate(function: F) -> F:
-        for option in reversed(
-            (
-                click.option(
-                    "-n",
-                    "--records",
-                    type=click.IntRange(min=1),
-                    metavar="N",
-                    default=default_count,
-                    show_default=True,
-                ),
-                click.option(
-                    "--size",
-                    type=click.IntRange(min=1),
-                    metavar="N",
-                    default=100,
-                    show_default=True,
-                    help="Bytes a value.",
-                ),
-                click.option(
-                    "--send",
-                    type=click.IntRange(min=1),
-                    metavar="N",
-                    default=default_send,
-                    show_default=True,
-                    help="Records per send_many; 1 pipelines single sends.",
-                ),
-                click.option(
-                    "--partitions", type=click.IntRange(min=1), metavar="N", default=1, show_default=True
-                ),
-                click.option("-z", "--compression", default="none", show_default=True, help="Codec."),
-                click.option(
-                    "--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True
-                ),
-                click.option(
-                    "--durability",
-                    type=click.Choice(["fsync", "page-cache"]),
-                    help="Durability of the topic.  [default: the broker's]",
-                ),
-                client_options,
-                output_option,
-            )
-        ):
-            function = option(function)
-        return function
+        return apply(
+            function,
+            click.option(
+                "-n",
+                "--records",
+                type=click.IntRange(min=1),
+                metavar="N",
+                default=default_count,
+                show_default=True,
+            ),
+            click.option(
+                "--size",
+                type=click.IntRange(min=1),
+                metavar="N",
+                default=100,
+                show_default=True,
+                help="Bytes a value.",
+            ),
+            click.option(
+                "--send",
+                type=click.IntRange(min=1),
+                metavar="N",
+                default=default_send,
+                show_default=True,
+                help="Records per send_many; 1 pipelines single sends.",
+            ),
+            click.option(
+                "--partitions", type=click.IntRange(min=1), metavar="N", default=1, show_default=True
+            ),
+            click.option("-z", "--compression", default="none", show_default=True, help="Codec."),
+            click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True),
+            click.option(
+                "--durability",
+                type=click.Choice(["fsync", "page-cache"]),
+                help="Durability of the topic.  [default: the broker's]",
+            ),
+            listing_options,
+        )
 
     return decorate
 
@@ -122,14 +116,9 @@ def _workload_options(default_count: int, default_send: int) -> Callable[[F], F]
 def _workload(
     records: int, size: int, send: int, partitions: int, compression: str, acks: str, durability: str | None
 ) -> Workload:
-    return Workload(
-        records,
-        size,
-        send,
-        partitions,
-        {"compression.type": compression, "acks": acks},
-        {} if durability is None else {"durability": durability},
-    )
+    settings = {"compression.type": compression, "acks": acks}
+    configs = {} if durability is None else {"durability": durability}
+    return Workload(records, size, send, partitions, settings, configs)
 
 
 @click.group()

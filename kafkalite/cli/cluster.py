@@ -11,7 +11,7 @@ import click
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, PartialFailureError, UsageError
-from kafkalite.cli.invocation import Invocation, client_options, output_option
+from kafkalite.cli.invocation import Invocation, client_options, listing_options
 from kafkalite.cli.output import Column, coloured, pick, plural, print_document, print_listing, write
 from kafkalite.cli.times import format_time
 from kafkalite.client.admin.cluster_health import (
@@ -133,8 +133,7 @@ Examples:
 @click.option("--check", is_flag=True, help="Exit code 9 unless all is well.")
 @click.option("--under-replicated", is_flag=True, help="List partitions that lack in-sync replicas.")
 @click.option("--leaderless", is_flag=True, help="List partitions without a leader.")
-@client_options
-@output_option
+@listing_options
 def status(check: bool, under_replicated: bool, leaderless: bool) -> None:
     """Report whether the cluster is healthy, and each problem."""
     current = invocation.current()
@@ -198,8 +197,7 @@ def _print_status(view: ClusterView, found: list[str]) -> None:
 
 
 @cluster.command()
-@client_options
-@output_option
+@listing_options
 def describe() -> None:
     """Describe the cluster: status, brokers, quorum."""
     current = invocation.current()
@@ -219,22 +217,19 @@ def describe() -> None:
 
 
 @cluster.command()
-@client_options
-@output_option
+@listing_options
 def brokers() -> None:
     """List all registered brokers with their state and load."""
-    current = invocation.current()
     print_listing(
         _broker_rows(connect.ask_cluster(look)),
         _BROKER_COLUMNS,
-        current.output,
+        invocation.current().output,
         name_key="node_id",
     )
 
 
 @cluster.command()
-@client_options
-@output_option
+@listing_options
 def controller() -> None:
     """Print the active controller; exit code 4 if there is none."""
     current = invocation.current()
@@ -303,15 +298,13 @@ Examples:
     help="Any live replica may lead, even if committed records are lost. For partitions without a leader.",
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-@client_options
-@output_option
+@listing_options
 def elect(names: tuple[str, ...], unclean: bool, yes: bool) -> None:
     """Elect leaders: the preferred replicas, unless --unclean is given."""
     if unclean and not names:
         raise UsageError(
             "an unclean election needs the names of its partitions: kl cluster elect --unclean TOPIC-P"
         )
-    current = invocation.current()
     if unclean and not yes:
         invocation.confirm(
             "Acknowledged records may be lost for ever. Elect an unclean leader?", "nothing was changed"
@@ -335,7 +328,7 @@ def elect(names: tuple[str, ...], unclean: bool, yes: bool) -> None:
         if names or each.error_code != ErrorCode.ELECTION_NOT_NEEDED
     ]
     nothing = "nothing to do: the preferred replica leads every partition"
-    print_listing(rows, _ELECTION_COLUMNS, current.output, if_empty=nothing)
+    print_listing(rows, _ELECTION_COLUMNS, invocation.current().output, if_empty=nothing)
     failed = [each for each in elected if each.error_code not in fine]
     if failed and len(failed) == len(elected):
         raise broker_error(failed[0].error_code, failed[0].error_message or "")

@@ -13,7 +13,7 @@ import click
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.exit_codes import NotFoundError
-from kafkalite.cli.invocation import Invocation, client_options, output_option, parse_settings
+from kafkalite.cli.invocation import Invocation, listing_options, parse_settings
 from kafkalite.cli.output import Column, print_document, print_listing
 from kafkalite.options import Option, OptionRegistry
 
@@ -46,18 +46,11 @@ def config() -> None:
 
 @config.command("list")
 @click.argument("kind", required=False, type=click.Choice(KINDS))
-@client_options
-@output_option
+@listing_options
 def list_options(kind: str | None) -> None:
     """List every option, or those of one KIND."""
     rows = [
-        {
-            "name": option.name,
-            "of": of,
-            "default": _shown(option.default),
-            "allowed": option.allowed,
-            "doc": option.doc,
-        }
+        {"name": option.name, "of": of, **_about(option)}
         for of, registry in registries().items()
         if kind in {None, of}
         for option in sorted(registry, key=lambda option: option.name)
@@ -83,8 +76,7 @@ Examples:
 @click.option("--topic", help="Ask the broker for the value of this topic.", shell_complete=complete_topics)
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="A broker's TOML file to read.")
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="As kl server start --set.")
-@client_options
-@output_option
+@listing_options
 def explain(names: tuple[str, ...], topic: str | None, file: Path | None, overrides: tuple[str, ...]) -> None:
     """Explain options: meaning, allowed values, and the source of the current value."""
     current = invocation.current()
@@ -96,10 +88,11 @@ def explain(names: tuple[str, ...], topic: str | None, file: Path | None, overri
             found = [(kind, option) for kind, option in found if kind == "topic"]
         if not found:
             raise _unknown(name, known)
-        documents += [
-            _document(kind, option, current, topic=topic, file=file, overrides=overrides)
-            for kind, option in found
-        ]
+        for kind, option in found:
+            value, source = _value_of(kind, option, current, topic=topic, file=file, overrides=overrides)
+            documents.append(
+                {"name": option.name, "of": kind, "value": _shown(value), "from": source, **_about(option)}
+            )
     if current.output not in {"table", "wide"}:
         print_listing(documents, (), current.output)
         return
@@ -130,25 +123,8 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def _document(
-    kind: str,
-    option: Option,
-    current: Invocation,
-    *,
-    topic: str | None,
-    file: Path | None,
-    overrides: tuple[str, ...],
-) -> dict[str, Any]:
-    value, source = _value_of(kind, option, current, topic=topic, file=file, overrides=overrides)
-    return {
-        "name": option.name,
-        "of": kind,
-        "value": _shown(value),
-        "from": source,
-        "default": _shown(option.default),
-        "allowed": option.allowed,
-        "doc": option.doc,
-    }
+def _about(option: Option) -> dict[str, str]:
+    return {"default": _shown(option.default), "allowed": option.allowed, "doc": option.doc}
 
 
 def _value_of(

@@ -156,24 +156,16 @@ def _headers_mapping(record: Record) -> dict[str, str]:
     return {name: _text(value) for name, value in record.headers}
 
 
-def _field(record: Record, name: str) -> Any:
-    match name:
-        case "topic":
-            return record.topic
-        case "partition":
-            return record.partition
-        case "offset":
-            return record.offset
-        case "timestamp":
-            return record.timestamp_ms
-        case "time":
-            return format_time(record.timestamp_ms)
-        case "key":
-            return _text(record.key)
-        case "value":
-            return _text(record.value)
-        case _:
-            return _headers_text(record).decode("utf-8", "surrogateescape")
+_BY_NAME: Final[dict[str, Callable[[Record], Any]]] = {
+    "topic": lambda record: record.topic,
+    "partition": lambda record: record.partition,
+    "offset": lambda record: record.offset,
+    "timestamp": lambda record: record.timestamp_ms,
+    "time": lambda record: format_time(record.timestamp_ms),
+    "key": lambda record: _text(record.key),
+    "value": lambda record: _text(record.value),
+    "headers": lambda record: _text(_headers_text(record)),
+}
 
 
 def _entered(record: Record, name: str, path: list[str]) -> Any:
@@ -224,7 +216,7 @@ def _brace(field: str, spec: str, conversion: str | None) -> Callable[[Record], 
         raise ValueError(f"{{{field}}}: only key, value and headers have fields")
 
     def render(record: Record) -> str:
-        found = _entered(record, name, path) if path else _field(record, name)
+        found = _entered(record, name, path) if path else _BY_NAME[name](record)
         if conversion == "r":
             found = repr(found)
         try:

@@ -13,7 +13,7 @@ import click
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_groups
 from kafkalite.cli.exit_codes import CheckFailedError, PartialFailureError
-from kafkalite.cli.invocation import client_options, duration_ms, output_option
+from kafkalite.cli.invocation import client_options, duration_ms, listing_options
 from kafkalite.cli.output import Column, coloured, pick, plural, print_document, print_listing, write
 from kafkalite.cli.times import format_time
 from kafkalite.durations import format_duration
@@ -71,11 +71,9 @@ def group() -> None:
 @click.option(
     "--state", "states", multiple=True, type=click.Choice(STATES, False), help="Only in this state."
 )
-@client_options
-@output_option
+@listing_options
 def list_(states: tuple[str, ...]) -> None:
     """List groups: state, members, generation."""
-    current = invocation.current()
     rows = [
         {
             "name": each.group_id,
@@ -87,7 +85,7 @@ def list_(states: tuple[str, ...]) -> None:
         for each in connect.ask_admin(lambda admin: admin.list_groups(states))
     ]
     hint = "no groups; 'kl consume TOPIC -g GROUP' creates one"
-    print_listing(rows, _GROUP_COLUMNS, current.output, if_empty=hint)
+    print_listing(rows, _GROUP_COLUMNS, invocation.current().output, if_empty=hint)
 
 
 # --- describe, members -----------------------------------------------------------------------------
@@ -95,8 +93,7 @@ def list_(states: tuple[str, ...]) -> None:
 
 @group.command()
 @click.argument("name", metavar="GROUP", shell_complete=complete_groups)
-@client_options
-@output_option
+@listing_options
 def describe(name: str) -> None:
     """Describe GROUP: its state, members and lag."""
     current = invocation.current()
@@ -173,13 +170,13 @@ def _member_rows(members: Iterable[MemberDescription]) -> list[dict[str, Any]]:
 
 @group.command()
 @click.argument("name", metavar="GROUP", shell_complete=complete_groups)
-@client_options
-@output_option
+@listing_options
 def members(name: str) -> None:
     """List the members of GROUP and their partitions."""
-    current = invocation.current()
     rows = _member_rows(connect.ask_admin(lambda admin: admin.describe_group(name)).members)
-    print_listing(rows, _MEMBER_COLUMNS, current.output, if_empty=f"group {name!r} has no members now")
+    print_listing(
+        rows, _MEMBER_COLUMNS, invocation.current().output, if_empty=f"group {name!r} has no members now"
+    )
 
 
 # --- lag -------------------------------------------------------------------------------------------
@@ -218,8 +215,7 @@ Examples:
 )
 @click.argument("name", metavar="GROUP", shell_complete=complete_groups)
 @click.option("--max", "most", type=int, metavar="N", help="Exit code 9 when the lag is above N in total.")
-@client_options
-@output_option
+@listing_options
 def lag(name: str, most: int | None) -> None:
     """Show how far GROUP is behind, by partition."""
     current = invocation.current()
@@ -244,8 +240,7 @@ Examples:
   kl group explain billing -o jsonl   one event per line"""
 )
 @click.argument("name", metavar="GROUP", shell_complete=complete_groups)
-@client_options
-@output_option
+@listing_options
 def explain(name: str) -> None:
     """Explain the cause of each generation of GROUP, and what it is waiting for."""
     current = invocation.current()
@@ -304,8 +299,7 @@ Examples:
 @click.argument("name", metavar="GROUP", shell_complete=complete_groups)
 @click.option("--every", type=duration_ms, default="2s", show_default=True, help="Interval.")
 @click.option("-n", "--count", type=click.IntRange(min=1), help="Exit after this many times.")
-@client_options
-@output_option
+@listing_options
 def watch(name: str, every: int, count: int | None) -> None:
     """Show GROUP's state, lag and consumption rate repeatedly."""
     current = invocation.current()

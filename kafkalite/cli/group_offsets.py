@@ -16,7 +16,7 @@ from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_groups
 from kafkalite.cli.exit_codes import NotFoundError, UsageError
 from kafkalite.cli.group import group
-from kafkalite.cli.invocation import client_options, duration_ms, output_option
+from kafkalite.cli.invocation import client_options, duration_ms, listing_options
 from kafkalite.cli.offset_queries import Extent, extents, offsets_at, partitions_of
 from kafkalite.cli.output import Column, plural, print_listing, write
 from kafkalite.cli.times import parse_time
@@ -123,15 +123,13 @@ Examples:
 @click.option("--execute", is_flag=True, help="Do it.")
 @click.option("--dry-run", is_flag=True, help="Only show the change, as without --execute.")
 @click.option("--export", is_flag=True, help="Print topic,partition,offset lines.")
-@client_options
-@output_option
+@listing_options
 def reset_offsets(
     name: str, topics: tuple[str, ...], execute: bool, dry_run: bool, export: bool, **chosen: Any
 ) -> None:
     """Change GROUP's committed offsets. Shows the change; --execute makes it."""
     if execute and dry_run:
         raise UsageError("give either --execute or --dry-run")
-    current = invocation.current()
     offsets = _read_file(chosen["from_file"]) if chosen["from_file"] else {}
     strategy = strategy_of(chosen, offsets)
     moment_ms = _moment(chosen, invocation.now_ms())
@@ -147,7 +145,7 @@ def reset_offsets(
     if export:
         write("".join(f"{row['topic']},{row['partition']},{row['offset']}\n" for row in rows))
     else:
-        print_listing(rows, _COLUMNS, current.output)
+        print_listing(rows, _COLUMNS, invocation.current().output)
     if not execute and not export:
         invocation.say("nothing was changed; --execute makes the change")
     elif execute:

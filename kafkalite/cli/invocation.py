@@ -89,7 +89,8 @@ def duration_ms(text: str) -> int:
         raise click.BadParameter(str(problem)) from None
 
 
-def _apply(function: F, *decorators: Callable[[F], F]) -> F:
+def apply(function: F, *decorators: Callable[[F], F]) -> F:
+    """Decorate ``function`` as a stack of these decorators would, the first on top."""
     for decorator in reversed(decorators):
         function = decorator(function)
     return function
@@ -107,7 +108,7 @@ def debug_option(function: F) -> F:
 
 def client_options(function: F) -> F:
     """Add -b, -X, --timeout and --debug: for every command that talks to a broker."""
-    return _apply(
+    return apply(
         function,
         click.option(
             "-b",
@@ -151,6 +152,11 @@ def output_option(function: F) -> F:
         callback=_remember("output"),
         help="Output format.  [default: table]",
     )(function)
+
+
+def listing_options(function: F) -> F:
+    """Add the options of a command that asks a broker and prints a listing: client_options and -o."""
+    return apply(function, client_options, output_option)
 
 
 # --- running ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import click
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.cluster import QUORUM_COLUMNS, quorum_document
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError
-from kafkalite.cli.invocation import client_options, output_option
+from kafkalite.cli.invocation import listing_options
 from kafkalite.cli.output import Column, coloured, print_document, print_listing, write
 from kafkalite.client.admin.cluster_health import look_at_quorum, silent_voters
 from kafkalite.errors import InvalidRequestError
@@ -68,8 +68,7 @@ Examples:
   kl metadata ls /brokers -o json"""
 )
 @click.argument("path", default=ROOT, metavar="[PATH]")
-@client_options
-@output_option
+@listing_options
 def ls(path: str) -> None:
     """List the children of a path."""
     current = invocation.current()
@@ -94,8 +93,7 @@ Examples:
   kl metadata cat /brokers/1"""
 )
 @click.argument("paths", nargs=-1, required=True, metavar="PATH…")
-@client_options
-@output_option
+@listing_options
 def cat(paths: tuple[str, ...]) -> None:
     """Print the value at a path, as JSON unless -o selects another format."""
     current = invocation.current()
@@ -107,12 +105,8 @@ def cat(paths: tuple[str, ...]) -> None:
         value = _value(node)
         if value is None:
             raise NotFoundError(f"{_path(path)} has no value", hint=f"kl metadata ls {_path(path)}")
-        if current.output == "yaml" and isinstance(value, dict):
-            print_document(value, "yaml")
-        elif current.output == "jsonl":
-            write(json.dumps(value, ensure_ascii=False) + "\n")
-        else:
-            write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        is_kept = current.output == "jsonl" or (current.output == "yaml" and isinstance(value, dict))
+        print_document(value, current.output if is_kept else "json")
 
 
 @metadata.command(
@@ -123,13 +117,11 @@ Examples:
 )
 @click.argument("path", default=ROOT, metavar="[PATH]")
 @click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="Stop after N changes.")
-@client_options
-@output_option
+@listing_options
 def tail(path: str, count: int | None) -> None:
     """Print changes at and below a path as they are committed: + new, ~ changed, - removed."""
-    current = invocation.current()
     wanted = _path(path)
-    is_json = current.output in {"json", "jsonl"}
+    is_json = invocation.current().output in {"json", "jsonl"}
 
     async def main(client: ClusterClient) -> None:
         offset, before = await _tree(client, wanted)
@@ -184,12 +176,8 @@ _COLOURS: Final = {"+": "32", "~": "33", "-": "31"}
 
 def _change_line(offset: int, sign: str, path: str, value: str, *, is_json: bool) -> str:
     if is_json:
-        document = {
-            "offset": offset,
-            "change": sign,
-            "path": path,
-            "value": json.loads(value) if value else None,
-        }
+        decoded = json.loads(value) if value else None
+        document = {"offset": offset, "change": sign, "path": path, "value": decoded}
         return json.dumps(document, ensure_ascii=False) + "\n"
     import sys
 
@@ -199,8 +187,7 @@ def _change_line(offset: int, sign: str, path: str, value: str, *, is_json: bool
 
 @metadata.command()
 @click.option("--check", is_flag=True, help="Exit code 9 if there is no leader, or a voter is silent.")
-@client_options
-@output_option
+@listing_options
 def quorum(check: bool) -> None:
     """Show the controllers: the leader, and the offset of each."""
     current = invocation.current()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.exit_codes import UsageError
-from kafkalite.cli.invocation import Invocation, client_options, output_option, topic_names
+from kafkalite.cli.invocation import listing_options, topic_names
 from kafkalite.cli.offset_queries import extents, offsets_at, partitions_of
 from kafkalite.cli.output import Column, print_listing
 from kafkalite.cli.times import format_time, parse_time
+
+if TYPE_CHECKING:
+    from kafkalite.client.admin.admin import Admin
 
 _HEAD = (Column("topic", "TOPIC"), Column("partition", "PARTITION"))
 _COLUMNS = {
@@ -39,8 +42,7 @@ Examples:
 @click.option("--at", "at_text", metavar="TIME", help="Offsets at a time.")
 @click.option("--earliest", "which", flag_value="earliest", help="Only the first offsets.")
 @click.option("--latest", "which", flag_value="latest", help="Only the next offsets.")
-@client_options
-@output_option
+@listing_options
 def offsets(
     topics: tuple[str, ...], topic_flags: tuple[str, ...], at_text: str | None, which: str | None
 ) -> None:
@@ -52,27 +54,23 @@ def offsets(
         at_ms = None if at_text is None else parse_time(at_text.removeprefix("@"), now_ms=invocation.now_ms())
     except ValueError as problem:
         raise UsageError(str(problem)) from None
-    current = invocation.current()
-    rows = invocation.run_command(lambda: _rows(current, topics, at_ms, which))
+    rows = connect.ask_admin(lambda admin: _rows(admin, topics, at_ms, which))
     columns = _COLUMNS["at" if at_ms is not None else which or "both"]
-    print_listing(rows, columns, current.output, name_key="name")
+    print_listing(rows, columns, invocation.current().output)
 
 
 async def _rows(
-    current: Invocation, topics: tuple[str, ...], at_ms: int | None, which: str | None
+    admin: Admin, topics: tuple[str, ...], at_ms: int | None, which: str | None
 ) -> list[dict[str, Any]]:
-    async with connect.admin(current) as admin:
-        partitions = await partitions_of(admin, topics)
-        rows: list[dict[str, Any]] = []
-        if at_ms is not None:
-            at = await offsets_at(admin, partitions, at_ms)
-            for partition, offset in at.items():
-                rows.append(_row(partition) | {"offset": offset, "at": format_time(at_ms)})
-            return rows
-        for partition, (start, end) in (await extents(admin, partitions)).items():
-            numbers = {"earliest": start, "latest": end, "count": end - start}
-            rows.append(_row(partition) | {k: v for k, v in numbers.items() if which in {None, k}})
-        return rows
+    partitions = await partitions_of(admin, topics)
+    if at_ms is not None:
+        at = await offsets_at(admin, partitions, at_ms)
+        return [_row(tp) | {"offset": offset, "at": format_time(at_ms)} for tp, offset in at.items()]
+    rows: list[dict[str, Any]] = []
+    for partition, (start, end) in (await extents(admin, partitions)).items():
+        numbers = {"earliest": start, "latest": end, "count": end - start}
+        rows.append(_row(partition) | {k: v for k, v in numbers.items() if which in {None, k}})
+    return rows
 
 
 def _row(partition: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 import click
 
-from kafkalite.cli.output import Column, coloured, pick, plural, print_listing, write
+from kafkalite.cli.output import Column, coloured, pick, plural, print_document, print_listing, write
 
 _REPAINT_SECONDS: Final = 0.2
 _MAX_CELL: Final = 60
@@ -149,12 +149,7 @@ def _query_rows(report: Any) -> list[dict[str, Any]]:
         {
             "name": each.tally.name,
             "sink": each.sink.text,
-            "batches": each.tally.batches,
-            "rows": each.tally.rows,
-            "rows_per_second": each.tally.rows_per_second,
-            "batch_ms": each.tally.batch_ms,
-            "lag": each.tally.lag,
-            "late": each.tally.late,
+            **pick(each.tally, "batches", "rows", "rows_per_second", "batch_ms", "lag", "late"),
             "group": report.run.pipeline.group_id(each.sink),
         }
         for each in report.run.queries
@@ -163,11 +158,9 @@ def _query_rows(report: Any) -> list[dict[str, Any]]:
 
 def print_report(report: Any, output: str, rows: Sequence[Mapping[str, Any]] = ()) -> None:
     """Print the report. ``rows`` of console sinks are part of the json document."""
-    if output == "json":
-        write(json.dumps({**report_row(report), "rows": list(rows)}, indent=2, ensure_ascii=False) + "\n")
-        return
-    if output == "jsonl":
-        write(json.dumps(report_row(report), ensure_ascii=False) + "\n")
+    if output in {"json", "jsonl"}:
+        shown = {"rows": list(rows)} if output == "json" else {}
+        print_document(report_row(report) | shown, output)
         return
     print_listing(_query_rows(report), _COLUMNS, output)
     for each in report.run.queries:

@@ -157,9 +157,7 @@ def format_directory(
             cluster_id=cluster_id or config.cluster_id,
             node_id=config.node_id if node_id is None else node_id,
         )
-    document |= {
-        **pick(identity, "cluster_id", "node_id", "directory_id"),
-    }
+    document |= pick(identity, "cluster_id", "node_id", "directory_id")
     print_document(document, invocation.current().output)
 
 

@@ -10,7 +10,7 @@ import click
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.exit_codes import PartialFailureError, UsageError
-from kafkalite.cli.invocation import Invocation, client_options, output_option, parse_settings, topic_names
+from kafkalite.cli.invocation import client_options, listing_options, parse_settings, topic_names
 from kafkalite.cli.offset_queries import extents, partitions_of
 from kafkalite.cli.output import Column, human_bytes, plural, print_listing
 from kafkalite.cli.topic_description import description, only_partitions, print_descriptions
@@ -43,11 +43,15 @@ async def _each(names: tuple[str, ...], act: Callable[[str], Awaitable[None]]) -
             failures.append(error)
             if len(names) > 1:
                 invocation.say(f"{name}: {error}")
-    if not failures:
-        return
-    if len(failures) == len(names):
+    _raise_any(failures, len(names))
+
+
+def _raise_any(failures: list[KafkaliteError], count: int) -> None:
+    """Raise the first failure if all of ``count`` topics failed, PartialFailureError if some did."""
+    if failures and len(failures) == count:
         raise failures[0]
-    raise PartialFailureError(f"{len(failures)} of {len(names)} topics failed")
+    if failures:
+        raise PartialFailureError(f"{len(failures)} of {count} topics failed")
 
 
 # --- create ----------------------------------------------------------------------------------------
@@ -122,11 +126,9 @@ def create(
 
 @topic.command("list")
 @click.option("--internal", is_flag=True, help="Include internal topics such as __consumer_offsets.")
-@client_options
-@output_option
+@listing_options
 def list_topics(internal: bool) -> None:
     """List topics."""
-    current = invocation.current()
 
     async def main(admin: Admin) -> list[dict[str, Any]]:
         sizes: dict[str, int] = {}
@@ -144,7 +146,12 @@ def list_topics(internal: bool) -> None:
         ]
 
     rows = connect.ask_admin(main)
-    print_listing(rows, _LIST_COLUMNS, current.output, if_empty="no topics yet; try: kl topic create events")
+    print_listing(
+        rows,
+        _LIST_COLUMNS,
+        invocation.current().output,
+        if_empty="no topics yet; try: kl topic create events",
+    )
 
 
 @topic.command(
@@ -170,8 +177,7 @@ Examples:
     is_flag=True,
     help="Only partitions without a leader; of all topics unless topics are named.",
 )
-@client_options
-@output_option
+@listing_options
 def describe(
     names: tuple[str, ...],
     flags: tuple[str, ...],
@@ -243,30 +249,28 @@ def alter(
     }
     if partitions is None and not changes:
         raise UsageError("nothing to change: give -c NAME=VALUE, --unset NAME or -p COUNT")
-    current = invocation.current()
-    invocation.run_command(lambda: _alter(current, wanted, partitions, changes, dry_run=dry_run))
+    connect.ask_admin(lambda admin: _alter(admin, wanted, partitions, changes, dry_run=dry_run))
 
 
 async def _alter(
-    current: Invocation, name: str, partitions: int | None, changes: dict[str, str | None], *, dry_run: bool
+    admin: Admin, name: str, partitions: int | None, changes: dict[str, str | None], *, dry_run: bool
 ) -> None:
     would = " (dry run)" if dry_run else ""
-    async with connect.admin(current) as admin:
-        (before,) = await admin.describe_topics([name])
-        if changes:
-            old = await admin.describe_configs("topic", name)
-            await admin.alter_configs("topic", name, changes, validate_only=dry_run)
-            new = await admin.describe_configs("topic", name)
-            for key, value in changes.items():
-                was = old[key].value if key in old else "-"
-                now = value if dry_run and value is not None else new[key].value if key in new else "-"
-                click.echo(f"{name}: {key} {was} -> {now}{would}")
-        if partitions is not None:
-            await admin.create_partitions(name, partitions, validate_only=dry_run)
-            click.echo(f"{name}: partitions {len(before.partitions)} -> {partitions}{would}")
-            invocation.say(
-                "records with a key may now go to another partition than earlier records with that key"
-            )
+    (before,) = await admin.describe_topics([name])
+    if changes:
+        old = await admin.describe_configs("topic", name)
+        await admin.alter_configs("topic", name, changes, validate_only=dry_run)
+        new = await admin.describe_configs("topic", name)
+        for key, value in changes.items():
+            was = old[key].value if key in old else "-"
+            now = value if dry_run and value is not None else new[key].value if key in new else "-"
+            click.echo(f"{name}: {key} {was} -> {now}{would}")
+    if partitions is not None:
+        await admin.create_partitions(name, partitions, validate_only=dry_run)
+        click.echo(f"{name}: partitions {len(before.partitions)} -> {partitions}{would}")
+        invocation.say(
+            "records with a key may now go to another partition than earlier records with that key"
+        )
 
 
 # --- delete ----------------------------------------------------------------------------------------
@@ -282,50 +286,39 @@ async def _alter(
 def delete(names: tuple[str, ...], flags: tuple[str, ...], yes: bool, if_exists: bool, dry_run: bool) -> None:
     """Delete topics and all their records."""
     wanted = topic_names(names, flags, "kl topic delete")
-    current = invocation.current()
-    found, missing = invocation.run_command(lambda: _weigh(current, wanted))
+    found, missing = connect.ask_admin(lambda admin: _weigh(admin, wanted))
     for name, weight in found.items():
         click.echo(f"{name}: {weight}", err=not dry_run)
     if not dry_run and found:
         if not yes:
             invocation.confirm(f"Delete {plural(len(found), 'topic')}, for ever?", "nothing was deleted")
-        invocation.run_command(lambda: _delete(current, tuple(found)))
+        connect.ask_admin(lambda admin: _delete(admin, tuple(found)))
     if missing and not if_exists:
-        _report_missing(missing, len(wanted))
+        for name, error in missing.items():
+            if len(missing) < len(wanted):
+                invocation.say(f"{name}: {error}")
+        _raise_any(list(missing.values()), len(wanted))
 
 
-def _report_missing(missing: dict[str, KafkaliteError], wanted_count: int) -> None:
-    if len(missing) == wanted_count:
-        raise next(iter(missing.values()))
-    for name, error in missing.items():
-        invocation.say(f"{name}: {error}")
-    raise PartialFailureError(f"{len(missing)} of {wanted_count} topics failed")
-
-
-async def _weigh(
-    current: Invocation, names: tuple[str, ...]
-) -> tuple[dict[str, str], dict[str, KafkaliteError]]:
+async def _weigh(admin: Admin, names: tuple[str, ...]) -> tuple[dict[str, str], dict[str, KafkaliteError]]:
     """Return what would be lost, by topic, and the error of each missing topic."""
     found: dict[str, str] = {}
     missing: dict[str, KafkaliteError] = {}
-    async with connect.admin(current) as admin:
-        for name in names:
-            try:
-                partitions = await partitions_of(admin, [name])
-            except UnknownTopicOrPartitionError as error:
-                missing[name] = error
-                continue
-            known = await extents(admin, partitions)
-            records = sum(end - start for start, end in known.values())
-            found[name] = f"{plural(len(partitions), 'partition')}, {plural(records, 'record')}"
+    for name in names:
+        try:
+            partitions = await partitions_of(admin, [name])
+        except UnknownTopicOrPartitionError as error:
+            missing[name] = error
+            continue
+        known = await extents(admin, partitions)
+        records = sum(end - start for start, end in known.values())
+        found[name] = f"{plural(len(partitions), 'partition')}, {plural(records, 'record')}"
     return found, missing
 
 
-async def _delete(current: Invocation, names: tuple[str, ...]) -> None:
-    async with connect.admin(current) as admin:
+async def _delete(admin: Admin, names: tuple[str, ...]) -> None:
+    async def act(name: str) -> None:
+        await admin.delete_topics([name])
+        click.echo(f"{name}: deleted")
 
-        async def act(name: str) -> None:
-            await admin.delete_topics([name])
-            click.echo(f"{name}: deleted")
-
-        await _each(names, act)
+    await _each(names, act)

@@ -10,7 +10,7 @@ import click
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_topics, complete_transactional_ids
 from kafkalite.cli.exit_codes import UsageError
-from kafkalite.cli.invocation import client_options, duration_ms, output_option
+from kafkalite.cli.invocation import client_options, duration_ms, listing_options
 from kafkalite.cli.offset_queries import partitions_of
 from kafkalite.cli.output import Column, pick, plural, print_document, print_listing, write
 from kafkalite.cli.times import format_time
@@ -72,11 +72,9 @@ def txn() -> None:
     metavar="TIME",
     help="Only those open for at least this long.",
 )
-@client_options
-@output_option
+@listing_options
 def list_(states: tuple[str, ...], open_for: int) -> None:
     """List transactional ids and their state."""
-    current = invocation.current()
     rows = [
         {
             "name": each.transactional_id,
@@ -89,13 +87,12 @@ def list_(states: tuple[str, ...], open_for: int) -> None:
     ]
     none = "no transactional ids" + (" in that state" if states else "")
     none += f" open for {format_duration(open_for)}" if open_for else ""
-    print_listing(rows, _COLUMNS, current.output, if_empty=none)
+    print_listing(rows, _COLUMNS, invocation.current().output, if_empty=none)
 
 
 @txn.command()
 @click.argument("name", metavar="TRANSACTIONAL_ID", shell_complete=complete_transactional_ids)
-@client_options
-@output_option
+@listing_options
 def describe(name: str) -> None:
     """Describe a transactional id, or a transaction group by its application id."""
     current = invocation.current()
@@ -234,8 +231,7 @@ def retire(name: str) -> None:
     metavar="TIME",
     help="Only those without a write for this long.  [default: 15m]",
 )
-@client_options
-@output_option
+@listing_options
 def find_hanging(topics: tuple[str, ...], older_than: int) -> None:
     """Find transactions that are open in a partition but unknown to every coordinator."""
     current = invocation.current()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sparkbridge.local import fast_start
+from sparkbridge.option_values import option_text
 
 LOCAL_ADDRESS: Final = "127.0.0.1"
 MIN_PYSPARK: Final = (4, 2)
@@ -141,7 +142,7 @@ def session(
     """
     from pyspark.sql import SparkSession
 
-    given = {name: _text(value) for name, value in (settings or {}).items()}
+    given = {name: option_text(value) for name, value in (settings or {}).items()}
     submitted = _submitted_settings()
     chosen = master or given.get("spark.master") or submitted.get("spark.master")
     chosen = chosen or os.environ.get("MASTER") or "local[*]"
@@ -200,7 +201,3 @@ def _submitted_settings() -> dict[str, str]:
 
     SparkContext._ensure_initialized()
     return dict(SparkConf().getAll())
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -181,7 +181,3 @@ def _output(run: Run, spark: SparkSession, running: RunningQuery) -> DataFrame:
     return frame.select(value.alias("value"), "key", "topic", "partition", "offset", "timestamp").select(
         "value.*"
     )
-
-
-def failed(findings: Iterable[Finding]) -> list[Finding]:
-    return [finding for finding in findings if not finding.holds]

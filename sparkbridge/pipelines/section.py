@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final, TypeVar
 
+from sparkbridge.option_values import option_text
+
 T = TypeVar("T")
 
 _KINDS: Final = {
@@ -132,13 +134,11 @@ class Section:
         """Return a table of options for Spark: strings; numbers and booleans are converted."""
         found: dict[str, str] = {}
         for name, value in self.get(key, dict, {}).items():
-            if isinstance(value, bool):
-                found[name] = str(value).lower()
-            elif isinstance(value, str | int | float):
-                found[name] = str(value)
+            if isinstance(value, str | int | float):
+                found[name] = option_text(value)
             elif isinstance(value, dict):  # kafka.group.id = "x" without quotes around the key
                 for rest, inner in _flat(value, name):
-                    found[rest] = str(inner).lower() if isinstance(inner, bool) else str(inner)
+                    found[rest] = option_text(inner)
             else:
                 self.error(f"{key}.{name}", f"is {_shown(value)}, but must be a string or a number")
         return found
@@ -204,5 +204,5 @@ def _flat(values: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
 
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
-        return str(value).lower()
+        return option_text(value)
     return repr(value) if isinstance(value, str | int | float) else _KINDS.get(type(value), "something else")

@@ -25,6 +25,7 @@ HEADER_BYTES: Final = 12
 NO_PARTITION: Final = -1  # of records without a key, until the partition of their batch is chosen
 
 _LARGE: Final = {pa.large_binary(): pa.binary(), pa.large_string(): pa.string()}
+_HEADERS: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 
 class Records(NamedTuple):
@@ -58,19 +59,14 @@ def joined(parts: Sequence[Records]) -> Records:
     """Join parts, in chunks if there are several. Either all have timestamps or none has."""
     if len(parts) == 1:
         return parts[0]
-    keys = headers = None
-    if any(part.keys is not None for part in parts):
-        keys = _chunked([part.keys for part in parts], parts)
-    if any(part.headers is not None for part in parts):
-        headers = _chunked([part.headers for part in parts], parts)
-    timestamps = None
-    if parts[0].timestamps is not None:
-        timestamps = _chunked([part.timestamps for part in parts], parts)
-    return Records(_chunked([part.values for part in parts], parts), keys, timestamps, headers)
+    return Records(*(_chunked(arrays, parts) for arrays in zip(*parts, strict=True)))
 
 
 def _chunked(arrays: Sequence[Any], parts: Sequence[Records]) -> Any:
-    kind = next(array.type for array in arrays if array is not None)
+    """Join one column of ``parts``, null where a part lacks it; None if all do."""
+    kind = next((array.type for array in arrays if array is not None), None)
+    if kind is None:
+        return None
     return pa.chunked_array(
         [
             pa.nulls(part.row_count, kind) if array is None else array
@@ -221,12 +217,10 @@ def _records(batch: Any, columns: SinkColumns, now_ms: int) -> Records:
     def column(index: int | None) -> Any:
         return None if index is None else _small(batch.column(index))
 
-    keys = column(columns.key)
-    if keys is not None and keys.null_count == len(keys):
-        keys = None
-    headers = column(columns.headers)
-    if headers is not None and headers.null_count == len(headers):
-        headers = None
+    def unless_null(array: Any) -> Any:
+        return None if array is None or array.null_count == len(array) else array
+
+    keys, headers = unless_null(column(columns.key)), unless_null(column(columns.headers))
     timestamps = column(columns.timestamp)
     if timestamps is not None:
         timestamps = _milliseconds(timestamps, now_ms)
@@ -235,19 +229,9 @@ def _records(batch: Any, columns: SinkColumns, now_ms: int) -> Records:
 
 def _small(array: Any) -> Any:
     """Convert the large types, which Spark sends with useLargeVarTypes, to those with 32-bit offsets."""
-    kind = _LARGE.get(array.type)
-    if kind is not None:
-        return array.cast(kind)
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        return _small_headers(array)
-    return array
-
-
-_HEADERS: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-
-
-def _small_headers(array: Any) -> Any:
-    return array if array.type.equals(_HEADERS) else array.cast(_HEADERS)
+    is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
+    kind = _HEADERS if is_list else _LARGE.get(array.type, array.type)
+    return array if array.type.equals(kind) else array.cast(kind)
 
 
 def _milliseconds(timestamps: Any, now_ms: int) -> Any:
@@ -272,14 +256,8 @@ def record_overhead(columns: SinkColumns) -> int:
     It covers all columns of the task's rows, because records without a key may share a batch with others. The
     two validity bits come in addition.
     """
-    overhead = 4
-    if columns.key is not None:
-        overhead += 4
-    if columns.timestamp is not None:
-        overhead += 8
-    if columns.headers is not None:
-        overhead += 5
-    return overhead
+    sizes = ((columns.key, 4), (columns.timestamp, 8), (columns.headers, 5))
+    return 4 + sum(size for index, size in sizes if index is not None)
 
 
 class Sizes:

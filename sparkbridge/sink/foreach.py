@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparkbridge.errors import SparkOptionError
+from sparkbridge.option_values import option_text
 from sparkbridge.options import SinkOptions
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def foreach_batch(
     """
     if not sinkName:
         raise SparkOptionError("sinkName is empty", hint="two writes in one batch need two names")
-    given = {name: _text(value) for name, value in {**(options or {}), **more}.items()}
+    given = {name: option_text(value) for name, value in {**(options or {}), **more}.items()}
     refused = sorted({name.lower() for name in given} & {"txnappid", "txnversion"})
     if refused:
         raise SparkOptionError(
@@ -50,8 +51,3 @@ def foreach_batch(
         df.write.format("kafkalite").mode("append").options(**given, **version).save()
 
     return write_batch
-
-
-def _text(value: Any) -> str:
-    """Return the text that Spark's ``option`` makes of a value."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -62,19 +62,15 @@ _PASSING: Final = (NotEnoughReplicasError, NotEnoughReplicasAfterAppendError, Re
 class CoordinatorLink:
     """Sends requests to the coordinator of ``key``.
 
-    ``key_type`` is GROUP_KEY or TRANSACTION_KEY. ``purpose`` chooses the connection unless a call names
-    another. A request is sent again when its response is lost, so only idempotent requests may be sent
-    with ``call``.
+    ``key_type`` is GROUP_KEY or TRANSACTION_KEY. A request is sent again when its response is lost, so
+    only idempotent requests may be sent with ``call``.
     """
 
-    def __init__(
-        self, cluster: ClusterClient, key_type: int, key: str, *, purpose: Purpose = Purpose.MAIN
-    ) -> None:
+    def __init__(self, cluster: ClusterClient, key_type: int, key: str) -> None:
         self.node_id: int | None = None  #: the coordinator's node id, if known
         self.key_type = key_type
         self.key = key
         self._cluster = cluster
-        self._purpose = purpose
         self._finding: asyncio.Task[int | KafkaliteError] | None = None
         pause_ms = min(FIRST_PAUSE_MS, cluster.config.retry_backoff_ms)
         self._rules = CallRules(
@@ -86,40 +82,36 @@ class CoordinatorLink:
         return f"<CoordinatorLink of {kind} {self.key!r}, node {self.node_id}>"
 
     async def call(
-        self, request: Any, *, timeout_ms: int | None = None, wait_ms: int = 0, purpose: Purpose | None = None
+        self, request: Any, *, timeout_ms: int | None = None, purpose: Purpose = Purpose.MAIN
     ) -> Any:
         """Send ``request`` and return the response struct.
 
         Retries while the coordinator moves, loads or is unreachable, until ``timeout_ms`` (None:
-        default.api.timeout.ms). The coordinator may hold the response for up to ``wait_ms``. Raises the
-        response's BrokerError, and RequestTimeoutError, caused by the last error, when the time is
-        over.
+        default.api.timeout.ms). Raises the response's BrokerError, and RequestTimeoutError, caused by the
+        last error, when the time is over.
         """
         what = type(request).__name__.removesuffix("Request")
-        return await self._drive(
-            what, timeout_ms, request, wait_ms, self._purpose if purpose is None else purpose
-        )
+        return await self._drive(what, timeout_ms, request, purpose)
 
-    async def attempt(self, request: Any, *, wait_ms: int = 0, purpose: Purpose | None = None) -> Any:
-        """Send ``request`` once, without retries: for requests that must not be sent twice."""
+    async def attempt(self, request: Any, *, wait_ms: int = 0, purpose: Purpose = Purpose.MAIN) -> Any:
+        """Send ``request`` once, without retries: for requests that must not be sent twice.
+
+        The coordinator may hold the response for up to ``wait_ms``.
+        """
         try:
             node_id = await self._locate()
-            connection = await self._cluster.connection(
-                node_id, self._purpose if purpose is None else purpose
-            )
+            connection = await self._cluster.connection(node_id, purpose)
             return await self._ask(connection, node_id, request, wait_ms)
         except _MOVED:
             self.node_id = None
             raise
 
-    async def find(self, *, timeout_ms: int | None = None) -> int:
+    async def find(self) -> int:
         """Return the coordinator's node id. Raises the same errors as ``call``."""
-        node_id: int = await self._drive("FindCoordinator", timeout_ms, None, 0, self._purpose)
+        node_id: int = await self._drive("FindCoordinator", None, None, Purpose.MAIN)
         return node_id
 
-    async def _drive(
-        self, what: str, timeout_ms: int | None, request: Any, wait_ms: int, purpose: Purpose
-    ) -> Any:
+    async def _drive(self, what: str, timeout_ms: int | None, request: Any, purpose: Purpose) -> Any:
         """Return the response to ``request``; the coordinator's node id if it is None."""
         cluster = self._cluster
         now_ms = cluster.now_ms()
@@ -149,7 +141,7 @@ class CoordinatorLink:
 
         async def send(to: tuple[int, Connection | None], _timeout_ms: int) -> Any:
             node_id, connection = to
-            return await in_time(self._ask(connection, node_id, request, wait_ms)) if connection else node_id
+            return await in_time(self._ask(connection, node_id, request, 0)) if connection else node_id
 
         def timeout_error(_last: KafkaliteError) -> KafkaliteError:
             error = RequestTimeoutError(

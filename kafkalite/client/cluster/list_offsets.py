@@ -128,31 +128,30 @@ async def offsets_for_times(
     wanted: Mapping[TopicPartition, int],
     *,
     isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
-    timeout_ms: int | None = None,
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
     """Return the first record whose timestamp is at least the given one, exactly; None if all are older.
 
     For MAX_TIMESTAMP, the record with the highest. Brokers do not unpack batches, so the batch is
     fetched here.
     """
-    listed = await list_offsets(cluster, wanted, isolation_level=isolation_level, timeout_ms=timeout_ms)
+    listed = await list_offsets(cluster, wanted, isolation_level=isolation_level)
     found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
     for tp, timestamp_ms in wanted.items():
         entry = listed[tp]
         found[tp] = None
         if entry.offset != NO_OFFSET:
-            found[tp] = await _refine(cluster, tp, timestamp_ms, entry, timeout_ms)
+            found[tp] = await _refine(cluster, tp, timestamp_ms, entry)
     return found
 
 
 async def _refine(
-    cluster: ClusterClient, tp: TopicPartition, timestamp_ms: int, entry: ListedOffset, timeout_ms: int | None
+    cluster: ClusterClient, tp: TopicPartition, timestamp_ms: int, entry: ListedOffset
 ) -> OffsetAndTimestamp:
     """Return the exact record within the batch at ``entry.offset``, or the batch's first if that fails."""
     leader = cluster.metadata.leader(tp)
     partition = FetchPartition(tp.topic, tp.partition, leader.leader_epoch, entry.offset, 1)
     request = FetchRequest(0, 0, 1, int(IsolationLevel.READ_UNCOMMITTED), [partition])
-    response = await cluster.call(request, node_id=leader.node_id, timeout_ms=timeout_ms)
+    response = await cluster.call(request, node_id=leader.node_id)
     (result,) = response.message.partitions
     if result.error_code:
         raise broker_error(result.error_code, result.error_message or "", about=str(tp))

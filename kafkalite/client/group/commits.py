@@ -81,13 +81,13 @@ class OffsetCommits:
 
     # --- writing -------------------------------------------------------------------------------
 
-    async def commit(self, offsets: Offsets, *, timeout_ms: int | None = None) -> None:
+    async def commit(self, offsets: Offsets) -> None:
         """Return when the coordinator has committed ``offsets`` and everything queued before.
 
         Raises CommitFailedError if this member may not commit any more, another error of the request,
         or the error of an earlier ``commit_later`` that these offsets do not replace.
         """
-        await self.write(offsets, timeout_ms=timeout_ms)
+        await self.write(offsets)
         self._raise_failed(offsets)
 
     async def write(self, offsets: Offsets, *, timeout_ms: int | None = None) -> None:

@@ -88,11 +88,7 @@ class GroupSession:
                 config.max_poll_interval_ms,
             )
         )
-        self.link = CoordinatorLink(
-            cluster,
-            GROUP_KEY,
-            config.group_id,
-        )
+        self.link = CoordinatorLink(cluster, GROUP_KEY, config.group_id)
         self.commits = OffsetCommits(
             cluster,
             self.link,

@@ -20,7 +20,7 @@ from kafkalite.groups.member import (
     Partitions,
     Subscription,
 )
-from kafkalite.groups.patterns import Patterns
+from kafkalite.groups.pattern_cache import PatternCache
 from kafkalite.groups.record_codec import GroupState
 from kafkalite.groups.settings import GroupSettings
 from kafkalite.model import NO_TIMESTAMP
@@ -39,7 +39,7 @@ class GroupChange:
         self,
         group: Group,
         settings: GroupSettings,
-        patterns: Patterns,
+        patterns: PatternCache,
         topics: Mapping[str, TopicShape],
         now: Instant,
     ) -> None:

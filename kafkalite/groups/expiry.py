@@ -13,7 +13,7 @@ from kafkalite.groups.change import GroupChange
 from kafkalite.groups.group import Group
 from kafkalite.groups.offset_rules import offset_tombstone
 from kafkalite.groups.offsets import PendingOffsets
-from kafkalite.groups.patterns import Patterns
+from kafkalite.groups.pattern_cache import PatternCache
 from kafkalite.groups.record_codec import EVENT, GROUP, key_of
 from kafkalite.groups.settings import GroupSettings
 from kafkalite.model import NO_TIMESTAMP
@@ -33,7 +33,7 @@ class Expiry:
         groups: Mapping[str, Group],
         pending: PendingOffsets,
         settings: GroupSettings,
-        patterns: Patterns,
+        patterns: PatternCache,
     ) -> None:
         self._groups = groups
         self._pending = pending

@@ -43,7 +43,7 @@ from kafkalite.groups.member import (
     assigned_topics,
     partitions_of,
 )
-from kafkalite.groups.patterns import Patterns
+from kafkalite.groups.pattern_cache import PatternCache
 from kafkalite.groups.settings import GroupSettings
 from kafkalite.protocol.messages.groups import (
     AssignedTopic,
@@ -58,7 +58,7 @@ _NONE: Final = int(ErrorCode.NONE)
 class HeartbeatRules:
     """Decides the heartbeats of one coordinator's groups."""
 
-    def __init__(self, groups: Mapping[str, Group], settings: GroupSettings, patterns: Patterns) -> None:
+    def __init__(self, groups: Mapping[str, Group], settings: GroupSettings, patterns: PatternCache) -> None:
         self._groups = groups
         self._settings = settings
         self._patterns = patterns

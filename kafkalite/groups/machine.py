@@ -20,7 +20,7 @@ from kafkalite.groups.heartbeat import HeartbeatRules
 from kafkalite.groups.member import NO_PARTITIONS, NOTHING_HELD
 from kafkalite.groups.offset_rules import OffsetRules, offset_tombstone
 from kafkalite.groups.offsets import OffsetKey, PendingOffsets
-from kafkalite.groups.patterns import Patterns
+from kafkalite.groups.pattern_cache import PatternCache
 from kafkalite.groups.settings import GroupSettings
 from kafkalite.model import NO_PRODUCER_ID
 from kafkalite.protocol.messages.groups import (
@@ -52,7 +52,7 @@ class GroupMachine:
         self.settings = settings or GroupSettings()
         self.groups: dict[str, Group] = {}  #: without those that are ``is_gone``
         self._pending = PendingOffsets()
-        patterns = Patterns()
+        patterns = PatternCache()
         self._heartbeats = HeartbeatRules(self.groups, self.settings, patterns)
         self._offsets = OffsetRules(self.groups, self._pending, self.settings, patterns)
         self._expiry = Expiry(self.groups, self._pending, self.settings, patterns)

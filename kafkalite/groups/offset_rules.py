@@ -25,7 +25,7 @@ from kafkalite.groups.group import Group
 from kafkalite.groups.heartbeat import MAX_NAME_LENGTH, check_instance
 from kafkalite.groups.member import Member
 from kafkalite.groups.offsets import OffsetKey, PendingOffsets
-from kafkalite.groups.patterns import Patterns
+from kafkalite.groups.pattern_cache import PatternCache
 from kafkalite.groups.record_codec import OFFSET, OffsetValue, key_of, offset_record
 from kafkalite.groups.settings import GroupSettings
 from kafkalite.model import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
@@ -53,7 +53,7 @@ class OffsetRules:
         groups: Mapping[str, Group],
         pending: PendingOffsets,
         settings: GroupSettings,
-        patterns: Patterns,
+        patterns: PatternCache,
     ) -> None:
         self._groups = groups
         self._pending = pending

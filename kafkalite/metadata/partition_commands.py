@@ -127,12 +127,12 @@ def _check_is_current(state: PartitionState, node_id: int, proposal: PartitionCh
 
 
 def record_refusal(edit: PartitionEdit) -> None:
-    """Give the unchanged state a new partition epoch, so that the leader learns of the refusal (R14)."""
+    """Give the unchanged state a new partition epoch, so that the leader notices the refusal (R14)."""
     edit.touch()
 
 
 def is_present_incarnation(broker: BrokerState, epoch: int) -> bool:
-    """Whether a replica was seen in sync in the broker epoch that its broker has now (R13)."""
+    """Whether a replica fetched with the broker epoch that its broker has now (R13)."""
     return epoch == broker.broker_epoch
 
 
@@ -144,7 +144,7 @@ def knows_present_state(state: PartitionState, proposal: PartitionChange) -> boo
 def _check_proposal(image: ClusterImage, state: PartitionState, proposal: PartitionChange) -> None:
     isr, epochs = proposal.isr, proposal.isr_broker_epochs
     if len(isr) != len(epochs) or len(set(isr)) != len(isr):
-        raise InvalidRequestError(f"the in-sync replicas {isr} must differ, and have an epoch each")
+        raise InvalidRequestError(f"the ISR {isr} has duplicates, or differs in length from its epochs")
     if state.leader not in isr or not set(isr) <= set(state.replicas):
         raise InvalidRequestError(
             f"the in-sync replicas {isr} must include the leader {state.leader}"
@@ -158,7 +158,8 @@ def _check_proposal(image: ClusterImage, state: PartitionState, proposal: Partit
             raise IneligibleReplicaError(f"broker {node_id} is not live")
         if not is_present_incarnation(broker, epoch):
             raise IneligibleReplicaError(
-                f"broker {node_id} was in sync in its epoch {epoch}, and has epoch {broker.broker_epoch} now"
+                f"broker {node_id} fetched with broker epoch {epoch}, but is registered with epoch"
+                f" {broker.broker_epoch}; it must fetch again"
             )
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from kafkalite.model import TopicPartition
-from sparkbridge.offsets import Loss as Loss
-from sparkbridge.offsets import OffsetRange, Positions, Snapshot, StreamOffset
+from sparkbridge.offsets import Loss, OffsetRange, Positions, Snapshot, StreamOffset
 from sparkbridge.options import SourceOptions
 from sparkbridge.source.splitting import split
 from sparkbridge.source.start_and_end import (

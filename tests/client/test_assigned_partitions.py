@@ -522,7 +522,7 @@ def test_lost_records_are_an_error_without_a_reset_policy() -> None:
 
 def test_lost_records_that_were_not_returned_are_fetched_again() -> None:
     state = _read_in_epoch_1("none", taken=False)
-    state.partitions[T0].high_watermark = 9  # more is wanted although something is buffered
+    state.partitions[T0].readable_end = 9  # more is wanted although something is buffered
     _check(state, 1)
     assert state.partitions[T0].position == 0
     assert state.next_batch() is None, "what was buffered is void"
@@ -546,7 +546,7 @@ def test_a_response_of_a_former_leader_is_ignored() -> None:
     state.on_fetched(
         old.requested, [FetchedPartition("t", 0, 0, None, 9, 9, 0, 0, [])], memoryview(b""), 0, 0.5
     )
-    assert state.partitions[T0].high_watermark == 2
+    assert state.partitions[T0].readable_end == 2
     assert state.on_checked({T0: Requested(2, 1, 1)}, [EpochEnd("t", 0, 0, None, 0, 0)], 0, 0.5) is False
     assert state.partitions[T0].position == 2
 

@@ -119,7 +119,7 @@ def test_aborted_and_open_transactions_are_not_seen_r33() -> None:
     _fetch(state, log)
     assert _read(state) == {0: b"0", 3: b"3", 4: b"4", 6: b"6"}
     assert state.partitions[T0].position == 9, "past the markers: nothing is left to read"
-    assert state.partitions[T0].high_watermark == 9, "the last stable offset"
+    assert state.partitions[T0].readable_end == 9, "the last stable offset"
     log.end_transaction(3, is_commit=False)
     _fetch(state, log)
     assert _read(state) == {10: b"10"}

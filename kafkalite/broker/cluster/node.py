@@ -5,7 +5,7 @@ voter follows the metadata log of the voters. Imported only if there are voters:
 cluster of its own never loads the Raft library.
 """
 
-# Tests: tests/broker/test_cluster_parts.py, tests/integration/test_cluster_voters_file.py
+# Tests: tests/broker/test_cluster_parts.py, tests/integration/test_cluster_membership.py
 
 from __future__ import annotations
 

@@ -79,8 +79,8 @@ class PartitionState:
     error: KafkaliteError | None = None
     failures: int = 0
     retry_at_ms: int = 0
-    #: Exclusive end of what may be read, as of the last fetch; with read_committed the last stable offset.
-    high_watermark: int | None = None
+    #: As of the last fetch, exclusive: the last stable offset with read_committed, else the high watermark.
+    readable_end: int | None = None
     seek_count: int = 0
     batch_epoch: int = NO_EPOCH  #: leader epoch of the last batch before fetch_offset, if known
     base_epoch: int = NO_EPOCH  #: leader epoch of the last batch before base_position, if known
@@ -205,7 +205,7 @@ class AssignedPartitions:
                 state.forget()
                 state.reset = reset
                 state.seen_epoch = NO_EPOCH
-                state.high_watermark = None
+                state.readable_end = None
 
     def without_offset(self) -> dict[TopicPartition, int]:
         """Return the partitions that need ListOffsets, with the timestamp to request.
@@ -375,7 +375,7 @@ class AssignedPartitions:
         if not state.has_records:
             return True
         # Ahead of the user, fetch only records that exist: a seek can't cancel a long poll.
-        is_behind = state.high_watermark is not None and state.fetch_offset < state.high_watermark
+        is_behind = state.readable_end is not None and state.fetch_offset < state.readable_end
         return is_behind and state.buffered_bytes < self._config.max_partition_fetch_bytes
 
     def covers(
@@ -426,9 +426,7 @@ class AssignedPartitions:
                 self._on_error(state, error, now_ms, chance)
             else:
                 is_committed_only = self._is_read_committed
-                state.high_watermark = (
-                    result.last_stable_offset if is_committed_only else result.high_watermark
-                )
+                state.readable_end = result.last_stable_offset if is_committed_only else result.high_watermark
                 state.failures = 0
                 self._buffer(state, data, result.aborted if is_committed_only else ())
         return stale_metadata
@@ -470,7 +468,7 @@ class AssignedPartitions:
     def _on_out_of_range(self, state: PartitionState, error: OffsetOutOfRangeError) -> None:
         """Apply auto.offset.reset, after all buffered records have been returned."""
         if state.has_records:
-            state.high_watermark = None  # stops fetching until the user has read the buffer
+            state.readable_end = None  # stops fetching until the user has read the buffer
             return
         if state.reset != "none":
             state.forget()

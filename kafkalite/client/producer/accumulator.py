@@ -211,7 +211,7 @@ class Accumulator:
     # --- time ----------------------------------------------------------------------------------
 
     def on_tick(self, now_ms: int) -> list[PendingBatch]:
-        """Close batches that have lingered, end pauses of retries, and expire. Returns expired batches."""
+        """Mark queues ready whose batch has lingered or retry pause is over. Returns the expired batches."""
         self._forget_closed_lingerers()
         while self._lingering and self._lingering[0][0].linger_until_ms <= now_ms:
             _, queue = self._lingering.popleft()

@@ -14,7 +14,7 @@ from kafkalite.model import INTERNAL_PREFIX
 _MAX_REMEMBERED: Final = 1_000  # patterns of one coordinator
 
 
-class Patterns:
+class PatternCache:
     """Compiled patterns, and their matches in the last mapping of topics."""
 
     def __init__(self) -> None:

@@ -228,6 +228,10 @@ class PartitionLeader:
         """The follower stops or opens a new session: its progress is unknown until it fetches (R12)."""
         self._progress.pop(replica_id, None)
 
+    @property
+    def has_followers(self) -> bool:
+        return bool(self._followers)
+
     def is_follower(self, replica_id: int) -> bool:
         return replica_id in self._followers
 

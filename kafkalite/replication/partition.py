@@ -103,10 +103,16 @@ class ReplicaFetchResult(NamedTuple):
     may_join: bool  #: ``propose_isr`` would admit the follower if it is live, or wait for it
 
 
-class AppendObserver(Protocol):
-    """Called after every append that is not a duplicate."""
+class Observer(Protocol):
+    """The partition's owner."""
 
-    def __call__(self, last_offset: int, size_bytes: int, high_watermark: int) -> object: ...
+    def on_appended(self, last_offset: int, size_bytes: int, high_watermark: int) -> None:
+        """Called after every append that is not a duplicate."""
+        ...
+
+    def on_high_watermark_moved(self) -> None:
+        """Called when it moved in ``propose_isr``. Other operations return whether it moved."""
+        ...
 
 
 class Partition:
@@ -148,7 +154,7 @@ class Partition:
         self.topic_id = topic_id
         self.is_internal = key.topic.startswith(INTERNAL_PREFIX)  #: no client may write to it
         self.log = log  #: of this room and of the partition's owner; others use the operations below
-        self.observer: AppendObserver | None = None
+        self.observer: Observer | None = None
         self.partition_epoch = NO_EPOCH
         self._broker_id = broker_id
         self._leader: PartitionLeader | None = None
@@ -188,6 +194,10 @@ class Partition:
     @property
     def is_leader(self) -> bool:
         return self._leader is not None
+
+    @property
+    def leads_followers(self) -> bool:
+        return self._leader is not None and self._leader.has_followers
 
     @property
     def role(self) -> Role:
@@ -459,7 +469,7 @@ class Partition:
         if not self._counts_synced:
             leader.on_progress(self._broker_id, appended.log_end_offset)
         if self.observer is not None:
-            self.observer(appended.last_offset, len(batch), leader.high_watermark)
+            self.observer.on_appended(appended.last_offset, len(batch), leader.high_watermark)
         return appended
 
     def _appended_before(self, batch: SequencedBatch) -> Appended:
@@ -702,11 +712,14 @@ class Partition:
         """Return the change of the in-sync set to request from the controller, or None (R12, R15).
 
         ``live`` returns a node's broker epoch if it is unfenced and not shutting down. None while a decision
-        is due. A proposal whose fate is unknown must be reported with ``on_undecided``.
+        is due. A proposal whose fate is unknown must be reported with ``on_undecided``. First ends the waits
+        for replicas that have joined or whose time is over.
         """
         leader = self._leader
         if leader is None:
             return None
+        if leader.is_waiting and leader.end_waits(now_ms) and self.observer is not None:
+            self.observer.on_high_watermark_moved()
         proposed = leader.propose(
             now_ms, lag_time_max_ms=lag_time_max_ms, leader_end_offset=self.log.log_end_offset, live=live
         )
@@ -728,12 +741,8 @@ class Partition:
 
     @property
     def is_awaiting_replica(self) -> bool:
-        """Whether the high watermark waits for a replica that is about to join: call ``end_waits`` soon."""
+        """Whether the high watermark waits for a replica that is about to join: call ``propose_isr`` soon."""
         return self._leader is not None and self._leader.is_waiting
-
-    def end_waits(self, now_ms: int) -> bool:
-        """End the waits for replicas that joined or are late. Returns whether the high watermark moved."""
-        return self._leader is not None and self._leader.end_waits(now_ms)
 
     # --- following -------------------------------------------------------------------------------------
 

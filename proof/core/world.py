@@ -262,9 +262,8 @@ class World:
             known = image.brokers.get(node_id)
             return known.broker_epoch if known is not None and known.is_live else None
 
-        if broker.partition.end_waits(self.now_ms):
-            self.acknowledge(broker)
         change = broker.partition.propose_isr(self.now_ms, lag_time_max_ms=lag_time_max_ms, live=live)
+        self.acknowledge(broker)
         if change is not None:
             self.send_alter(broker, change)
 

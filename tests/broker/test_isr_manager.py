@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,13 +25,13 @@ from kafkalite.protocol.messages.cluster import (
 from proof.waiting import eventually
 
 
-class FakeHosted:
+class FakePartition:
     """Proposes one change until its epoch has moved on; counts undecided proposals."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.key = ("t", number)
-        self.replica_count = 3
+        self.leads_followers = True
         self.partition_epoch = 3
         self.is_leader = True
         self.is_awaiting_replica = False
@@ -77,12 +78,13 @@ def refused(change: PartitionChange) -> ChangedPartition:
     return ChangedPartition("t", change.partition, 107, "not now", 1, 0, [1], change.partition_epoch)
 
 
-def hosted(number: int) -> Any:
-    return FakeHosted(number)
+def partition(number: int) -> Any:
+    return FakePartition(number)
 
 
 def manager(channel: FakeChannel, partitions: list[Any]) -> IsrManager:
-    made = IsrManager(SystemClock(), partitions, channel, node_id=1, lag_ms=100)  # type: ignore[arg-type]
+    led = SimpleNamespace(led=lambda: partitions)
+    made = IsrManager(SystemClock(), led, channel, node_id=1, lag_ms=100)  # type: ignore[arg-type]
     brokers = {
         1: BrokerState(1, 11, (), None, 0),
         2: BrokerState(2, 12, (), None, 0, is_fenced=True),
@@ -110,7 +112,7 @@ async def _run(made: IsrManager, until: Callable[[], object]) -> None:
 
 async def test_proposals_of_one_turn_go_together_and_wait_for_the_metadata() -> None:
     channel = FakeChannel(accepted)
-    several = [hosted(number) for number in range(3)]
+    several = [partition(number) for number in range(3)]
     made = manager(channel, several)
     for one in several:
         made.consider(one)
@@ -122,7 +124,7 @@ async def test_proposals_of_one_turn_go_together_and_wait_for_the_metadata() -> 
 
 async def test_a_decision_missing_from_the_metadata_is_proposed_again() -> None:
     channel = FakeChannel(accepted)
-    one = hosted(0)
+    one = partition(0)
     made = manager(channel, [one])
     made.look_around()
     await _run(made, lambda: len(channel.requests) >= 2)
@@ -133,7 +135,7 @@ async def test_after_a_refusal_or_a_lost_response_the_same_is_proposed_again() -
     """R14: neither means that the change was not made."""
     channel = FakeChannel(refused)
     channel.failures = 2
-    one = hosted(0)
+    one = partition(0)
     made = manager(channel, [one])
     made.consider(one)
     await _run(made, lambda: len(channel.requests) >= 4)
@@ -144,7 +146,7 @@ async def test_after_a_refusal_or_a_lost_response_the_same_is_proposed_again() -
 async def test_a_wait_for_a_joining_replica_ends_without_the_controller() -> None:
     """Otherwise acks=all would wait until a controller responds."""
 
-    class Waiting(FakeHosted):
+    class Waiting(FakePartition):
         checks = 0
 
         def propose_isr(self, now_ms: int, *, lag_time_max_ms: int, live: Any) -> None:
@@ -155,7 +157,7 @@ async def test_a_wait_for_a_joining_replica_ends_without_the_controller() -> Non
     channel.is_silent = True
     one: Any = Waiting(1)
     made = manager(channel, [])
-    made.consider(hosted(0))
+    made.consider(partition(0))
     made.consider(one)
     await _run(made, lambda: channel.requests and one.checks >= 3)
     assert not one.is_awaiting_replica
@@ -163,7 +165,7 @@ async def test_a_wait_for_a_joining_replica_ends_without_the_controller() -> Non
 
 async def test_a_decision_already_in_the_image_needs_no_response() -> None:
     channel = FakeChannel(accepted)
-    one = hosted(0)
+    one = partition(0)
     made = manager(channel, [one])
     made.consider(one)
     one.partition_epoch = 4

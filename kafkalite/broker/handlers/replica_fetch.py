@@ -30,6 +30,7 @@ from kafkalite.protocol.messages.cluster import (
     ReplicaFetchResponse,
 )
 from kafkalite.raft.controller_node import ControllerNode
+from kafkalite.replication.partition import Partition
 
 MAX_WAIT_MS: Final = 60_000
 MAX_PARTITIONS_PER_RESPONSE: Final = 5_000
@@ -43,7 +44,7 @@ class FollowerSessions(Protocol):
     @property
     def is_stopping(self) -> bool: ...
 
-    def on_caught_up(self, hosted: HostedPartition, /) -> None: ...
+    def on_caught_up(self, partition: Partition, /) -> None: ...
 
 
 class ReplicaFetchServices(Protocol):
@@ -196,7 +197,7 @@ def _take(
     if replica.sent_high_watermark != hosted.high_watermark:
         session.moved[replica] = None
     if result.may_join:
-        followers.on_caught_up(hosted)
+        followers.on_caught_up(hosted.partition)
 
 
 def _refusal(

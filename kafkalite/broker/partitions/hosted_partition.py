@@ -21,11 +21,7 @@ from kafkalite.log_fields import Fields
 from kafkalite.metadata.image import PartitionState
 from kafkalite.model import NO_EPOCH
 from kafkalite.protocol.messages.admin import LogDirPartition
-from kafkalite.protocol.messages.cluster import (
-    PartitionChange,
-    ReplicaFetchedPartition,
-    ReplicaFetchPartition,
-)
+from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition, ReplicaFetchPartition
 from kafkalite.replication.follower import FetchPosition, FollowerStep, NextFetch
 from kafkalite.replication.partition import Partition, PartitionSettings, ReplicaFetchResult
 from kafkalite.storage.compaction_swap import SwapWork
@@ -98,7 +94,6 @@ class HostedPartition:
         "key",
         "listener",
         "partition",
-        "replica_count",
         "reported_epoch",
         "topic_id",
     )
@@ -107,10 +102,9 @@ class HostedPartition:
         self, partition: Partition, waiters: Waiters, scheduler: SyncScheduler[HostedPartition]
     ) -> None:
         self.partition = partition  #: for clients' requests; replication and maintenance use this owner
-        partition.observer = self._on_appended
+        partition.observer = self
         self.key = partition.key
         self.topic_id = partition.topic_id
-        self.replica_count = 1
         self.listener: FetchListener | None = None  #: the fetcher's, while following
         self.reported_epoch = NO_EPOCH  #: the latest leader epoch in which a leader received a position of it
         self._watchers: dict[int, Watcher] = {}  # by the follower's node id
@@ -135,10 +129,6 @@ class HostedPartition:
     @property
     def leader_epoch(self) -> int:
         return self.partition.leader_epoch
-
-    @property
-    def partition_epoch(self) -> int:
-        return self.partition.partition_epoch
 
     @property
     def high_watermark(self) -> int:
@@ -195,7 +185,7 @@ class HostedPartition:
 
     # --- leading
 
-    def _on_appended(self, last_offset: int, size_bytes: int, high_watermark: int) -> None:
+    def on_appended(self, last_offset: int, size_bytes: int, high_watermark: int) -> None:
         """Notify those who wait for records, and have the batch synced."""
         if high_watermark > last_offset:
             self._unread_bytes = 0
@@ -264,30 +254,12 @@ class HostedPartition:
         if self._watchers.get(node_id) is watcher:
             del self._watchers[node_id]
 
-    def propose_isr(
-        self, now_ms: int, *, lag_time_max_ms: int, live: Callable[[int], int | None]
-    ) -> PartitionChange | None:
-        """``Partition.propose_isr``, after replicas for which the high watermark waited too long."""
-        if self.partition.is_awaiting_replica and self.partition.end_waits(now_ms):
-            self.on_high_watermark_moved()
-        return self.partition.propose_isr(now_ms, lag_time_max_ms=lag_time_max_ms, live=live)
-
-    @property
-    def is_awaiting_replica(self) -> bool:
-        """Whether the high watermark waits for a replica about to join: call ``propose_isr`` soon."""
-        return self.partition.is_awaiting_replica
-
-    def on_undecided(self) -> None:
-        """``Partition.on_undecided``"""
-        self.partition.on_undecided()
-
     # --- roles
 
     def lead(self, state: PartitionState, *, now_ms: int, known_high_watermark: int) -> None:
         """``Partition.become_leader``. Requests that wait for a batch of an earlier epoch fail."""
         self.complete_work()
         partition = self.partition
-        self.replica_count = len(state.replicas)
         if partition.is_leader and partition.leader_epoch != state.leader_epoch:
             self._end_leadership(state)
         moved = partition.become_leader(state, now_ms=now_ms, known_high_watermark=known_high_watermark)
@@ -297,7 +269,6 @@ class HostedPartition:
         """``Partition.become_follower``. Waiting requests fail: another broker leads."""
         self.complete_work()
         was_leader = self.partition.is_leader
-        self.replica_count = len(state.replicas)
         self.partition.become_follower(state)
         if was_leader:
             self._end_leadership(state)

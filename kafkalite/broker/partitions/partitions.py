@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
@@ -97,8 +97,7 @@ class Partitions:
         self._scheduler = scheduler
         self._hosted: dict[tuple[str, int], HostedPartition] = {}
         self._by_id: dict[tuple[str, int], HostedPartition] = {}  # the same, by topic id
-        self._unopened: dict[tuple[str, int], DamagedReplica] = {}
-        self._reasons: dict[tuple[str, int], str] = {}  # why each is unopened
+        self._unopened: dict[tuple[str, int], tuple[DamagedReplica, str]] = {}  # with the reason
         self._roleless: dict[TopicPartition, None] = {}  # those that failed to take the role of their state
         self._image = ClusterImage()
         self.has_compacted = asyncio.Event()  #: set when one is added; the cleaner clears it
@@ -113,6 +112,11 @@ class Partitions:
     def find(self, key: TopicPartition) -> HostedPartition | None:
         """Return the partition in any role, None if it is not open here."""
         return self._hosted.get(key)
+
+    def led(self) -> Iterator[Partition]:
+        """Yield the partitions that this broker leads and others replicate."""
+        partitions = (hosted.partition for hosted in self)
+        return (one for one in partitions if one.leads_followers)
 
     @property
     def offline_count(self) -> int:
@@ -159,8 +163,8 @@ class Partitions:
         return hosted
 
     def _absence(self, topic: str, partition: int) -> Exception:
-        reason = self._reasons.get((topic, partition))
-        if reason is not None:
+        if (topic, partition) in self._unopened:
+            _, reason = self._unopened[topic, partition]
             return KafkaStorageError(f"{topic}-{partition} is offline: {reason}")
         if self._image.partition(topic, partition) is not None:
             return NotLeaderOrFollowerError(f"broker {self._node_id} has no replica of {topic}-{partition}")
@@ -174,7 +178,7 @@ class Partitions:
         for key in sorted([*self._hosted, *self._unopened]):
             hosted = self._hosted.get(key)
             if hosted is None:
-                yield LogDirPartition(*key, 0, 0, 0, 0, self._reasons[key])
+                yield LogDirPartition(*key, 0, 0, 0, 0, self._unopened[key][1])
             else:
                 yield hosted.stored()
 
@@ -185,7 +189,7 @@ class Partitions:
 
     def damaged(self) -> list[DamagedReplica]:
         """Return the replicas whose log is offline: they must not lead or count as in sync (R24, R26)."""
-        found = list(self._unopened.values())
+        found = [replica for replica, _ in self._unopened.values()]
         for hosted in self._hosted.values():
             if hosted.offline_reason is not None:
                 found.append(DamagedReplica(hosted.topic_id, hosted.key.partition))
@@ -340,8 +344,7 @@ class Partitions:
             if log is None:
                 log = self._store.create_log(key, local.topic_id, self._log_config(settings))
         except (StorageError, OSError) as error:
-            self._unopened[key] = DamagedReplica(local.topic_id, key.partition)
-            self._reasons[key] = str(error)
+            self._unopened[key] = DamagedReplica(local.topic_id, key.partition), str(error)
             logger.error("log not opened %s", Fields(partition=key, error=error))
             return
         self._host(key, local.topic_id, log, partition_settings(settings))
@@ -356,7 +359,6 @@ class Partitions:
     def _delete(self, local: LocalPartition) -> None:
         key = local.topic_partition
         self._unopened.pop(key, None)
-        self._reasons.pop(key, None)
         self._roleless.pop(key, None)
         hosted = self._hosted.pop(key, None)
         if hosted is None:
@@ -385,34 +387,39 @@ class Partitions:
                 hosted.reconfigure(config, more)
 
 
+_TIMESTAMP_TYPES: Final = {
+    "CreateTime": TimestampType.CREATE_TIME,
+    "LogAppendTime": TimestampType.LOG_APPEND_TIME,
+}
+#: Settings that a log takes as they are, by the names of LogConfig's fields.
+_LOG_SETTINGS: Final = (
+    "segment_bytes",
+    "segment_ms",
+    "segment_jitter_ms",
+    "index_interval_bytes",
+    "max_message_bytes",
+    "durability",
+    "file_delete_delay_ms",
+    "min_cleanable_dirty_ratio",
+    "min_compaction_lag_ms",
+    "delete_retention_ms",
+)
+
+
 def log_config(settings: Mapping[str, Setting]) -> LogConfig:
     """Return the log's part of a topic's settings in force."""
-    segment_bytes = settings["segment.bytes"].value
-    preallocated: dict[str, Any] = {}
+    values: dict[str, Any] = {name: settings[name.replace("_", ".")].value for name in _LOG_SETTINGS}
     if settings["preallocate"].value:
-        preallocated = {"preallocate_min_bytes": segment_bytes, "preallocate_max_bytes": segment_bytes}
-    kind = settings["message.timestamp.type"].value
+        values["preallocate_min_bytes"] = values["preallocate_max_bytes"] = values["segment_bytes"]
     policies = settings["cleanup.policy"].value.split(",")
     deletes = "delete" in policies
     return LogConfig(
-        segment_bytes=segment_bytes,
-        segment_ms=settings["segment.ms"].value,
-        segment_jitter_ms=settings["segment.jitter.ms"].value,
         segment_index_bytes=max(settings["segment.index.bytes"].value, 8),
-        index_interval_bytes=settings["index.interval.bytes"].value,
         retention_ms=settings["retention.ms"].value if deletes else -1,
         retention_bytes=settings["retention.bytes"].value if deletes else -1,
-        max_message_bytes=settings["max.message.bytes"].value,
-        timestamp_type=(
-            TimestampType.LOG_APPEND_TIME if kind == "LogAppendTime" else TimestampType.CREATE_TIME
-        ),
-        durability=settings["durability"].value,
-        file_delete_delay_ms=settings["file.delete.delay.ms"].value,
+        timestamp_type=_TIMESTAMP_TYPES[settings["message.timestamp.type"].value],
         is_compacted="compact" in policies,
-        min_cleanable_dirty_ratio=settings["min.cleanable.dirty.ratio"].value,
-        min_compaction_lag_ms=settings["min.compaction.lag.ms"].value,
-        delete_retention_ms=settings["delete.retention.ms"].value,
-        **preallocated,
+        **values,
     )
 
 

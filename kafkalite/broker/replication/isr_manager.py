@@ -12,7 +12,6 @@ import logging
 from typing import Final
 
 from kafkalite.broker.cluster.controller_channel import ControllerChannel
-from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.tasks import first_of
 from kafkalite.clock import Clock
@@ -25,6 +24,7 @@ from kafkalite.protocol.messages.cluster import (
     ChangedPartition,
     PartitionChange,
 )
+from kafkalite.replication.partition import Partition
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ RESPONSE_TIMEOUT_MS: Final = 5_000
 RETRY_MS: Final = 100
 PARTITIONS_PER_TURN: Final = 500
 
-_Proposals = dict[HostedPartition, PartitionChange]
+_Proposals = dict[Partition, PartitionChange]
 
 
 class IsrManager:
@@ -51,25 +51,25 @@ class IsrManager:
         self._node_id = node_id
         self._lag_ms = lag_ms
         self._gathered: _Proposals = {}
-        self._retried: dict[HostedPartition, None] = {}  # to consider again after RETRY_MS
-        self._joined: dict[HostedPartition, None] = {}  # their high watermark waits for a replica
+        self._retried: dict[Partition, None] = {}  # to consider again after RETRY_MS
+        self._joined: dict[Partition, None] = {}  # their high watermark waits for a replica
         #: Decided, but not in the image yet: the partition epoch of the proposal.
-        self._awaited: dict[HostedPartition, int] = {}
+        self._awaited: dict[Partition, int] = {}
         self._has_some = asyncio.Event()
         self._is_due = asyncio.Event()
         self._has_joined = asyncio.Event()
         self.image = ClusterImage()  #: the latest one published
         self.broker_epoch = -1
 
-    def consider(self, hosted: HostedPartition) -> None:
+    def consider(self, partition: Partition) -> None:
         """Propose a change of the partition's in-sync set, if one is due."""
         now_ms = self._clock.monotonic_ms()
-        change = hosted.propose_isr(now_ms, lag_time_max_ms=self._lag_ms, live=self._live)
+        change = partition.propose_isr(now_ms, lag_time_max_ms=self._lag_ms, live=self._live)
         if change is not None:
-            self._gathered[hosted] = change
+            self._gathered[partition] = change
             self._has_some.set()
-        if hosted.is_awaiting_replica:
-            self._joined[hosted] = None
+        if partition.is_awaiting_replica:
+            self._joined[partition] = None
             self._has_joined.set()
 
     def look_around(self) -> None:
@@ -87,9 +87,8 @@ class IsrManager:
             if not self._is_due.is_set():
                 self._give_up_waiting()
             self._is_due.clear()
-            for number, hosted in enumerate(list(self._partitions), 1):
-                if hosted.replica_count > 1 and hosted.is_leader:
-                    self.consider(hosted)
+            for number, partition in enumerate(list(self._partitions.led()), 1):
+                self.consider(partition)
                 if number % PARTITIONS_PER_TURN == 0:
                     await asyncio.sleep(0)
 
@@ -100,16 +99,16 @@ class IsrManager:
             await asyncio.sleep(RETRY_MS / 1000)
             self._has_joined.clear()
             joined, self._joined = self._joined, {}
-            for hosted in joined:
-                self.consider(hosted)
+            for partition in joined:
+                self.consider(partition)
 
     async def send_forever(self) -> None:
         while True:
             await self._has_some.wait()
             await asyncio.sleep(0)  # for other proposals of this turn of the loop
             batch = dict(list(self._gathered.items())[:MAX_CHANGES_PER_REQUEST])
-            for hosted in batch:
-                del self._gathered[hosted]
+            for partition in batch:
+                del self._gathered[partition]
             if not self._gathered:
                 self._has_some.clear()
             if batch:
@@ -117,8 +116,8 @@ class IsrManager:
             if self._retried:
                 await asyncio.sleep(RETRY_MS / 1000)
                 retried, self._retried = self._retried, {}
-                for hosted in retried:
-                    self.consider(hosted)
+                for partition in retried:
+                    self.consider(partition)
 
     async def _send(self, batch: _Proposals) -> None:
         request = AlterPartitionRequest(self._node_id, self.broker_epoch, list(batch.values()))
@@ -131,11 +130,11 @@ class IsrManager:
             )
         else:
             results = {(result.topic_id, result.partition): result for result in response.partitions}
-        for hosted, change in batch.items():
-            self._on_result(hosted, change, results.get((change.topic_id, change.partition)))
+        for partition, change in batch.items():
+            self._on_result(partition, change, results.get((change.topic_id, change.partition)))
 
     def _on_result(
-        self, hosted: HostedPartition, change: PartitionChange, result: ChangedPartition | None
+        self, partition: Partition, change: PartitionChange, result: ChangedPartition | None
     ) -> None:
         """Note whether a proposal was decided; None: the response is lost. The new state is taken from the
         metadata, in its order.
@@ -146,24 +145,24 @@ class IsrManager:
         if result is not None and result.error_code == 0:
             logger.info(
                 "in-sync replicas changed %s",
-                Fields(partition=hosted.key, isr=result.isr, epoch=result.partition_epoch),
+                Fields(partition=partition.key, isr=result.isr, epoch=result.partition_epoch),
             )
         elif result is not None:
             logger.warning(
                 "change of in-sync replicas refused %s",
-                Fields(partition=hosted.key, isr=change.isr, reason=result.error_message),
+                Fields(partition=partition.key, isr=change.isr, reason=result.error_message),
             )
-        if hosted.partition_epoch > change.partition_epoch:
+        if partition.partition_epoch > change.partition_epoch:
             return  # the image was there first
         if result is not None and result.partition_epoch > change.partition_epoch:
-            self._awaited[hosted] = change.partition_epoch
-        elif hosted.is_leader:
-            hosted.on_undecided()
-            self._retried[hosted] = None
+            self._awaited[partition] = change.partition_epoch
+        elif partition.is_leader:
+            partition.on_undecided()
+            self._retried[partition] = None
 
     def _give_up_waiting(self) -> None:
         """Propose again where the decision did not arrive with the metadata in time."""
         awaited, self._awaited = self._awaited, {}
-        for hosted, partition_epoch in awaited.items():
-            if hosted.is_leader and hosted.partition_epoch == partition_epoch:
-                hosted.on_undecided()
+        for partition, partition_epoch in awaited.items():
+            if partition.is_leader and partition.partition_epoch == partition_epoch:
+                partition.on_undecided()

@@ -28,6 +28,7 @@ from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import ClusterImage
 from kafkalite.protocol.messages.cluster import CheckpointHighWatermarksRequest, PartitionHighWatermark
 from kafkalite.raft.controller_node import ControllerNode
+from kafkalite.replication.partition import Partition
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class ReplicaManager:
             node_id=config.node_id,
             lag_ms=config.replica_lag_time_max_ms,
         )
-        self._checkpointed: dict[HostedPartition, int] = {}  # the high watermarks sent last
+        self._checkpointed: dict[Partition, int] = {}  # the high watermarks sent last
         self.sessions = FetchSessions()
         self.is_stopping = False
         self._isr.image = services.controller.image
@@ -136,9 +137,9 @@ class ReplicaManager:
 
     # --- leading
 
-    def on_caught_up(self, hosted: HostedPartition) -> None:
+    def on_caught_up(self, partition: Partition) -> None:
         """A follower may join the in-sync set (R12)."""
-        self._isr.consider(hosted)
+        self._isr.consider(partition)
 
     def _publish(self, _delta: Delta, image: ClusterImage) -> None:
         changed = image.brokers is not self._isr.image.brokers
@@ -158,28 +159,20 @@ class ReplicaManager:
     async def _checkpoint(self) -> None:
         """Send the controller the high watermarks that have moved since the last time."""
         known = self._checkpointed
-        moved = [
-            hosted
-            for hosted in self._services.partitions
-            if hosted.replica_count > 1 and hosted.is_leader and hosted.high_watermark != known.get(hosted, 0)
-        ]
-        self._checkpointed = {hosted: offset for hosted, offset in known.items() if hosted.is_leader}
+        led = list(self._services.partitions.led())
+        moved = [one for one in led if one.high_watermark != known.get(one, 0)]
+        self._checkpointed = {one: known[one] for one in led if one in known}
         for first in range(0, len(moved), MAX_HIGH_WATERMARKS_PER_REQUEST):
             await self._send(moved[first : first + MAX_HIGH_WATERMARKS_PER_REQUEST])
 
-    async def _send(self, moved: list[HostedPartition]) -> None:
-        sent = {hosted: hosted.high_watermark for hosted in moved if hosted.is_leader}
+    async def _send(self, moved: list[Partition]) -> None:
+        sent = {one: one.high_watermark for one in moved if one.is_leader}
         request = CheckpointHighWatermarksRequest(
             self._services.config.node_id,
             self._services.node.broker_epoch,
             [
-                PartitionHighWatermark(
-                    hosted.topic_id,
-                    hosted.key.partition,
-                    hosted.leader_epoch,
-                    high_watermark,
-                )
-                for hosted, high_watermark in sent.items()
+                PartitionHighWatermark(one.topic_id, one.key.partition, one.leader_epoch, high_watermark)
+                for one, high_watermark in sent.items()
             ],
         )
         try:

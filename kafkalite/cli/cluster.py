@@ -11,7 +11,7 @@ import click
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, PartialFailureError, UsageError
-from kafkalite.cli.invocation import Invocation, client_options, listing_options
+from kafkalite.cli.invocation import client_options, listing_options
 from kafkalite.cli.output import Column, coloured, pick, plural, print_document, print_listing, write
 from kafkalite.cli.times import format_time
 from kafkalite.client.admin.cluster_health import (
@@ -71,16 +71,15 @@ def cluster() -> None:
     """Inspect the cluster, elect leaders, stop nodes."""
 
 
-async def _view_and_quorum(current: Invocation) -> tuple[ClusterView, DescribeQuorumResponse | None]:
+async def _view_and_quorum(client: ClusterClient) -> tuple[ClusterView, DescribeQuorumResponse | None]:
     """Return the quorum as None if it has no leader and the broker that responds is not part of it."""
-    async with connect.cluster(current) as client:
-        view = await look(client)
-        if view.controller_id < 0:
-            return view, None
-        try:
-            return view, await look_at_quorum(client)
-        except KafkaliteError:
-            return view, None
+    view = await look(client)
+    if view.controller_id < 0:
+        return view, None
+    try:
+        return view, await look_at_quorum(client)
+    except KafkaliteError:
+        return view, None
 
 
 def _leader(node_id: int) -> int | None:
@@ -137,7 +136,7 @@ Examples:
 def status(check: bool, under_replicated: bool, leaderless: bool) -> None:
     """Report whether the cluster is healthy, and each problem."""
     current = invocation.current()
-    view, quorum = invocation.run_command(lambda: _view_and_quorum(current))
+    view, quorum = connect.ask_cluster(_view_and_quorum)
     found = problems(view, quorum)
     if under_replicated or leaderless:
         rows = _partition_rows(
@@ -201,7 +200,7 @@ def _print_status(view: ClusterView, found: list[str]) -> None:
 def describe() -> None:
     """Describe the cluster: status, brokers, quorum."""
     current = invocation.current()
-    view, seen = invocation.run_command(lambda: _view_and_quorum(current))
+    view, seen = connect.ask_cluster(_view_and_quorum)
     found = problems(view, seen)
     quorum = quorum_document(seen) if seen is not None else None
     if current.output not in {"table", "wide"}:

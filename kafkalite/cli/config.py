@@ -145,7 +145,7 @@ def _value_of(
                 return "(a secret, not shown)", settings.sources[option.name]
             return getattr(settings.config, option.python_name), settings.sources[option.name]
         case "topic":
-            return (option.default, "default") if topic is None else _topic_value(current, topic, option)
+            return (option.default, "default") if topic is None else _topic_value(topic, option)
         case _:
             return _client_value(option, current)
 
@@ -161,15 +161,11 @@ def _client_value(option: Option, current: Invocation) -> tuple[Any, str]:
     return option.default, "default"
 
 
-def _topic_value(current: Invocation, topic: str, option: Option) -> tuple[Any, str]:
-    async def ask() -> tuple[Any, str]:
-        async with connect.admin(current) as admin:
-            entry = (await admin.describe_configs("topic", topic)).get(option.name)
-        if entry is None:
-            raise NotFoundError(f"the broker returned no value of {option.name} for topic {topic!r}")
-        return entry.value, f"topic ({topic})" if entry.source == "topic" else entry.source
-
-    return invocation.run_command(ask)
+def _topic_value(topic: str, option: Option) -> tuple[Any, str]:
+    entry = connect.ask_admin(lambda admin: admin.describe_configs("topic", topic)).get(option.name)
+    if entry is None:
+        raise NotFoundError(f"the broker returned no value of {option.name} for topic {topic!r}")
+    return entry.value, f"topic ({topic})" if entry.source == "topic" else entry.source
 
 
 def parse_overrides(texts: tuple[str, ...]) -> dict[str, str]:

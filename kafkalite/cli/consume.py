@@ -19,7 +19,7 @@ from kafkalite.cli.offset_queries import Span, partitions_of, spans
 from kafkalite.cli.output import plural
 from kafkalite.cli.printers import RECORD_OUTPUTS, Printer, make_printer
 from kafkalite.cli.ranges import END, START, OffsetRange, parse_limit, parse_range
-from kafkalite.cli.stdio import Output, until_pipe_closes
+from kafkalite.cli.stdio import printing, until_pipe_closes
 from kafkalite.model import Record, TopicPartition
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def consume(
         job = GroupJob(topics, group, exit_at_end, count, current.timeout_ms, settings, printer)
     invocation.listen_to_clients()
     try:
-        invocation.run(lambda: job.run(current))
+        invocation.run(lambda: until_pipe_closes(job.run(current)))
     except KeyboardInterrupt:
         invocation.say(f"{plural(job.printed_count, 'record')}")
         raise
@@ -177,9 +177,6 @@ class _Job:
 
     async def run(self, current: Invocation) -> None:
         """Raises TimedOutError when --timeout passes before the count or the end is reached."""
-        await until_pipe_closes(self._run(current))
-
-    async def _run(self, current: Invocation) -> None:
         deadline = None if self.timeout_ms is None else time.monotonic() + self.timeout_ms / 1000
         async with connect.admin(current) as admin:
             partitions = await partitions_of(admin, self.topics, self.wanted)
@@ -194,10 +191,7 @@ class _Job:
             await self._read(consumer, deadline)
 
     async def _read(self, consumer: Consumer, deadline: float | None) -> None:
-        output = Output()
-        output.write(self.printer.head())
-        output.flush()
-        try:
+        with printing(self.printer) as show:
             if self._open:
                 consumer.assign(list(self._open))
             for partition, span in self._open.items():
@@ -205,15 +199,11 @@ class _Job:
             while self._open and self.count != self.printed_count:
                 left_ms = patience_ms(deadline)
                 if left_ms <= 0:
-                    self._check_whether_short()
-                    return
-                records = await consumer.get_many(_POLL_RECORDS, timeout_ms=left_ms)
-                output.write(self.printer.body(self._take(records)))
-                output.flush()
+                    if self.count is None and self.range.stop is None:
+                        return  # the range is open-ended: print what came in time
+                    raise timed_out(self.printed_count, self.count, self.settings)
+                show(self._take(await consumer.get_many(_POLL_RECORDS, timeout_ms=left_ms)))
                 self._close_finished(consumer)
-        finally:
-            output.write(self.printer.tail())
-            output.flush()
 
     def _take(self, records: list[Record]) -> list[Record]:
         """Return the records inside the range, at most -n in total."""
@@ -242,9 +232,3 @@ class _Job:
             del self._open[partition]
         if done and self._open:
             consumer.pause(done)
-
-    def _check_whether_short(self) -> None:
-        """Raise TimedOutError, unless the range is open-ended and the command prints what came in time."""
-        if self.count is None and self.range.stop is None:
-            return
-        raise timed_out(self.printed_count, self.count, self.settings)

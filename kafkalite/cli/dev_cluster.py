@@ -11,11 +11,10 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kafkalite.cli import exit_codes
 from kafkalite.cli.invocation import program_name
+from kafkalite.cli.server import finishes_first, stop_signals
 from kafkalite.errors import ConfigError, KafkaliteError
 from kafkalite.transport.free_ports import free_ports
 
@@ -243,38 +242,18 @@ async def run(cluster: DevCluster, when_up: Any) -> None:
 
     A second signal kills the nodes. Raises the same errors as ``start``.
     """
-    stop = asyncio.Event()
 
-    def on_signal() -> None:
-        if stop.is_set():
-            for process in cluster.processes.values():
-                with suppress(ProcessLookupError):
-                    process.kill()
-            os._exit(exit_codes.INTERRUPTED)
-        stop.set()
+    def kill_nodes() -> None:
+        for process in cluster.processes.values():
+            with suppress(ProcessLookupError):
+                process.kill()
 
-    loop = asyncio.get_running_loop()
-    numbers: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, on_signal)
-    stopped = asyncio.ensure_future(stop.wait())
-    try:
-        starting = asyncio.ensure_future(_up(cluster, when_up))
-        await asyncio.wait({stopped, starting}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            starting.cancel()
-            await asyncio.wait({starting})
-            return
-        starting.result()
-        watching = asyncio.ensure_future(cluster.watch())
-        await asyncio.wait({stopped, watching}, return_when=asyncio.FIRST_COMPLETED)
-        watching.cancel()
-        await asyncio.wait({watching})
-    finally:
-        stopped.cancel()
-        await cluster.stop()
-        for number in numbers:
-            loop.remove_signal_handler(number)
+    with stop_signals(kill_nodes) as stopped:
+        try:
+            if await finishes_first(_up(cluster, when_up), stopped):
+                await finishes_first(cluster.watch(), stopped)
+        finally:
+            await cluster.stop()
 
 
 async def _up(cluster: DevCluster, when_up: Any) -> None:

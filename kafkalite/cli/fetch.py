@@ -13,7 +13,7 @@ from kafkalite.cli.exit_codes import NotFoundError, TimedOutError, UsageError
 from kafkalite.cli.invocation import Invocation, client_options
 from kafkalite.cli.offset_queries import extents, partitions_of
 from kafkalite.cli.printers import RECORD_OUTPUTS, make_printer
-from kafkalite.cli.stdio import Output
+from kafkalite.cli.stdio import printing
 from kafkalite.model import Record, RecordAddress, TopicPartition
 
 if TYPE_CHECKING:
@@ -45,9 +45,8 @@ def fetch(addresses: tuple[str, ...], text_format: str | None, output: str) -> N
         raise UsageError(str(problem)) from None
     current = invocation.current()
     records = invocation.run_command(lambda: _fetch_all(current, wanted))
-    out = Output()
-    out.write(printer.head() + printer.body(records) + printer.tail())
-    out.flush()
+    with printing(printer) as show:
+        show(records)
 
 
 async def _fetch_all(current: Invocation, wanted: list[RecordAddress]) -> list[Record]:

@@ -14,7 +14,7 @@ from kafkalite.cli.exit_codes import TimedOutError
 from kafkalite.cli.invocation import Invocation
 from kafkalite.cli.output import plural
 from kafkalite.cli.printers import Printer
-from kafkalite.cli.stdio import Output, until_pipe_closes
+from kafkalite.cli.stdio import printing
 
 if TYPE_CHECKING:
     from kafkalite.client.consumer.consumer import Consumer
@@ -66,9 +66,6 @@ class GroupJob:
 
     async def run(self, current: Invocation) -> None:
         """Raises TimedOutError when --timeout passes before the count or the end is reached."""
-        await until_pipe_closes(self._run(current))
-
-    async def _run(self, current: Invocation) -> None:
         settings = {
             "group.id": self.group_id,
             "enable.auto.commit": False,
@@ -82,29 +79,23 @@ class GroupJob:
             await self._read(consumer)
 
     async def _read(self, consumer: Consumer) -> None:
-        output = Output()
-        output.write(self.printer.head())
-        output.flush()
         deadline = None if self.timeout_ms is None else time.monotonic() + self.timeout_ms / 1000
-        try:
+        with printing(self.printer) as show:
             while self.count != self.printed_count:
                 left_ms = patience_ms(deadline)
                 if left_ms <= 0:
-                    self._check_whether_short()
-                    return
+                    if self.count is None and not self.exit_at_end:
+                        return
+                    raise timed_out(self.printed_count, self.count, self.settings)
                 most = _POLL_RECORDS if self.count is None else self.count - self.printed_count
                 records = await consumer.get_many(min(most, _POLL_RECORDS), timeout_ms=left_ms)
                 if records:
-                    output.write(self.printer.body(records))
-                    output.flush()
+                    show(records)
                     self.printed_count += len(records)
                     await consumer.commit()
                 is_idle = self._is_idle(consumer)
                 if self.exit_at_end and (is_idle or await self._is_at_end(consumer)):
                     return
-        finally:
-            output.write(self.printer.tail())
-            output.flush()
 
     async def _is_at_end(self, consumer: Consumer) -> bool:
         held = consumer.assignment()
@@ -125,8 +116,3 @@ class GroupJob:
             )
         self._was_idle = is_idle
         return is_idle
-
-    def _check_whether_short(self) -> None:
-        if self.count is None and not self.exit_at_end:
-            return
-        raise timed_out(self.printed_count, self.count, self.settings)

@@ -238,7 +238,7 @@ def run(
         setting = _setting(file, servers, trigger, checkpoint, stack, is_demo=demo)
         part("runner").require_spark()
         if not demo:
-            _check_topics(current, file.pipeline)
+            _check_topics(file.pipeline)
         watcher = Watcher(current.output, is_quiet=quiet)
         report = execute(
             file, setting, watcher, master=master, is_demo=demo, has_checks=check, spark_log=spark_log
@@ -398,7 +398,7 @@ def _setting(
     return part("engine").Setting(servers, checkpoint, trigger)
 
 
-def _check_topics(current: invocation.Invocation, declared: Any) -> None:
+def _check_topics(declared: Any) -> None:
     """Check the topics before Spark starts. Raises ConnectionFailedError, NotFoundError."""
     from difflib import get_close_matches
 
@@ -407,11 +407,7 @@ def _check_topics(current: invocation.Invocation, declared: Any) -> None:
     if any(name.lower() == "kafka.bootstrap.servers" for name in declared.source.options):
         return
 
-    async def names() -> list[str]:
-        async with connect.admin(current) as admin:
-            return [topic.name for topic in await admin.list_topics()]
-
-    there = invocation.run_command(names)
+    there = [topic.name for topic in connect.ask_admin(lambda admin: admin.list_topics())]
     for topic in declared.source.subscribe:
         if topic not in there:
             near = get_close_matches(topic, there, n=1)

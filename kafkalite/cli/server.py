@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -173,10 +173,29 @@ async def serve(config: BrokerConfig, when_up: Callable[[Broker], Awaitable[None
 
     from kafkalite.broker.broker import Broker
 
+    with stop_signals() as stopped:
+        broker = Broker(config)
+        if not await finishes_first(broker.start(), stopped):  # stopped while it waited for its cluster
+            return
+        failed = asyncio.ensure_future(broker.wait_stopped())
+        try:
+            await when_up(broker)
+            await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await broker.stop()
+            await failed
+
+
+@contextmanager
+def stop_signals(before_exit: Callable[[], None] = lambda: None) -> Iterator[asyncio.Future[Any]]:
+    """Yield a future that SIGTERM or SIGINT completes. A second one exits at once, after ``before_exit``."""
+    import asyncio
+
     stop = asyncio.Event()
 
     def on_signal() -> None:
         if stop.is_set():
+            before_exit()
             os._exit(exit_codes.INTERRUPTED)
         stop.set()
 
@@ -186,16 +205,7 @@ async def serve(config: BrokerConfig, when_up: Callable[[Broker], Awaitable[None
             loop.add_signal_handler(number, on_signal)
     stopped = asyncio.ensure_future(stop.wait())
     try:
-        broker = await _start(Broker(config), stopped)
-        if broker is None:
-            return
-        failed = asyncio.ensure_future(broker.wait_stopped())
-        try:
-            await when_up(broker)
-            await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await broker.stop()
-            await failed
+        yield stopped
     finally:
         stopped.cancel()
         for number in _STOP_SIGNALS:
@@ -203,18 +213,18 @@ async def serve(config: BrokerConfig, when_up: Callable[[Broker], Awaitable[None
                 loop.remove_signal_handler(number)
 
 
-async def _start(broker: Broker, stopped: asyncio.Future[Any]) -> Broker | None:
-    """Start the broker and return it; None if a signal came while it waited for its cluster."""
+async def finishes_first(work: Coroutine[Any, Any, object], stopped: asyncio.Future[Any]) -> bool:
+    """Whether ``work`` ends before ``stopped``, which cancels it. Raises the errors of ``work``."""
     import asyncio
 
-    starting: asyncio.Future[Any] = asyncio.ensure_future(broker.start())
+    task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        if not starting.done():
-            starting.cancel()
-            await asyncio.wait({starting})
-    if starting.cancelled():
-        return None
-    starting.result()
-    return broker
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    if task.cancelled():
+        return False
+    task.result()
+    return True

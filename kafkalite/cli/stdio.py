@@ -12,10 +12,14 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from kafkalite.cli.printers import Printer
+    from kafkalite.model import Record
 
 CHUNK_BYTES: Final = 1 << 20
 _CHUNKS_AHEAD: Final = 4
@@ -82,6 +86,22 @@ class Output:
 
     def flush(self) -> None:
         self._stream.flush()
+
+
+@contextmanager
+def printing(printer: Printer) -> Iterator[Callable[[Sequence[Record]], None]]:
+    """Print the head now and the tail at the end. Yields a function that prints records and flushes."""
+    output = Output()
+
+    def show(data: bytes) -> None:
+        output.write(data)
+        output.flush()
+
+    show(printer.head())
+    try:
+        yield lambda records: show(printer.body(records))
+    finally:
+        show(printer.tail())
 
 
 async def until_pipe_closes(work: Coroutine[Any, Any, None]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkalite.cli.offset_queries import Extent, extents
-from kafkalite.cli.output import Column, human_bytes, print_listing, write
+from kafkalite.cli.output import Column, human_bytes, pick, print_listing, write
 from kafkalite.errors import KafkaliteError, UnknownTopicOrPartitionError
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.admin import DescribeLogDirsRequest, LogDirPartition
@@ -118,8 +118,7 @@ def _partition(state: PartitionMetadata, extent: Extent | None, logs: Logs) -> d
     return {
         "partition": state.partition,
         "leader": state.leader_id if state.leader_id >= 0 else None,
-        "leader_epoch": state.leader_epoch,
-        "partition_epoch": state.partition_epoch,
+        **pick(state, "leader_epoch", "partition_epoch"),
         "replicas": list(state.replicas),
         "isr": list(state.isr),
         "elr": list(state.elr),

@@ -247,8 +247,7 @@ def find_hanging(topics: tuple[str, ...], older_than: int) -> None:
     rows = [
         {
             "name": str(each.partition),
-            "producer_id": each.producer.producer_id,
-            "producer_epoch": each.producer.producer_epoch,
+            **pick(each.producer, "producer_id", "producer_epoch"),
             "start_offset": each.producer.transaction_start_offset,
             "last_write": format_time(each.producer.last_timestamp_ms),
         }

@@ -123,21 +123,19 @@ def first_snapshot(cluster: SparkCluster, options: SourceOptions) -> dict[str, T
     Raises SparkOptionError if a named topic or partition is missing, also when asked again
     (fetchOffset.numRetries).
     """
-    for _ in range(options.fetch_offset_retries):
+    for retries_left in range(options.fetch_offset_retries, -1, -1):
         snapshot = snapshot_now(cluster, options)
-        if not _missing(options, snapshot):
+        missing = _missing(options, snapshot)
+        if not missing:
             return snapshot
-        cluster.avoid_last_responder()
-        time.sleep(options.fetch_offset_retry_interval_ms / 1000)
-    snapshot = snapshot_now(cluster, options)
-    missing = _missing(options, snapshot)
-    if missing:
-        option = "subscribe" if options.assign is None else "assign"
-        raise SparkOptionError(
-            f"{option} names missing topics or partitions: {', '.join(missing)}",
-            hint="create it first, or use subscribePattern, which adds topics when they are created",
-        )
-    return snapshot
+        if retries_left:
+            cluster.avoid_last_responder()
+            time.sleep(options.fetch_offset_retry_interval_ms / 1000)
+    option = "subscribe" if options.assign is None else "assign"
+    raise SparkOptionError(
+        f"{option} names missing topics or partitions: {', '.join(missing)}",
+        hint="create it first, or use subscribePattern, which adds topics when they are created",
+    )
 
 
 def _missing(options: SourceOptions, snapshot: Snapshot) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kafkalite.broker.broker import Broker
-from kafkalite.broker.cluster.authentication import Authenticator, dial
+from kafkalite.broker.cluster.authentication import Authenticator
 from kafkalite.broker.server.responses import Pending
 from kafkalite.errors import (
     BrokerError,
@@ -175,7 +175,7 @@ class TestLiving:
                 node.settings["cluster_secret"], node.settings["cluster_id"], victim, os.urandom
             )
             voters = dict(v.split("@") for v in node.settings["controller_quorum_voters"].split(","))
-            connection = await dial(voters[str(controller)], own, controller, client_id="t", timeout_ms=5_000)
+            connection = await own.dial(voters[str(controller)], controller, client_id="t", timeout_ms=5_000)
             request = messages.RegisterBrokerRequest(
                 victim, "f" * 32, "e" * 32, ["inproc://other"], None, NO_BROKER_EPOCH, True, []
             )

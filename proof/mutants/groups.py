@@ -67,7 +67,7 @@ def _unchecked(kind: type) -> Callable[..., None]:
 MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "R35-member-unchecked",
-        "offsets join a transaction whoever sends them",
+        "offsets from any sender join a transaction",
         {f"{_OFFSETS}.check_member": _unchecked(TxnOffsetCommitRequest)},
     ),
     Mutant(
@@ -97,7 +97,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "R39-any-member",
-        "offsets are committed whoever sends them",
+        "offsets from any sender are committed",
         {f"{_OFFSETS}.check_member": _unchecked(OffsetCommitRequest)},
     ),
 )

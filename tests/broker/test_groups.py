@@ -475,7 +475,7 @@ async def test_pending_offsets_survive_a_failover() -> None:
 # --- before the commitment -------------------------------------------------------------------------
 
 
-async def _is_told_before_it_is_safe() -> tuple[bool, int]:
+async def _is_answered_before_it_is_safe() -> tuple[bool, int]:
     """Send a commit that no follower has. Return whether it was answered, and the offset after a failover."""
     settings = {"replica_fetch_wait_max_ms": 20, "offsets_topic_num_partitions": 1}
     async with three_brokers(**settings) as (cluster, caller):
@@ -499,9 +499,9 @@ async def _is_told_before_it_is_safe() -> tuple[bool, int]:
 
 async def test_a_commit_is_acknowledged_when_the_replicas_have_it(mutant: Callable[[str], None]) -> None:
     """R36, R39: an acknowledged offset is there after a failover."""
-    assert await _is_told_before_it_is_safe() == (False, 1)
+    assert await _is_answered_before_it_is_safe() == (False, 1)
     mutant("R36-answer-uncommitted")
-    assert await _is_told_before_it_is_safe() == (True, 1)
+    assert await _is_answered_before_it_is_safe() == (True, 1)
 
 
 async def test_held_requests_are_refused_when_another_broker_leads() -> None:

@@ -66,7 +66,7 @@ class FakeChannel:
         await asyncio.sleep(0)
         if self.failures:
             self.failures -= 1
-            raise RequestTimedOutError("nobody there")
+            raise RequestTimedOutError("no response")
         return AlterPartitionResponse(0, None, [self.answer(change) for change in request.partitions])
 
 

@@ -447,7 +447,7 @@ async def test_deleted_records_and_deleted_topics_reach_the_followers(net: Net) 
     await net.controller.submit(admin.DeleteTopicsRequest(1000, ["t"]))
     assert all(not len(node.partitions) for node in net.nodes.values())
     await net.create()
-    assert (await produce(net.leader(), b"anew")).base_offset == 0
+    assert (await produce(net.leader(), b"again")).base_offset == 0
 
 
 async def test_a_damaged_replica_is_fetched_again_and_its_bytes_are_kept(net: Net) -> None:
@@ -494,7 +494,7 @@ async def test_an_empty_log_is_never_mistaken_for_the_one_before_it(net: Net) ->
     log = victim.hosted().partition.log
     log._read_failed(CorruptLogError(path="00.log", position=0, expected="a batch", actual="none"))
     (damaged,) = victim.partitions.damaged()
-    victim.is_cut = True  # the leader does not learn that it starts again
+    victim.is_cut = True  # the leader does not notice that it restarts
     await net.controller.submit(LoseReplicas(victim.node_id, victim.services.node.broker_epoch, (damaged,)))
     assert victim.node_id not in net.state().isr
     assert victim.hosted().partition.log is log

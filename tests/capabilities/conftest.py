@@ -1,4 +1,4 @@
-"""How a program ends that nobody asked to."""
+"""Abrupt ends of a program."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ async def test_any_range_is_replayed_any_number_of_times(broker: Broker) -> None
         assert (await consumer.end_offsets([T0]))[T0] == 100
 
 
-async def test_the_consumer_is_told_where_it_stands(broker: Broker) -> None:
+async def test_a_consumer_reports_its_position_and_lag(broker: Broker) -> None:
     """C10"""
     async with Consumer(bootstrap_servers=broker.bootstrap_servers) as consumer:
         consumer.assign([T0])

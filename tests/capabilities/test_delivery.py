@@ -52,7 +52,7 @@ async def _offsets(consumer: Consumer, count: int) -> list[int]:
 
 
 async def test_who_was_killed_is_followed_at_the_committed_offset(broker: Broker, kill: Kill) -> None:
-    """C5, C13: no gap, and what was not committed comes again, to whoever comes next."""
+    """C5, C13: without a gap, the next consumer receives the uncommitted records again."""
     settings = {**FAST, "bootstrap_servers": broker.bootstrap_servers, "enable_auto_commit": False}
     consumer = await Consumer("t", **settings).start()
     assert await _offsets(consumer, 40) == list(range(40))

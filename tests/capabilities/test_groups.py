@@ -168,7 +168,7 @@ async def test_three_partitions_with_one_to_four_members(world: World) -> None:
     assert set(world.numbers().values()) == {1}
 
 
-async def test_a_killed_members_partitions_flow_again_and_nobody_else_stops(world: World) -> None:
+async def test_the_partitions_of_a_killed_member_resume_and_no_others_stop(world: World) -> None:
     """D3: within the session's timeout; no record is lost."""
     members = [await world.join() for _ in range(3)]
     await world.until(lambda: world.sizes() == [1, 1, 1])
@@ -288,7 +288,7 @@ async def test_three_members_work_three_times_as_fast_as_one(world: World) -> No
 
 
 async def test_members_and_brokers_are_added_under_load() -> None:
-    """D5: nobody notices."""
+    """D5: without an effect that clients see."""
     async with Cluster(brokers=3) as cluster, AsyncExitStack() as stack:
         await cluster.create_topic("t", partitions=3, configs={"min.insync.replicas": "2"})
         producer = await stack.enter_async_context(cluster.producer(linger_ms=0))

@@ -83,7 +83,7 @@ def test_a_directory_keeps_its_cluster(tmp_path: Path) -> None:
     assert read_or_make_layout(tmp_path, 3, 0, 9092) == first
     assert len(set(first.client_ports + first.controller_ports)) == 6
     assert len(first.secret) >= 32
-    assert (tmp_path / "cluster.toml").stat().st_mode & 0o077 == 0, "nobody else may read the secret"
+    assert (tmp_path / "cluster.toml").stat().st_mode & 0o077 == 0, "only the owner may read the secret"
     with pytest.raises(ConfigError, match="the number of nodes of the cluster"):
         read_or_make_layout(tmp_path, 5, None, 9092)
     with pytest.raises(ConfigError, match="the port of the cluster"):

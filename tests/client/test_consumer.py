@@ -434,7 +434,7 @@ async def test_records_before_an_error_come_first(fake_broker: Any) -> None:
         await consumer.seek_to_beginning()
         assert len(await consumer.get_batches(timeout_ms=1000)) == 1
         await consumer.seek(T0, 11)
-        assert await _read(consumer, 1) == [11], "an error that a seek mended is not told"
+        assert await _read(consumer, 1) == [11], "an error that a seek resolved is not raised"
 
 
 async def test_a_final_error_is_raised(fake_broker: Any, make_fault: Any) -> None:

@@ -119,7 +119,7 @@ def test_after_a_lost_response_owned_partitions_are_sent_again() -> None:
     assert _owned(membership.request(0)) == [0]
 
 
-def test_an_expelled_member_has_lost_everything_and_joins_anew() -> None:
+def test_an_expelled_member_loses_its_partitions_and_rejoins() -> None:
     membership = _membership()
     joining = membership.request(WAIT_MS)
     membership.on_response(joining, _answer(1, 0))

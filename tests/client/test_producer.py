@@ -766,7 +766,7 @@ async def test_a_lost_response_makes_no_duplicate(fake_broker: Any, make_fault: 
     fake_broker.fault(ApiKey.PRODUCE, make_fault(close=True, serve_first=True), None, times=5)
     async with _producer(fake_broker) as producer:
         offsets = [(await producer.send("t", b"%d" % number)).offset for number in range(10)]
-    assert offsets == list(range(10)), "a repetition is told its first offset"
+    assert offsets == list(range(10)), "a repeated batch returns its first offset"
     assert fake_broker.values("t") == [b"%d" % number for number in range(10)]
 
 

@@ -39,7 +39,7 @@ def skip_unless_there(base_image: ModuleType) -> None:
 
 
 class Compose:
-    """The project under a name of its own, so that nobody's cluster is touched."""
+    """The project under a unique name, so that no other cluster is touched."""
 
     def __init__(
         self, repository: Path, base: str, environment: Mapping[str, str] | None = None, profile: str = ""

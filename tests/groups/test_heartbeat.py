@@ -377,7 +377,7 @@ def test_a_heartbeat_without_an_update_is_held(coordinator, consumer):
     assert coordinator.machine.has_update(first.request())  # it was expelled, and must receive that
 
 
-def test_a_statement_is_news_once(coordinator, consumer):
+def test_a_repeated_statement_of_owned_partitions_is_no_update(coordinator, consumer):
     first = consumer("m1")
     request = first.request()
     assert request.owned == []

@@ -1,4 +1,4 @@
-"""Whatever arrives: a named error or a closed connection; nobody is disturbed, nothing is left behind."""
+"""Invalid input gets a named error or a closed connection, disturbs no other client, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_unknown_apis_and_versions_are_named_and_the_connection_lives(brok
         assert (await wire.call(ask)).error_code == 0
 
 
-async def test_a_stranger_who_does_not_shake_hands_is_told_and_closed(broker: Broker) -> None:
+async def test_a_client_without_a_handshake_gets_an_error_and_is_closed(broker: Broker) -> None:
     async with WireClient(broker.address, handshake=False) as wire:
         wire._wire._versions = {60: 0}
         refused = await wire.call(metadata.DescribeClusterRequest())
@@ -154,7 +154,7 @@ async def test_a_body_that_lies_about_its_payload_is_refused_whole(
 async def test_a_decompression_bomb_is_never_unpacked_by_the_broker(
     broker: Broker, new_topic: Make, batch_of: Make, produce: Make
 ) -> None:
-    """It is stored as the opaque bytes it is; whoever reads it refuses it by its size (S4)."""
+    """The broker stores it as opaque bytes; readers refuse it by its size (S4)."""
     from kafkalite.errors import BatchTooLargeError
     from kafkalite.records.batch import RecordBatch
     from kafkalite.records.compression import compress

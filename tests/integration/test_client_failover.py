@@ -65,7 +65,7 @@ def _partitions(cluster: Cluster) -> list:  # type: ignore[type-arg]
 
 
 def _check(found: dict[int, list[Record]], deliveries: list[Delivery]) -> None:
-    """Every acknowledged record once, where it was told to be; the log in the order of sending."""
+    """Every acknowledged record is in the log once, at its acknowledged offset, in the order of sending."""
     assert [d for d in deliveries if d.exception() is not None] == [], "two brokers were always there"
     for partition, records in found.items():
         numbers = [int(record.value or b"-1") for record in records]

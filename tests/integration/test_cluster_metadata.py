@@ -90,7 +90,7 @@ async def test_every_broker_tells_of_all_and_of_itself_as_it_was_reached() -> No
                 }
 
 
-async def test_others_are_told_by_the_listener_of_the_same_number() -> None:
+async def test_metadata_has_the_addresses_of_the_listener_it_is_asked_at() -> None:
     names = {n: (f"inproc://inside-{n}", f"inproc://outside-{n}") for n in (1, 2)}
     cluster = Cluster(brokers=2)
     for node_id, (inside, outside) in names.items():

@@ -1,4 +1,4 @@
-"""DeleteRecords and retention on three brokers: what is deleted stays deleted, whoever leads next."""
+"""DeleteRecords and retention on three brokers: deleted records stay deleted under every later leader."""
 
 from __future__ import annotations
 

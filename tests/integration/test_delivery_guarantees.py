@@ -1,7 +1,7 @@
-"""At least once, at most once, exactly once: the client dies after every single step, and is begun anew.
+"""At least once, at most once, exactly once: the client is killed after every step and restarted.
 
-A death is without a farewell: connections are cut, heartbeats end, nothing more is committed. The successor
-gets the partitions when the session has ended.
+A killed client does not leave its group: connections are cut, heartbeats end, nothing more is committed. The
+successor gets the partitions when the session has ended.
 """
 
 from __future__ import annotations

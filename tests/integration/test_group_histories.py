@@ -97,7 +97,7 @@ class Member(RebalanceListener):
         await self.consumer.close()
 
     async def kill(self) -> None:
-        """Without a farewell; nobody knows before the session ends."""
+        """Stop without leaving the group; the group notices when the session ends."""
         self.world.owners.paused.add(self.name)
         await self.end()
         group = self.consumer._group
@@ -112,7 +112,7 @@ class Member(RebalanceListener):
         await self.consumer._cluster.close()
 
     async def pause(self, seconds: float) -> None:
-        """Say nothing for a while, and go on as if nothing had been."""
+        """Send nothing for ``seconds``, then continue."""
         group = self.consumer._group
         assert group is not None and group._heartbeats._task is not None
         self.world.owners.paused.add(self.name)
@@ -122,7 +122,7 @@ class Member(RebalanceListener):
         await asyncio.sleep(seconds)
         group._heartbeats._task = None
         group.start()
-        # Whoever was expelled learns it with the first answer; until then it only seems to own something.
+        # An expelled member finds out with the first response; until then it only seems to own partitions.
         async with asyncio.timeout(5):
             epoch = group.membership.epoch
             await group._heartbeats.wait_for_new_epoch(epoch, self.consumer._cluster.now_ms() + 100)

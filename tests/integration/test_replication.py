@@ -1,4 +1,4 @@
-"""Three brokers: what is acknowledged is on every replica in sync, whoever dies, is slow, or is cut off."""
+"""Three brokers: in-sync replicas keep acknowledged records, whichever broker dies, lags or is cut off."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ async def test_the_leader_alone_acknowledges_to_who_asks_for_that(batch_of: Make
 
 
 async def test_consumers_read_only_what_is_committed(batch_of: Make) -> None:
-    """R11: what could still be lost is shown to nobody."""
+    """R11: consumers receive no record that could still be lost."""
     async with Cluster(brokers=3) as cluster:
         await cluster.create_topic("t", configs=MIN_TWO)
         leader = cluster.leader("t")
@@ -288,7 +288,7 @@ async def test_consumers_read_only_what_is_committed(batch_of: Make) -> None:
 
 
 @pytest.mark.parametrize("is_leader", [False, True], ids=["follower", "leader"])
-async def test_a_replica_damaged_on_the_disk_is_fetched_anew(is_leader: bool) -> None:
+async def test_a_replica_damaged_on_the_disk_is_fetched_again(is_leader: bool) -> None:
     """R24: it counts nowhere until it has fetched all again; the damaged files are kept."""
     async with Cluster(brokers=3) as cluster:
         await cluster.create_topic("t", configs=MIN_TWO)

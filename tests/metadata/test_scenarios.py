@@ -133,7 +133,7 @@ def partition_states(image):
     printed = []
     for name, topic in sorted(image.topics.items()):
         for number, state in enumerate(topic.partitions):
-            leader = "nobody" if state.leader == -1 else state.leader
+            leader = "no broker" if state.leader == -1 else state.leader
             printed.append(
                 f"{name}-{number}: {leader} leads in {state.leader_epoch}, isr {joined(state.isr)},"
                 f" elr {joined(state.elr)}, last known {joined(state.last_known_elr)},"

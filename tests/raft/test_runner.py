@@ -26,7 +26,7 @@ async def test_inline_calls_come_in_order_and_not_at_once():
 def test_inline_on_a_closed_loop_does_nothing():
     loop = asyncio.new_event_loop()
     loop.close()
-    InlineRunner(loop).call(pytest.fail, "nobody is there")
+    InlineRunner(loop).call(pytest.fail, "a stopped runner called")
 
 
 async def test_a_thread_runs_calls_in_order_on_its_own_loop():
@@ -43,7 +43,7 @@ async def test_a_thread_runs_calls_in_order_on_its_own_loop():
     assert heard[101] != threading.get_ident()
     runner.stop()
     runner.stop()
-    runner.call(pytest.fail, "nobody is there")
+    runner.call(pytest.fail, "a stopped runner called")
 
 
 async def test_tasks_left_on_the_thread_are_cancelled():

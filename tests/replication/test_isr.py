@@ -177,7 +177,7 @@ def test_r15_a_replica_that_does_not_keep_up_leaves(new_leader):
     assert isr.propose().isr == [1, 2]
 
 
-def test_r15_an_idle_partition_loses_nobody(new_leader):
+def test_r15_an_idle_partition_keeps_its_isr(new_leader):
     isr = Isr(new_leader, records=2)
     isr.fetch(2, 2)
     isr.fetch(3, 2)

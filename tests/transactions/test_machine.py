@@ -297,7 +297,7 @@ class TestEnding:
         with pytest.raises(ConcurrentTransactionsError):
             driver.end(7, 3)
 
-    def test_late_news_of_markers(self, driver: Driver) -> None:
+    def test_markers_written_for_an_earlier_transaction_are_ignored(self, driver: Driver) -> None:
         driver.init()
         driver.add(7, 0, ORDERS)
         driver.end(7, 0)

@@ -1,4 +1,4 @@
-"""The assignors ``uniform`` and ``range``, which decide which member is to own which partition.
+"""The assignors ``uniform`` and ``range``, which decide the partitions of each member.
 
 Both are deterministic functions of values. Each partition of a subscribed topic goes to exactly one of
 its subscribers.
@@ -21,10 +21,11 @@ Targets = Mapping[str, Partitions]
 
 
 def uniform(members: Subscribers, counts: Counts, previous: Targets) -> dict[str, Partitions]:
-    """Balanced and sticky.
+    """Assign all partitions evenly and move as few as possible.
 
-    With equal subscriptions no two members differ by more than one partition, and the fewest possible
-    partitions move. With different ones, no single move would make the loads of two members more equal.
+    If all subscriptions are equal, the loads of two members differ by at most one partition, and the
+    fewest possible partitions move. If they differ, no single move would make the loads of two members
+    more equal.
     """
     if not members:
         return {}
@@ -45,13 +46,13 @@ def _uniform_alike(
     unowned = set(everything)
     quota, extra = divmod(len(everything), len(members))
     kept: dict[str, Partitions] = {}
-    for (
-        member
-    ) in members:  # a partition that two members had before, which no coordinator decides, goes to the first
+    # If two members had the same partition before, which no coordinator decides, the first one keeps it.
+    for member in members:
         kept[member] = previous.get(member, NO_PARTITIONS) & unowned
         unowned -= kept[member]
     unowned.update(everything)
-    # The members with most partitions keep one more than the quota first, so that as few as possible move.
+    # The members with the most partitions are the first to exceed the quota by one, so that few partitions
+    # move.
     by_load = sorted(members, key=lambda member: -len(kept[member]))
     targets: dict[str, Partitions] = {}
     room: deque[tuple[str, int]] = deque()
@@ -84,7 +85,7 @@ def _uniform_mixed(members: Subscribers, counts: Counts, previous: Targets) -> d
     owned: dict[str, set[TopicIdPartition]] = {member: set() for member in members}
     unowned: list[TopicIdPartition] = []
     owner_before = {partition: member for member in members for partition in previous.get(member, ())}
-    # Topics with few subscribers first: their partitions have the least choice.
+    # Topics with few subscribers come first, because their partitions have the least choice.
     for topic_id in sorted(subscribers, key=lambda topic_id: (len(subscribers[topic_id]), topic_id)):
         for number in range(counts[topic_id]):
             partition = TopicIdPartition(topic_id, number)
@@ -101,9 +102,9 @@ def _uniform_mixed(members: Subscribers, counts: Counts, previous: Targets) -> d
 
 
 def _level(owned: dict[str, set[TopicIdPartition]], subscribers: Mapping[str, list[str]]) -> None:
-    """Move partitions to members with at least two fewer, until there is no such pair.
+    """Move partitions to members with at least two fewer until no such pair of members exists.
 
-    Each move lowers the sum of the squared loads, so this ends.
+    Each move lowers the sum of the squared loads, so the loop ends.
     """
     has_moved = True
     while has_moved:
@@ -122,10 +123,12 @@ def _level(owned: dict[str, set[TopicIdPartition]], subscribers: Mapping[str, li
 
 
 def range_(members: Subscribers, counts: Counts, previous: Targets) -> dict[str, Partitions]:
-    """Assign each member one range of each topic, the same for topics with equal counts and subscribers.
+    """Assign each member a range of the partitions of each topic, the same in topics with equal counts and
+    subscribers.
 
-    So partition n of two such topics is always with the same member, as joins need it (co-partitioned).
-    Members keep the order of their earlier ranges, and new ones come last, so that few partitions move.
+    So partition n of two such topics belongs to the same member, as joins need (co-partitioning).
+    Members keep the order of their earlier ranges, and new members come last, so that few partitions
+    move.
     """
 
     def rank(member: str) -> tuple[bool, float]:

@@ -28,11 +28,11 @@ from kafkalite.protocol.messages.groups import GroupEvent
 
 
 class GroupChange:
-    """A group as it will be once ``records`` are replayed.
+    """A group's new state, which takes effect when ``records`` are replayed.
 
     First call the methods for members, then ``rebalance`` if there is a new generation, then
-    ``reconcile`` for the member of the request, which considers the group as it was, without the
-    removed members.
+    ``reconcile`` for the member of the request. ``reconcile`` uses the group's state before the change,
+    without the removed members.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class GroupChange:
         self._put_current(member_id, away)
 
     def succeed(self, member_id: str, predecessor_id: str, subscription: Subscription) -> None:
-        """Let a static member return under another member id, with the target of its predecessor."""
+        """Let a static member return under another member id, with the target of its old member id."""
         target = self.members[predecessor_id].target
         if member_id != predecessor_id:
             self.remove([predecessor_id])
@@ -134,7 +134,7 @@ class GroupChange:
         self.records.append(record_codec.event_record(group.group_id, event))
 
     def _choose_assignor(self) -> str:
-        """Return the assignor that most members requested; for ties or no requests, the broker's first."""
+        """Return the assignor that most members requested; in a tie or without any, the broker's first."""
         known = self._settings.assignors
         votes = Counter(
             member.subscription.assignor
@@ -166,10 +166,9 @@ class GroupChange:
     def reconcile(self, member_id: str, stated_epoch: int, owned: Partitions | None) -> CurrentAssignment:
         """Bring a member's assignment as close to its target as the other members allow (R38). Return it.
 
-        ``stated_epoch`` and ``owned`` are from its heartbeat. Partitions to revoke count as released
-        when a heartbeat *at the present epoch* no longer states them: only that one was certainly sent
-        after the member had received the revocation, however late or often the network delivers earlier
-        ones.
+        ``stated_epoch`` and ``owned`` are from its heartbeat. A partition to revoke counts as released
+        when a heartbeat *at the current epoch* no longer lists it. The member sent that heartbeat after
+        it had received the revocation; a delayed or repeated heartbeat has an earlier epoch.
         """
         member = self.members[member_id]
         current, target = member.current, member.target
@@ -178,14 +177,14 @@ class GroupChange:
             revoking &= owned
         assigned = current.assigned
         if self.group_epoch != current.member_epoch:
-            # A revocation needs a new epoch, see above. Without a new target there is none.
+            # A revocation needs a new epoch (see above). Without a new target there is nothing to revoke.
             revoking |= assigned - target
             assigned &= target
         if len(assigned) != len(target):
             assigned |= self.available_to(member_id, target - assigned - revoking)
         if assigned == current.assigned:
             assigned = current.assigned  # the same object makes comparisons cheap
-        # A member's first epoch is the oldest that it may name: a lower one is of an earlier member.
+        # A member's first epoch is the oldest that it may send: a lower epoch belongs to an earlier member.
         previous_epoch = max(current.previous_epoch, stated_epoch) or self.group_epoch
         new = CurrentAssignment(self.group_epoch, previous_epoch, assigned, revoking)
         if new[0] != current[0] or new[2:] != current[2:]:

@@ -37,7 +37,7 @@ def list_groups(groups: Iterable[Group], request: ListGroupsRequest) -> ListGrou
 def describe_groups(
     groups: Mapping[str, Group], request: DescribeGroupsRequest, now: Instant
 ) -> DescribeGroupsResponse:
-    """Return the requested groups. One that does not exist is Dead, with GROUP_ID_NOT_FOUND."""
+    """Describe the requested groups. A missing group has state Dead and error GROUP_ID_NOT_FOUND."""
     described = []
     for group_id in request.group_ids:
         group = groups.get(group_id)
@@ -78,7 +78,7 @@ def _describe(group: Group, now: Instant, *, include_journal: bool) -> Described
         None,
         group.describe_state(),
         group.group_epoch,
-        group.group_epoch,  # targets are part of the decision that makes the epoch
+        group.group_epoch,  # targets are written in the same decision as the epoch
         group.state.assignor,
         members,
         group.journal if include_journal else [],

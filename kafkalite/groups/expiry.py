@@ -1,6 +1,4 @@
-"""Effects of time and of changed topics on groups: expelled members, new targets, expired offsets and
-groups.
-"""
+"""Effects of time and topic changes on groups: expelled members, new targets, expired offsets and groups."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from kafkalite.groups.settings import GroupSettings
 from kafkalite.model import NO_TIMESTAMP
 
 MAX_RECORDS_PER_TICK: Final = 1_000
-MAX_OFFSETS_PER_TICK: Final = 10_000  # checked, at 0.6 µs each
+MAX_OFFSETS_PER_TICK: Final = 10_000  # checked per tick, at 0.6 µs each
 
 
 class Expiry:
@@ -39,24 +37,26 @@ class Expiry:
         self._pending = pending
         self._settings = settings
         self._patterns = patterns
-        self._topics: Mapping[str, TopicShape] | None = None  # the topics that all groups were compared with
+        self._topics: Mapping[str, TopicShape] | None = (
+            None  # the topics at the last comparison with all groups
+        )
         self._members_due_ms: int | None = None
         self._retention_due_ms: int | None = None
         self._to_check: deque[str] = deque()  # groups whose offsets are still to be checked
 
     def begin(self, now: Instant) -> None:
-        """Begin after the groups are loaded: everything is due for a check."""
+        """Schedule a check of everything, after the groups are loaded."""
         self._topics = None
         self._members_due_ms = now.monotonic_ms
         self._retention_due_ms = now.monotonic_ms + self._settings.retention_check_interval_ms
 
     def expect(self, deadline_ms: int) -> None:
-        """Check the members at ``deadline_ms``, or earlier."""
+        """Schedule a check of the members at ``deadline_ms`` (monotonic) or earlier."""
         if self._members_due_ms is None or deadline_ms < self._members_due_ms:
             self._members_due_ms = deadline_ms
 
     def next_deadline_ms(self) -> int | None:
-        """Return when something may be due (monotonic)."""
+        """Return when ``tick`` may have work (monotonic)."""
         dues = [due_ms for due_ms in (self._members_due_ms, self._retention_due_ms) if due_ms is not None]
         if self._to_check:
             return 0  # the rest of a check is overdue
@@ -106,7 +106,7 @@ class Expiry:
     # --- members
 
     def _expel(self, records: list[StateRecord], now: Instant, topics: Mapping[str, TopicShape]) -> None:
-        """Expel members whose session or rebalance timeout has expired."""
+        """Expel the members whose session or rebalance timeout has expired."""
         timeout_ms = self._settings.session_timeout_ms
         next_due_ms: int | None = None
         for group in self._groups.values():
@@ -171,14 +171,14 @@ class Expiry:
         return expired
 
     def tombstones(self, group: Group) -> list[StateRecord]:
-        """Return the tombstones of a group without members, except those of its offsets."""
+        """Return the tombstones that delete a group without members; its offsets have separate tombstones."""
         group_id = group.group_id
         keys = [key_of(EVENT, group_id, slot) for slot in group.event_slots]
         return [StateRecord(key, None) for key in [*keys, key_of(GROUP, group_id)]]
 
 
 def _difference(before: Mapping[str, tuple[str, int]], after: Mapping[str, tuple[str, int]]) -> str:
-    """Describe the changes of a group's topics; empty without any."""
+    """Describe the changes of a group's topics. The text is empty if nothing changed."""
     if before == after:
         return ""
     parts = []

@@ -1,4 +1,4 @@
-"""One group: the state in its records, and the sessions of its members, which are not recorded."""
+"""One group: the state in its records, and its members' sessions, which are not recorded."""
 
 # Tests: tests/groups/test_machine.py
 
@@ -36,12 +36,14 @@ _NEW_MEMBER: Final = Member(_NO_SUBSCRIPTION, NO_PARTITIONS, NOTHING_HELD)
 
 @dataclass(slots=True)
 class Session:
-    """The volatile state of a member. A new coordinator starts all of it again."""
+    """The volatile state of a member. A new coordinator starts every session again."""
 
-    last_seen_ms: int  #: monotonic: the last request or response
-    revoke_deadline_ms: int | None = None  #: monotonic: by when it must release the partitions to revoke
-    named_epoch: int = 0  #: the highest epoch it has named
-    stated: Partitions | None = None  #: the partitions that it last stated; None: none stated yet
+    last_seen_ms: int  #: monotonic: time of the last request or response
+    revoke_deadline_ms: int | None = (
+        None  #: monotonic: when the member must have released the partitions to revoke
+    )
+    named_epoch: int = 0  #: the highest epoch that the member has sent
+    stated: Partitions | None = None  #: the partitions in the member's last list; None before the first
 
 
 class Group:
@@ -69,7 +71,7 @@ class Group:
 
     @property
     def is_gone(self) -> bool:
-        """Whether no record of the group is left, so that it need not be kept."""
+        """Whether the group has no records left and can be dropped."""
         return not (self.members or self.offsets or self._events) and self.state is NO_STATE
 
     @property
@@ -82,7 +84,7 @@ class Group:
         return sorted(self._events)
 
     def describe_state(self) -> str:
-        """Return Empty, Reconciling or Stable; never Assigning: a decision contains the targets it needs."""
+        """Return Empty, Reconciling or Stable, never Assigning, because a decision contains its targets."""
         if not self.members:
             return EMPTY
         is_settled = all(
@@ -155,8 +157,8 @@ class Group:
         return member
 
     def _put(self, member_id: str, member: Member) -> None:
-        # A member has three records, and leaves with three tombstones. A compacted log may lack some of those
-        # of an earlier member, so a member is removed when nothing of it is left, not by any single
+        # A member has three records and is deleted by three tombstones. Compaction may have removed some
+        # records of an earlier member, so a member is removed when all three are gone, not at any single
         # tombstone.
         if member == _NEW_MEMBER:
             self.members.pop(member_id, None)
@@ -176,13 +178,13 @@ class Group:
             )
 
     def durable(self) -> object:
-        """Return all state that the records determine, for comparing two replays."""
+        """Return the state that the records determine, for comparing two replays."""
         return (self.state, self.members, self.owners, self.instances, self._events, self.offsets.packed())
 
     # --- questions
 
     def session_deadline_ms(self, member_id: str, session_timeout_ms: int) -> int:
-        """Return when the member is to be expelled, unless it sends a heartbeat or releases partitions
+        """Return when the member is expelled unless it sends a heartbeat or releases its partitions
         (monotonic).
         """
         session = self.sessions[member_id]

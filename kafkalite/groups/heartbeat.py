@@ -10,8 +10,8 @@
     previous ...   lost a response: receives the assignment again      UNKNOWN_MEMBER_ID
     any other      FENCED_MEMBER_EPOCH                                 UNKNOWN_MEMBER_ID
 
-"Previous ..." are the epochs since the last one that the member itself named: it may have missed
-several responses. A heartbeat of an instance id that now belongs to another member: FENCED_INSTANCE_ID.
+"Previous ..." are the epochs from the last one that the member sent: it may have missed several
+responses. A heartbeat of an instance id that now belongs to another member: FENCED_INSTANCE_ID.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from kafkalite.protocol.messages.groups import (
     ConsumerGroupHeartbeatResponse,
 )
 
-MAX_NAME_LENGTH: Final = 255  # of a group, a member, an instance
+MAX_NAME_LENGTH: Final = 255  # characters of a group id, member id or instance id
 _NONE: Final = int(ErrorCode.NONE)
 
 
@@ -82,11 +82,10 @@ class HeartbeatRules:
         raise InvalidRequestError(f"member epoch {epoch} is not valid: it is -2, -1, 0 or more")
 
     def has_update(self, request: ConsumerGroupHeartbeatRequest) -> bool:
-        """Whether the heartbeat must be answered now, because of its content or of a change since it
-        arrived.
+        """Whether the heartbeat must be answered now, because of its content or a change since it arrived.
 
-        False: the response would contain nothing new and may be held. Deciding it then writes nothing,
-        except that the member's epoch follows the group's.
+        If False, the response contains nothing new and may be delayed. Deciding the heartbeat then
+        writes no record, except that the member's epoch follows the group's.
         """
         group = self._groups.get(request.group_id)
         member = group.members.get(request.member_id) if group is not None else None
@@ -154,7 +153,7 @@ class HeartbeatRules:
         return Decision(tuple(change.records), self._response(request, current.member_epoch, assignment))
 
     def refuse_unknown(self, request: ConsumerGroupHeartbeatRequest, group: Group | None) -> Decision:
-        """Raise UnknownMemberIdError, or FencedInstanceIdError: an expelled member must join again (R38)."""
+        """Raise UnknownMemberIdError, or FencedInstanceIdError if the instance has a new member (R38)."""
         check_instance(group, request.instance_id, request.member_id)
         raise UnknownMemberIdError(f"group {request.group_id!r} has no member {request.member_id}")
 
@@ -195,7 +194,7 @@ class HeartbeatRules:
         return Decision(tuple(change.records), self._response(request, current.member_epoch, assignment))
 
     def _predecessor(self, group: Group, member_id: str, instance_id: str | None) -> str | None:
-        """Return the member that a joining member replaces: itself, that of its instance, or None."""
+        """Return the member that a joining member replaces: itself, the member of its instance, or None."""
         member = group.members.get(member_id)
         if member is not None:
             if member.subscription.instance_id != instance_id:
@@ -258,7 +257,7 @@ class HeartbeatRules:
 
 
 def check_instance(group: Group | None, instance_id: str | None, member_id: str) -> None:
-    """Raise FencedInstanceIdError if the instance id belongs to another member now."""
+    """Raise FencedInstanceIdError if the instance id now belongs to another member."""
     if group is None or instance_id is None:
         return
     other_id = group.instances.get(instance_id)
@@ -314,7 +313,7 @@ def _first_subscription(request: ConsumerGroupHeartbeatRequest, caller: Caller) 
 
 
 def _subscription(request: ConsumerGroupHeartbeatRequest, before: Subscription) -> Subscription:
-    """Return the member's present subscription: ``before`` itself if the request does not change it."""
+    """Return the subscription after the request: ``before`` itself if the request does not change it."""
     topics, pattern, assignor = request.subscribed_topics, request.subscribed_pattern, request.assignor
     timeout_ms = request.rebalance_timeout_ms
     if topics is None and pattern is None and assignor is None and timeout_ms == -1:

@@ -1,8 +1,8 @@
-"""The group coordinator: requests and the passing of time, decided on the groups of one partition.
+"""The group coordinator: decides requests and expirations for the groups of one partition.
 
-``decide`` and ``tick`` return records; replaying them changes the groups. The only state that they
-change themselves is volatile: the time of each member's last request and the partitions that it stated.
-A new coordinator learns it from the next heartbeats.
+``decide`` and ``tick`` return records; replaying them changes the groups. These methods change only
+volatile state directly: the time of each member's last request and the partitions in it. A new
+coordinator receives both with the next heartbeats.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _NONE: Final = int(ErrorCode.NONE)
 class GroupMachine:
     """The groups of one partition of ``__consumer_offsets``.
 
-    ``decide`` and ``tick`` need another mapping of topics after every change of a topic, and the same
-    one otherwise: the matches of patterns are cached by it.
+    Callers pass ``decide`` and ``tick`` a new mapping object after every change of a topic and the same
+    object otherwise, because pattern matches are cached by its identity.
     """
 
     def __init__(self, settings: GroupSettings | None = None) -> None:
@@ -82,11 +82,11 @@ class GroupMachine:
         return True
 
     def decide(self, command: Any, caller: Caller, now: Instant, topics: Topics) -> Decision:
-        """Return the changes and the response of a request. Raises a BrokerError if it is refused."""
+        """Return the changes and the response of a request. Raises a BrokerError for a refused request."""
         return self._decisions[type(command)](command, caller, now, topics)
 
     def tick(self, now: Instant, topics: Topics) -> Decision:
-        """Return changes due by time or changed topics: about a thousand records at most."""
+        """Return changes due by time or caused by changed topics, at most about a thousand records."""
         return Decision(tuple(self._expiry.tick(now, topics)))
 
     def next_deadline_ms(self) -> int | None:
@@ -94,7 +94,7 @@ class GroupMachine:
         return self._expiry.next_deadline_ms()
 
     def on_loaded(self, now: Instant) -> None:
-        """Start all sessions, after every record was replayed."""
+        """Start all sessions, after all records are replayed."""
         for group in self.groups.values():
             group.on_loaded(now)
         self._expiry.begin(now)
@@ -122,7 +122,8 @@ class GroupMachine:
     # --- replay
 
     def replay(self, record: StateRecord, now: Instant, *, producer_id: int = NO_PRODUCER_ID) -> None:
-        """Replay a record of the log. ``producer_id``: as part of that producer's open transaction.
+        """Replay a record of the log. If ``producer_id`` is given, the record belongs to that producer's
+        open transaction.
 
         Raises StorageError for an unknown kind or version of record.
         """
@@ -190,6 +191,6 @@ class GroupMachine:
             self._put_offset(key, value)
 
     def durable(self) -> object:
-        """Return all state that the records determine, for comparing two replays."""
+        """Return the state that the records determine, for comparing two replays."""
         groups = {group_id: group.durable() for group_id, group in self.groups.items()}
         return groups, self._pending.state()

@@ -16,7 +16,7 @@ STATIC_LEAVE_EPOCH: Final = -2
 
 
 class TopicIdPartition(NamedTuple):
-    """A partition of one incarnation of a topic: a topic that was created again has another id."""
+    """A partition of one incarnation of a topic. A recreated topic has another id."""
 
     topic_id: str
     partition: int
@@ -27,13 +27,13 @@ NO_PARTITIONS: Final[Partitions] = frozenset()
 
 
 class Subscription(NamedTuple):
-    """The subscription of a member, by its own statement."""
+    """A member's subscription as the member sent it."""
 
     instance_id: str | None
     client_id: str
     host: str
     rebalance_timeout_ms: int
-    topics: tuple[str, ...]  #: sorted, each once
+    topics: tuple[str, ...]  #: sorted, without duplicates
     pattern: str | None
     assignor: str | None
 
@@ -42,14 +42,18 @@ class CurrentAssignment(NamedTuple):
     """The partitions that a member may own now.
 
     Invariants: ``assigned`` and ``revoking`` are disjoint; the member owns at most their union; no
-    partition is in those of two members (R38). ``revoking`` only gains partitions together with a new
-    ``member_epoch``, so the sender of a heartbeat at that epoch has received them.
+    partition is in the sets of two members (R38). ``revoking`` only gains partitions together with a
+    new ``member_epoch``, so the sender of a heartbeat at that epoch has received them.
     """
 
-    member_epoch: int  #: the group's epoch in the last response; STATIC_LEAVE_EPOCH: away, owns nothing
-    previous_epoch: int  #: the oldest it may still name: its first, or the last that it named
+    member_epoch: (
+        int  #: the group's epoch in the last response; STATIC_LEAVE_EPOCH: left temporarily, owns nothing
+    )
+    previous_epoch: (
+        int  #: the oldest epoch that the member may still send: its first, or the last that it sent
+    )
     assigned: Partitions
-    revoking: Partitions  #: to be released, not yet confirmed
+    revoking: Partitions  #: to be released by the member; it has not confirmed yet
 
 
 NOTHING_HELD: Final = CurrentAssignment(0, 0, NO_PARTITIONS, NO_PARTITIONS)
@@ -59,24 +63,24 @@ class Member(NamedTuple):
     """The durable state of a member."""
 
     subscription: Subscription
-    target: Partitions  #: its assignment once all others have released it
+    target: Partitions  #: its assignment after all other members have released these partitions
     current: CurrentAssignment
 
     @property
     def is_settled(self) -> bool:
-        """Whether it owns exactly its target."""
+        """Whether the member owns exactly its target."""
         return self.target == self.current.assigned and not self.current.revoking
 
     @property
     def state(self) -> str:
-        """Return Stable, Unrevoked (must release) or Unreleased (waits for others)."""
+        """Return Stable, Unrevoked (must release partitions) or Unreleased (waits for other members)."""
         if self.current.revoking or not self.current.assigned <= self.target:
             return "Unrevoked"
         return "Stable" if self.target == self.current.assigned else "Unreleased"
 
 
 def partitions_of(topics: Iterable[AssignedTopic]) -> Partitions:
-    """Return the partitions that a member states, as a set."""
+    """Return the partitions in a member's request as a set."""
     return frozenset(
         [TopicIdPartition(topic.topic_id, number) for topic in topics for number in topic.partitions]
     )

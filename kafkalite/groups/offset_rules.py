@@ -69,7 +69,7 @@ class OffsetRules:
     def commit_in_transaction(
         self, request: TxnOffsetCommitRequest, now: Instant, topics: Topics
     ) -> Decision:
-        """Commit the offsets with the transaction. Raises if the caller is not a current member (R35)."""
+        """Commit the offsets in a transaction. Raises if the caller is not a current member (R35)."""
         self.check_member(request)
         records, offsets = self._take(request.group_id, request.offsets, now, topics)
         return Decision(
@@ -82,7 +82,7 @@ class OffsetRules:
     def check_member(
         self, request: OffsetCommitRequest | TxnOffsetCommitRequest | OffsetFetchRequest
     ) -> None:
-        """Raise unless the sender is a member in its present epoch, or the group has none (R35, R39)."""
+        """Raise unless the sender is a member at its current epoch or the group has no members (R35, R39)."""
         group = self._groups.get(request.group_id)
         if not isinstance(request, OffsetFetchRequest):
             check_instance(group, request.instance_id, request.member_id)
@@ -100,7 +100,7 @@ class OffsetRules:
     def check_member_epoch(
         self, request: OffsetCommitRequest | TxnOffsetCommitRequest | OffsetFetchRequest, member: Member
     ) -> None:
-        """Raise StaleMemberEpochError unless the request names the member's present epoch (R39)."""
+        """Raise StaleMemberEpochError unless the request has the member's current epoch (R39)."""
         if request.member_epoch != member.current.member_epoch:
             raise StaleMemberEpochError(
                 f"member {request.member_id} of group {request.group_id!r} is at epoch"
@@ -110,7 +110,7 @@ class OffsetRules:
     def _take(
         self, group_id: str, offsets: list[CommittedOffset], now: Instant, topics: Topics
     ) -> tuple[list[StateRecord], list[CommittedOffset]]:
-        """Return (records of the valid offsets, a result for each offset)."""
+        """Return the records of the valid offsets, and one result per offset."""
         if not 0 < len(group_id) <= MAX_NAME_LENGTH:
             raise InvalidGroupIdError(f"a group id has 1 to {MAX_NAME_LENGTH} characters")
         records: list[StateRecord] = []
@@ -148,7 +148,7 @@ class OffsetRules:
     # --- fetch
 
     def fetch(self, request: OffsetFetchRequest, topics: Topics) -> Decision:
-        """Return the committed offsets. Raises for an unknown member or an old epoch."""
+        """Return the committed offsets. Raises for an unknown member or a stale epoch."""
         if request.member_id and request.member_epoch >= 0:
             self.check_member(request)
         group = self._groups.get(request.group_id)
@@ -164,7 +164,7 @@ class OffsetRules:
             value = group.offsets.get(topic, partition) if group is not None else None
             shape = topics.get(topic)
             if value is not None and (shape is None or shape.topic_id != value.topic_id):
-                value = None  # committed for an earlier topic of this name
+                value = None  # committed for an earlier topic with this name
             key = OffsetKey(request.group_id, topic, partition)
             if request.require_stable and self._pending.is_pending(key):
                 error = UnstableOffsetCommitError(
@@ -178,7 +178,7 @@ class OffsetRules:
     # --- delete
 
     def delete(self, request: OffsetDeleteRequest, topics: Topics) -> Decision:
-        """Delete offsets of topics that no member subscribes to."""
+        """Delete the offsets of topics that no member subscribes to."""
         group = self._groups.get(request.group_id)
         if group is None:
             raise GroupIdNotFoundError(f"there is no group {request.group_id!r}")
@@ -210,7 +210,7 @@ def offset_tombstone(group_id: str, topic: str, partition: int) -> StateRecord:
 def _result(
     entry: CommittedOffset, topic_id: str, commit_ms: int, error: BrokerError | None
 ) -> CommittedOffset:
-    """Return the result of a commit, without the metadata, which the caller has."""
+    """Return the result of a commit, without the metadata, which the caller already has."""
     value = OffsetValue(entry.offset, entry.leader_epoch, None, commit_ms, topic_id)
     return _fetched(entry.topic, entry.partition, value, error)
 

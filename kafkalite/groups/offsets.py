@@ -1,4 +1,4 @@
-"""Committed offsets: those in effect, and those of open transactions (R35).
+"""Committed offsets: offsets in effect, and offsets in open transactions (R35).
 
 Values stay packed until they are read, so loading a partition of a million offsets decodes none.
 """
@@ -23,7 +23,7 @@ class Offsets:
     """The offsets of one group that are in effect."""
 
     def __init__(self) -> None:
-        self._packed: dict[str, dict[int, bytes]] = {}  # no topic without a partition
+        self._packed: dict[str, dict[int, bytes]] = {}  # no topic without partitions
 
     def __bool__(self) -> bool:
         return bool(self._packed)
@@ -49,7 +49,7 @@ class Offsets:
                 del self._packed[topic]
 
     def get(self, topic: str, partition: int) -> OffsetValue | None:
-        """Return the offset committed for a partition, of any incarnation of the topic."""
+        """Return the committed offset of a partition, whichever incarnation of the topic it is for."""
         partitions = self._packed.get(topic)
         packed = partitions.get(partition) if partitions is not None else None
         return parse_offset(packed) if packed is not None else None
@@ -70,16 +70,16 @@ class Offsets:
 
 
 class PendingOffsets:
-    """Offsets of open transactions. They take effect with the marker, in the order of the log.
+    """Offsets in open transactions. They take effect in log order once the transaction's marker is
+    written.
 
-    The order in which the *offsets* were written decides, as for compaction and for a later reader: an
-    offset that was committed after a pending one, plainly or in another transaction, overrides it,
-    whichever marker is written first.
+    The offset written last in the log wins, whether committed directly or in a transaction, and
+    whichever marker comes first. Compaction and later readers use the same order.
     """
 
     def __init__(self) -> None:
         self._by_producer: dict[int, dict[OffsetKey, tuple[int, bytes | None]]] = {}
-        self._producers: dict[OffsetKey, set[int]] = {}  # the inverse; no empty set
+        self._producers: dict[OffsetKey, set[int]] = {}  # the inverse mapping, without empty sets
         self._written_count = 0
 
     def __bool__(self) -> bool:
@@ -96,7 +96,7 @@ class PendingOffsets:
         return key in self._producers
 
     def overrule(self, key: OffsetKey) -> None:
-        """Drop everything pending for the partition, because a plain commit or a removal follows it."""
+        """Drop all pending offsets of the partition, because a direct commit or a removal follows them."""
         for producer_id in self._producers.pop(key, ()):
             self._forget(producer_id, key)
 
@@ -126,7 +126,7 @@ class PendingOffsets:
         return sorted(key for key in self._producers if key.group_id == group_id)
 
     def state(self) -> dict[int, dict[OffsetKey, bytes | None]]:
-        """Return everything pending, by producer."""
+        """Return all pending offsets by producer."""
         return {
             producer_id: {key: packed for key, (_, packed) in pending.items()}
             for producer_id, pending in self._by_producer.items()

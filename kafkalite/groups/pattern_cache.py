@@ -11,11 +11,11 @@ from kafkalite.coordinator_types import TopicShape
 from kafkalite.groups.topic_pattern import TopicPattern
 from kafkalite.model import INTERNAL_PREFIX
 
-_MAX_REMEMBERED: Final = 1_000  # patterns of one coordinator
+_MAX_REMEMBERED: Final = 1_000  # patterns cached per coordinator
 
 
 class PatternCache:
-    """Compiled patterns, and their matches in the last mapping of topics."""
+    """Compiled patterns, and their matches in the latest mapping of topics."""
 
     def __init__(self) -> None:
         self._topics: Mapping[str, TopicShape] = {}
@@ -24,11 +24,11 @@ class PatternCache:
         self._compiled: dict[str, TopicPattern] = {}
 
     def check(self, pattern: str) -> None:
-        """Raise InvalidRegularExpressionError unless the pattern is valid."""
+        """Raise InvalidRegularExpressionError if the pattern is invalid."""
         self._compile(pattern)
 
     def matches(self, pattern: str | None, topics: Mapping[str, TopicShape]) -> frozenset[str]:
-        """Return the names of the existing topics that the whole pattern matches."""
+        """Return the existing topics whose whole name matches the pattern."""
         if not pattern:
             return frozenset()
         if topics is not self._topics:
@@ -42,7 +42,7 @@ class PatternCache:
         found = self._matches.get(pattern)
         if found is None:
             is_match = self._compile(pattern).matches
-            found = frozenset(  # internal topics must be subscribed to by name
+            found = frozenset(  # internal topics are subscribed to by name only
                 [name for name in self._names if not name.startswith(INTERNAL_PREFIX) and is_match(name)]
             )
             self._matches[pattern] = found

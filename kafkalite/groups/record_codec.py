@@ -11,8 +11,8 @@
     [6, group, topic, partition]                    a committed offset
 
 A set of partitions is ``[[topic_id, topic, [partition, ...]], ...]``. The events are a ring of keys, so
-that compaction keeps the last 64 of a group. An unknown kind or version is refused: skipping a record
-would lead to another state than that of the coordinator that wrote it.
+that compaction keeps the last 64 of a group. An unknown kind or version is refused, because skipping a
+record would lead to a state that differs from the state of the coordinator that wrote it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OFFSET: Final = 6
 JOURNAL_SIZE: Final = 64
 _VERSION: Final = 0
 
-_pack = msgpack.Packer().pack  # one packer for all: packb creates one per call
+_pack = msgpack.Packer().pack  # one packer for all records, because packb creates one per call
 _unpack = msgpack.unpackb
 
 
@@ -52,10 +52,9 @@ class GroupState(NamedTuple):
 
     group_epoch: int
     assignor: str
-    emptied_ms: int  #: wall clock; NO_TIMESTAMP while it has members
-    topics: Mapping[
-        str, tuple[str, int]
-    ]  #: the topics of the assignment: name -> (topic id, partition count)
+    emptied_ms: int  #: wall clock when the last member left; NO_TIMESTAMP while the group has members
+    #: the topics of the assignment: name -> (topic id, partition count)
+    topics: Mapping[str, tuple[str, int]]
 
 
 class OffsetValue(NamedTuple):
@@ -103,7 +102,7 @@ def group_record(group_id: str, state: GroupState) -> StateRecord:
 
 
 def parse_group(value: bytes) -> GroupState:
-    """The inverse of ``group_record``. Raises StorageError."""
+    """Parse the value of ``group_record``. Raises StorageError."""
     group_epoch, assignor, emptied_ms, topics = _fields(value, 4)
     return GroupState(group_epoch, assignor, emptied_ms, {name: (id_, count) for name, id_, count in topics})
 
@@ -114,7 +113,7 @@ def subscription_record(group_id: str, member_id: str, subscription: Subscriptio
 
 
 def parse_subscription(value: bytes) -> Subscription:
-    """The inverse of ``subscription_record``. Raises StorageError."""
+    """Parse the value of ``subscription_record``. Raises StorageError."""
     fields = _fields(value, 7)
     fields[4] = tuple(fields[4])
     return Subscription._make(fields)
@@ -161,13 +160,13 @@ def parse_current(value: bytes) -> tuple[CurrentAssignment, dict[str, str]]:
 
 
 def event_record(group_id: str, event: GroupEvent) -> StateRecord:
-    """Return the record of a generation's cause. It replaces the event of 64 generations before."""
+    """Return the record of a generation's cause. It replaces the event of the generation 64 earlier."""
     key = key_of(EVENT, group_id, event.group_epoch % JOURNAL_SIZE)
     return StateRecord(key, _pack((_VERSION, *event)))
 
 
 def parse_event(value: bytes) -> GroupEvent:
-    """The inverse of ``event_record``. Raises StorageError."""
+    """Parse the value of ``event_record``. Raises StorageError."""
     return GroupEvent(*_fields(value, 6))
 
 
@@ -177,7 +176,7 @@ def offset_record(group_id: str, topic: str, partition: int, value: OffsetValue)
 
 
 def parse_offset(value: bytes) -> OffsetValue:
-    """The inverse of ``offset_record``. Raises StorageError."""
+    """Parse the value of ``offset_record``. Raises StorageError."""
     return OffsetValue(*_fields(value, 5))
 
 

@@ -1,9 +1,9 @@
-"""Regular expressions over topic names that match in time linear in the name.
+"""Regular expressions for topic names. Matching takes time linear in the length of the name.
 
 Members send patterns, and the coordinator matches them against every topic on the broker's event loop.
-Python's ``re`` backtracks: ``(a+)+b`` against thirty letters a takes minutes. So patterns are compiled
-here to sets of states that are followed in parallel (Thompson's construction; Kafka uses RE2 for the
-same reason).
+Python's ``re`` backtracks: matching ``(a+)+b`` against thirty times the letter a takes minutes. So
+patterns are compiled here to sets of states that are followed in parallel (Thompson's construction;
+Kafka uses RE2 for the same reason).
 
 The syntax is the part of ``re`` that needs no memory of earlier matches::
 
@@ -23,11 +23,11 @@ from typing import Final
 
 from kafkalite.errors import InvalidRegularExpressionError
 
-MAX_PATTERN_LENGTH: Final = 249  # as a topic name
-MAX_STATES: Final = 1_000  # bounds the cost of a step: counted repetitions multiply states
-_MAX_REMEMBERED: Final = 1_000  # sets of states whose next steps are kept
+MAX_PATTERN_LENGTH: Final = 249  # as a topic name's maximum
+MAX_STATES: Final = 1_000  # bounds the cost of a step, because counted repetitions multiply states
+_MAX_REMEMBERED: Final = 1_000  # state sets whose next steps are cached
 
-ALPHABET: Final = frozenset(string.ascii_letters + string.digits + "._-")  # of topic names
+ALPHABET: Final = frozenset(string.ascii_letters + string.digits + "._-")  # characters of topic names
 _DIGITS: Final = frozenset(string.digits)
 _WORD: Final = frozenset(string.ascii_letters + string.digits + "_")
 _CLASSES: Final = {
@@ -60,7 +60,7 @@ class _Alternation:
 class _Repetition:
     part: _Node
     least: int
-    most: int | None  #: None: any number
+    most: int | None  #: None: unlimited
 
 
 _Node = _Characters | _Sequence | _Alternation | _Repetition
@@ -75,11 +75,11 @@ class TopicPattern:
                 f"a subscription pattern has at most {MAX_PATTERN_LENGTH} characters, not {len(pattern)}"
             )
         self.pattern = pattern
-        # A state either consumes one of some characters and goes to the next state, or goes on to others
-        # without one.
+        # A state either consumes one of some characters and moves to the next state, or moves to other states
+        # without consuming a character.
         self._takes: list[tuple[frozenset[str], int] | None] = [None]
         self._goes: list[list[int]] = [[]]
-        self._start = self._build(_Parser(pattern).parse(), 0)  # state 0: matched
+        self._start = self._build(_Parser(pattern).parse(), 0)  # state 0: the pattern matched
         self._forget()
 
     def matches(self, name: str) -> bool:
@@ -134,7 +134,7 @@ class TopicPattern:
         return len(self._takes) - 1
 
     def _build(self, node: _Node, after: int) -> int:
-        """Return the first state of ``node``, whose successor begins in ``after``."""
+        """Return the first state of ``node``. Its last state continues at ``after``."""
         match node:
             case _Characters():
                 return self._state((node.allowed, after), [])
@@ -154,7 +154,7 @@ class TopicPattern:
         for _ in range(node.least):
             after, begin = begin, self._build(node.part, begin)
             if begin == after:
-                break  # a part that can be empty: repeating it adds no reachable state
+                break  # the part can be empty: repeating it adds no reachable state
         return begin
 
 

@@ -1,6 +1,6 @@
 """Decisions about brokers: registration, fencing, shutdown, lost replicas, producer ids.
 
-A broker's life, as in Kafka's BrokerHeartbeatManager::
+The states of a broker, as in Kafka's BrokerHeartbeatManager::
 
     registered, fenced ──heartbeat from a process that has replayed its registration (R22)──▶ live
     live ──no heartbeat for a session, or another process registers (R20)──▶ fenced
@@ -42,7 +42,7 @@ PRODUCER_ID_BLOCK_SIZE: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class FenceBroker:
-    """The broker's session has expired, or it may stop now. ``broker_epoch`` identifies the process."""
+    """Fence a broker whose session has expired or that may stop. ``broker_epoch`` identifies the process."""
 
     node_id: int
     broker_epoch: int
@@ -50,7 +50,7 @@ class FenceBroker:
 
 @dataclass(frozen=True, slots=True)
 class UnfenceBroker:
-    """The broker is alive and has replayed its registration."""
+    """Unfence a broker: it is alive and has replayed its registration."""
 
     node_id: int
     broker_epoch: int
@@ -58,7 +58,7 @@ class UnfenceBroker:
 
 @dataclass(frozen=True, slots=True)
 class BeginShutdown:
-    """The broker wants to stop: it gets no new role, and hands over its leaderships. May be repeated."""
+    """Begin a broker's shutdown: it gets no new role, and its leaderships move to others. May be repeated."""
 
     node_id: int
     broker_epoch: int
@@ -66,7 +66,7 @@ class BeginShutdown:
 
 @dataclass(frozen=True, slots=True)
 class LoseReplicas:
-    """Replicas of a live broker went offline (R26)."""
+    """Remove replicas of a live broker that went offline (R26)."""
 
     node_id: int
     broker_epoch: int
@@ -77,7 +77,7 @@ BrokerChange = FenceBroker | UnfenceBroker | BeginShutdown | LoseReplicas
 
 
 def broker_of(image: ClusterImage, node_id: int, broker_epoch: int) -> BrokerState:
-    """Return the broker. Raises BROKER_ID_NOT_REGISTERED; STALE_BROKER_EPOCH for an earlier process."""
+    """Return the broker. Raises BROKER_ID_NOT_REGISTERED, or STALE_BROKER_EPOCH for an earlier process."""
     broker = image.brokers.get(node_id)
     if broker is None:
         raise BrokerIdNotRegisteredError(f"broker {node_id} is not registered")
@@ -97,14 +97,14 @@ def register_broker(
 ) -> Decision:
     """Give the broker's new process its epoch, and end the roles of the earlier one (R20), in one entry.
 
-    The epoch is the first offset the entry can have: entries are appended by comparison, so every image
-    at or beyond it holds the registration. A repeated request of the same process gets the same
-    response.
+    The epoch is the lowest offset that the entry can get. Entries are appended by compare-and-set, so
+    every image at or beyond that offset holds the registration. A repeated request of the same process
+    gets the same response.
 
-    The broker's replicas stay eligible if it stopped cleanly, or if it only ever counted synced bytes,
-    which a topic with durability=page-cache rules out. They do not if its data directory is another
-    one, nor do replicas that were found damaged. The only replica of a partition stays eligible after
-    an unclean stop, because no other replica can hold more.
+    The broker's replicas stay eligible if it stopped cleanly, or if no topic has durability=page-cache,
+    so that the broker counted only synced bytes. Replicas lose eligibility if the data directory has
+    changed or if they were found damaged. The only replica of a partition stays eligible after an
+    unclean stop, because no other replica can hold more.
     """
     earlier = image.brokers.get(command.node_id)
     if earlier is not None and command.incarnation_id and earlier.incarnation_id == command.incarnation_id:
@@ -133,7 +133,7 @@ def register_broker(
 
 
 def is_fenced_at_registration(earlier: BrokerState | None, settings: ControllerSettings) -> bool:
-    """Whether a new process begins fenced: yes, unless it is the whole cluster (R20, R22)."""
+    """Whether a new process begins fenced: always, unless it is the whole cluster (R20, R22)."""
     return not settings.is_single_node
 
 
@@ -199,7 +199,7 @@ def change_broker(image: ClusterImage, command: BrokerChange, *, settings: Contr
 
 
 def _fence(image: ClusterImage, broker: BrokerState, settings: ControllerSettings) -> list[MetadataRecord]:
-    """Take its leaderships and ISR memberships away (R23). Its replicas stay eligible by R16."""
+    """Remove the broker's leaderships and ISR memberships (R23). Its replicas stay eligible by R16."""
     if broker.is_fenced:
         return []
     node_id = broker.node_id
@@ -272,7 +272,7 @@ def has_part_in(state: PartitionState, node_id: int) -> bool:
 
 
 def heartbeat_change(image: ClusterImage, request: BrokerHeartbeatRequest) -> list[BrokerChange]:
-    """Return the changes that a heartbeat of the registered broker asks for; usually none."""
+    """Return the changes that a broker's heartbeat requests; usually there are none."""
     broker = image.brokers[request.node_id]
     node_id, broker_epoch = broker.node_id, broker.broker_epoch
     changes: list[BrokerChange] = []
@@ -312,7 +312,7 @@ def _change(broker: BrokerState, *, is_fenced: bool, is_shutting_down: bool) -> 
 
 
 def allocate_producer_ids(image: ClusterImage, command: AllocateProducerIdsRequest) -> Decision:
-    """Return a block of producer ids that is never given out again. Same errors as ``broker_of``."""
+    """Return a block of producer ids, each allocated only once. Raises the same errors as ``broker_of``."""
     try:
         broker_of(image, command.node_id, command.broker_epoch)
     except BrokerError as error:

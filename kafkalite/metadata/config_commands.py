@@ -63,11 +63,11 @@ def alter_configs(
 def _consequences(
     image: ClusterImage, changes: list[MetadataRecord], settings: ControllerSettings
 ) -> list[MetadataRecord]:
-    """Return the changes of partitions that changed configs cause, for the same entry.
+    """Return the partition changes caused by changed configs, for the same entry.
 
     A smaller min.insync.replicas lets a leader commit without replicas that were eligible until now, so
-    they lose eligibility before the leader can know the new number. If unclean elections are allowed
-    now, partitions without a leader get one.
+    they lose eligibility before the leader can receive the new number. If unclean elections are now
+    allowed, partitions without a leader get one.
     """
     keys = {record.key for record in changes if isinstance(record, ConfigRecord)}
     if not keys & {"min.insync.replicas", "unclean.leader.election.enable"}:
@@ -88,7 +88,7 @@ def _consequences(
 def _alter_one(
     image: ClusterImage, resource_type: str, name: str, changes: list[ConfigChange]
 ) -> list[MetadataRecord]:
-    """Return the records of one resource's changes, without those that change nothing. Raises BrokerError."""
+    """Return the records of one resource's changes, omitting changes without effect. Raises BrokerError."""
     parse = _config_parser(image, resource_type, name)
     wanted = parse_configs(parse, ((change.key, change.value) for change in changes))
     present = image.configs_of(resource_type, name)

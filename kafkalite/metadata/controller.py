@@ -1,7 +1,7 @@
 """The controller's decisions: (image, command) → records to commit, and the reply to send after that.
 
-Commands and replies are the protocol's own structs. Those that no client sends are defined where they
-are decided: ``topic_commands``, ``config_commands``, ``broker_commands``, ``partition_commands``.
+Commands and replies are the protocol's structs. Commands that no client sends are defined in the module
+that decides them: ``topic_commands``, ``config_commands``, ``broker_commands``, ``partition_commands``.
 Deciding changes nothing: a decision is valid only for the image that it was made on, and takes effect
 when its committed records are replayed (R18). ``now_ms`` is the wall clock; it is recorded, never
 compared.
@@ -10,7 +10,7 @@ Errors are Kafka's codes, one per item, in the order of the request; a refused i
 others. A name that occurs twice in one request is refused both times, as in Kafka.
 
 Deviation from Kafka: topics whose names differ only in ``.`` and ``_`` may exist side by side; Kafka
-refuses them because its metric names would collide, and ours keep both characters.
+refuses them because its metric names would collide; kafkalite's metric names keep both characters.
 """
 
 from __future__ import annotations

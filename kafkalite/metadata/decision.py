@@ -36,12 +36,12 @@ class Decision(NamedTuple):
 class ControllerSettings:
     """The settings of the active controller."""
 
-    num_partitions: int = 1  #: of a topic created without a number
+    num_partitions: int = 1  #: of a topic created without a partition count
     default_replication_factor: int = 1
     topic_defaults: Mapping[str, Any] = field(default_factory=dict)  #: typed, by topic option name
-    node_id: int = -1  #: its overrides in the image are the broker's configuration
-    is_single_node: bool = False  #: controller and only broker in one process: no heartbeats
-    session_timeout_ms: int = 3_000  #: a broker that is silent for longer is fenced
+    node_id: int = -1  #: the broker whose overrides in the image count
+    is_single_node: bool = False  #: the process is the controller and the only broker: no heartbeats
+    session_timeout_ms: int = 3_000  #: a broker silent for longer is fenced
     auto_leader_rebalance: bool = True
     imbalance_check_interval_ms: int = 300_000
     imbalance_per_broker_percentage: int = 10
@@ -50,8 +50,9 @@ class ControllerSettings:
 def min_insync_replicas(image: ClusterImage, topic: TopicImage) -> int:
     """Return the smallest number of in-sync replicas with which the topic's leader may commit.
 
-    Only the topic's own override counts. Without one the leader uses its broker's configuration, which
-    is not known here, so the smallest number is assumed. That can only make fewer replicas eligible.
+    Only the topic's own override counts. Without it the leader uses its broker's configuration, which
+    the controller does not know, so the smallest number is assumed. This can only make fewer replicas
+    eligible.
     """
     text = image.topic_configs(topic.name).get("min.insync.replicas")
     return 1 if text is None else int(text)
@@ -91,7 +92,7 @@ def edit_partitions(
 def edit_records(
     image: ClusterImage, topic_id: str, number: int, change: PartitionEdit
 ) -> list[MetadataRecord]:
-    """Return the records that make ``change`` durable; none if it changes nothing.
+    """Return the records that make ``change`` durable; an empty list if it changes nothing.
 
     After an unclean election the checkpointed high watermark is removed, because committed records may
     be lost.
@@ -106,7 +107,7 @@ def edit_records(
 
 
 def parse_configs(parse: ConfigParser, configs: Iterable[tuple[str, str | None]]) -> Configs:
-    """Return overrides by canonical name. INVALID_CONFIG for an unknown or repeated name, or a bad value."""
+    """Return overrides by canonical name. INVALID_CONFIG for an unknown or repeated name or a bad value."""
     parsed: dict[str, str | None] = {}
     try:
         for name, text in configs:
@@ -120,7 +121,7 @@ def parse_configs(parse: ConfigParser, configs: Iterable[tuple[str, str | None]]
 
 
 def existing_topic(image: ClusterImage, name: str) -> TopicImage:
-    """Return the topic. Raises UNKNOWN_TOPIC_OR_PARTITION."""
+    """Return the topic. Raises UNKNOWN_TOPIC_OR_PARTITION if it does not exist."""
     topic = image.topics.get(name)
     if topic is None:
         raise UnknownTopicOrPartitionError(f"there is no topic {name!r}")
@@ -141,5 +142,5 @@ def too_many(count: int, what: str) -> BrokerError | None:
 
 
 def outcome(error: BrokerError) -> tuple[int, str]:
-    """Return (error_code, error_message) of a refused item."""
+    """Return (error_code, error_message) for one item's result."""
     return int(error.code), error.message

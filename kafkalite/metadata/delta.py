@@ -1,11 +1,11 @@
-"""From one image to the next: the only place where cluster state changes.
+"""Makes the next image from one image and records: the only place where cluster state changes.
 
 ``Delta(image).replay(record)`` collects changes, ``apply(offset)`` makes the next image, and
 ``local_changes`` returns the work of one broker. Applying copies the changed tables (5 µs for a table
 of 1,000 topics), not the topics in them.
 
-Replaying is deterministic and total over a controller's decisions. A record that can't follow on the
-image is a broken invariant: it raises AssertionError, which must not be caught (R18).
+Replaying is deterministic and total over a controller's decisions. A record that contradicts the image
+is a broken invariant and raises AssertionError, which must not be caught (R18).
 """
 
 from __future__ import annotations
@@ -54,14 +54,18 @@ class LocalPartition(NamedTuple):
 class LocalChanges(NamedTuple):
     """The work of one broker after a delta, in this order: delete, create, lead or follow, reconfigure.
 
-    A topic that was deleted and created again under its name is in ``deleted`` with its old topic id
-    and in ``created`` with its new one.
+    A topic that was deleted and recreated with its name is in ``deleted`` with its old topic id and in
+    ``created`` with its new one.
     """
 
-    deleted: tuple[LocalPartition, ...] = ()  #: replicas removed from this broker; state is the last one
+    deleted: tuple[LocalPartition, ...] = ()  #: replicas removed from this broker, each with its last state
     created: tuple[LocalPartition, ...] = ()  #: replicas that are new on this broker
-    leaders: tuple[LocalPartition, ...] = ()  #: led by this broker, and new or with a changed state
-    followers: tuple[LocalPartition, ...] = ()  #: a replica here with another leader or none; new or changed
+    leaders: tuple[
+        LocalPartition, ...
+    ] = ()  #: partitions led by this broker that are new or have a changed state
+    followers: tuple[
+        LocalPartition, ...
+    ] = ()  #: other replicas on this broker that are new or have a changed state
     configs_changed: tuple[str, ...] = ()  #: existing topics whose overrides changed
     broker_configs_changed: bool = False  #: this broker's own overrides, which affect every topic
 
@@ -84,15 +88,17 @@ class Delta:
         self.before = image
         self.after: ClusterImage | None = None  #: the image that ``apply`` made, None before it
         self._topics: dict[str, _TopicEdit | None] = {}  # by topic id; None: removed
-        self._ids: dict[str, str | None] = {}  # by name, if the name has another id, or none, now
-        self._configs: dict[Resource, dict[str, str]] = {}  # all new overrides of a resource
+        self._ids: dict[
+            str, str | None
+        ] = {}  # by name; only names whose id has changed; None: the name has no topic now
+        self._configs: dict[Resource, dict[str, str]] = {}  # all overrides of each changed resource
         self._brokers: dict[int, BrokerState | None] = {}
         self._high_watermarks: dict[tuple[str, int], int] = {}
         self._next_producer_id = image.next_producer_id
 
     @classmethod
     def to_snapshot(cls, image: ClusterImage, records: Iterable[MetadataRecord]) -> Delta:
-        """Return the delta from ``image`` to the state that ``records`` describe completely."""
+        """Return the delta that leads from ``image`` to the complete state in ``records``."""
         delta = cls(image)
         delta._topics = dict.fromkeys(image.topics_by_id)
         delta._ids = dict.fromkeys(image.topics)
@@ -144,7 +150,7 @@ class Delta:
                 assert_never(record)
 
     def replay_all(self, records: Iterable[MetadataRecord]) -> Delta:
-        """``replay`` each record; return this delta."""
+        """Replay each record and return this delta."""
         for record in records:
             self.replay(record)
         return self
@@ -251,7 +257,7 @@ class Delta:
         return self.after
 
     def _loads(self, topics_by_id: Mapping[str, TopicImage]) -> Mapping[int, BrokerLoad]:
-        """Return the loads after this delta. Only changed replicas are counted."""
+        """Return the broker loads after this delta. Counts changed replicas only."""
         changes: Counter[tuple[int, bool]] = Counter()  # (node, whether as the preferred leader)
         for topic_id in self._topics:
             old, new = self.before.topics_by_id.get(topic_id), topics_by_id.get(topic_id)

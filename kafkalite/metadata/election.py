@@ -3,13 +3,13 @@
 ``PartitionEdit`` is Kafka's PartitionChangeBuilder: callers describe the changes step by step, and
 ``build`` returns the state with its epochs. The rules:
 
-* Every change increments the partition epoch, and every change of the leader the leader epoch, however
-  many steps one edit has.
+* An edit that changes the state increments the partition epoch once, and, if it changes the leader, the
+  leader epoch once, however many steps it has.
 * R16 (KIP-966): with fewer than min.insync.replicas in sync the high watermark does not move (R9), so a
   replica that leaves the ISR then still holds all committed records and stays eligible. The ISR may become
   empty. With enough in sync the high watermark may move, and all other replicas lose eligibility.
-* An election takes an ISR member. If the ISR is empty it takes an eligible replica, otherwise none. Only
-  an unclean election, which may lose committed records, takes any live replica, and only if allowed.
+* An election chooses an ISR member. If the ISR is empty, it chooses an eligible replica if there is one. Only
+  an unclean election, which may lose committed records, chooses any live replica, and only if allowed.
 """
 
 # Tests: tests/metadata/test_partition_commands.py
@@ -73,22 +73,22 @@ class PartitionEdit:
         self.isr = in_sync
 
     def keeps_eligible(self, in_sync: tuple[int, ...]) -> bool:
-        """Whether replicas outside this ISR stay eligible: while the high watermark can't move (R9, R16)."""
+        """Whether replicas outside this ISR stay eligible because the high watermark can't move (R9, R16)."""
         return len(in_sync) < self._min_isr
 
     def refresh_eligible(self) -> None:
-        """Apply R16 to the present ISR, because min.insync.replicas may have changed."""
+        """Apply R16 to the current ISR, because min.insync.replicas may have changed."""
         self.set_isr(self.isr)
 
     def fence(self, node_id: int) -> None:
-        """End the roles of ``node_id``, whose process is gone. Its records still count."""
+        """End the roles of ``node_id``, whose process has stopped. Its replica's records still count."""
         if self.leader == node_id:
             self.lead(NO_LEADER)
         if node_id in self.isr:
             self.set_isr(_without(self.isr, node_id))
 
     def distrust(self, node_id: int) -> None:
-        """Only remember ``node_id`` as eligible once: it may have lost the end of its log (R20)."""
+        """Reduce ``node_id`` to a last known eligible replica: it may have lost the end of its log (R20)."""
         self.fence(node_id)
         if node_id in self.elr:
             self.elr = _without(self.elr, node_id)
@@ -97,14 +97,14 @@ class PartitionEdit:
             )
 
     def forget(self, node_id: int) -> None:
-        """Remove all roles of ``node_id``, whose records are damaged or gone (R24)."""
+        """Remove all roles of ``node_id``, whose records are damaged or lost (R24)."""
         self.fence(node_id)
         self.isr = _without(self.isr, node_id)
         self.elr = _without(self.elr, node_id)
         self.last_known_elr = _without(self.last_known_elr, node_id)
 
     def hand_over(self, node_id: int, live: Container[int]) -> None:
-        """Let other in-sync replicas, if any, take over from ``node_id``, which is about to stop."""
+        """Transfer the roles of ``node_id``, which will stop soon, to in-sync replicas if possible."""
         if self.leader == node_id:
             self._elect_from(_without(self.isr, node_id), live)
         others = _without(self.isr, node_id)
@@ -112,7 +112,7 @@ class PartitionEdit:
             self.set_isr(others)
 
     def elect(self, live: Container[int], *, unclean: bool = False) -> None:
-        """Choose a leader if there is none. ``unclean`` allows one that may lack committed records."""
+        """Choose a leader if there is none. ``unclean`` allows a replica that may lack committed records."""
         if self.leader != NO_LEADER or self._elect_from(self.isr, live):
             return
         if not self.isr and self._elect_from(self.elr, live):
@@ -133,7 +133,7 @@ class PartitionEdit:
         return False
 
     def touch(self) -> None:
-        """Increment the partition epoch even if nothing else changes: makes a refusal durable (R14)."""
+        """Increment the partition epoch even if nothing else changes, to make a refusal durable (R14)."""
         self._is_touched = True
 
     def build(self) -> PartitionState | None:

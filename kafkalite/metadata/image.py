@@ -34,8 +34,8 @@ class PartitionState(NamedTuple):
 
     Invariants: isr, elr and last_known_elr are disjoint subsets of replicas, in their order; leader ∈ isr or
     -1; both epochs only grow. Every member of isr and elr holds all committed records (R16, I2); with
-    min.insync.replicas in sync the elr is empty (I10). A member of last_known_elr was eligible once, and has
-    lost its eligibility since.
+    min.insync.replicas in sync the elr is empty (I10). A member of last_known_elr has lost
+    its eligibility.
     """
 
     replicas: tuple[int, ...]  #: the first is the preferred leader
@@ -60,7 +60,7 @@ BrokerState = BrokerRegistrationRecord
 
 
 class BrokerLoad(NamedTuple):
-    """The replicas placed on a broker, whichever broker leads at present."""
+    """The replicas placed on a broker. Which broker leads at present does not matter."""
 
     preferred_leaders: int
     replicas: int
@@ -74,22 +74,22 @@ class ClusterImage:
     exists.
     """
 
-    metadata_offset: int = 0  #: of the last entry included; 0 before the first
+    metadata_offset: int = 0  #: offset of the last included entry; 0 before the first
     topics: Mapping[str, TopicImage] = field(default_factory=dict)  #: by name
     topics_by_id: Mapping[str, TopicImage] = field(default_factory=dict)
     configs: Mapping[Resource, Mapping[str, str]] = field(default_factory=dict)
     brokers: Mapping[int, BrokerState] = field(default_factory=dict)  #: by node id
     #: (topic id, partition) → checkpointed exclusive end of the committed records; no entry for 0
     high_watermarks: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    next_producer_id: int = 0  #: all lower ids are given out
+    next_producer_id: int = 0  #: all lower ids are allocated
     loads: Mapping[int, BrokerLoad] = field(default_factory=dict)  #: derived from the topics
 
     def topic_configs(self, name: str) -> Mapping[str, str]:
-        """Return the topic's overrides, name → text; empty without any."""
+        """Return the topic's overrides, name → text; an empty mapping if it has none."""
         return self.configs.get((TOPIC, name), _NO_CONFIGS)
 
     def configs_of(self, resource_type: str, name: str) -> Mapping[str, str]:
-        """Return the overrides of a resource, name → text; empty without any."""
+        """Return the overrides of a resource, name → text; an empty mapping if it has none."""
         return self.configs.get((resource_type, name), _NO_CONFIGS)
 
     def partition(self, topic: str, partition: int) -> PartitionState | None:
@@ -100,7 +100,7 @@ class ClusterImage:
         return found.partitions[partition]
 
     def partition_of(self, topic_id: str, partition: int) -> PartitionState | None:
-        """As ``partition``, by the id of the topic."""
+        """Return the same as ``partition``, by topic id."""
         found = self.topics_by_id.get(topic_id)
         return None if found is None else self.partition(found.name, partition)
 
@@ -109,7 +109,7 @@ class ClusterImage:
         return frozenset(broker.node_id for broker in self.brokers.values() if broker.is_live)
 
     def to_records(self) -> Iterator[MetadataRecord]:
-        """Yield records that make this image out of EMPTY, in an order that depends on the image only."""
+        """Yield the records that make this image from EMPTY. The order depends on the image only."""
         for node_id in sorted(self.brokers):
             yield self.brokers[node_id]
         for name in sorted(self.topics):

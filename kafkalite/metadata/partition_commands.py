@@ -53,25 +53,27 @@ MAX_ELECTIONS_PER_BALANCE: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class BalanceLeaders:
-    """Let preferred replicas lead if too many leaderships have moved. The reply is the number elected."""
+    """Elect preferred replicas if too many leaderships have moved. The reply is the number of elections."""
 
 
 def alter_partition(image: ClusterImage, command: AlterPartitionRequest) -> Decision:
     """Decide leaders' proposals for their ISRs (KIP-497) by compare-and-set on the partition epoch (R13).
 
-    A proposal of another process or leader than the present one changes nothing: whole requests get
-    BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH, partitions UNKNOWN_TOPIC_ID,
-    UNKNOWN_TOPIC_OR_PARTITION, FENCED_LEADER_EPOCH, NEW_LEADER_ELECTED, INVALID_UPDATE_VERSION.
+    A proposal that is not from the current process and leader changes nothing. A whole request fails
+    with BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH; a partition fails with UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION, FENCED_LEADER_EPOCH, NEW_LEADER_ELECTED or INVALID_UPDATE_VERSION.
 
     A refusal for its content (INVALID_REQUEST, INELIGIBLE_REPLICA) is as durable as an acceptance: it
     increments the partition epoch (R14). So a delayed copy of the request is refused too, and the
-    leader, which learns the new epoch, may commit without the replica again.
+    leader, which receives the new epoch, may again commit without the replica.
     """
     try:
         broker_of(image, command.node_id, command.broker_epoch)
     except BrokerError as error:
         return Decision(AlterPartitionResponse(*outcome(error), []))
-    states: dict[tuple[str, int], PartitionState] = {}  # as changed by this request so far
+    states: dict[
+        tuple[str, int], PartitionState
+    ] = {}  # the states after the preceding changes of this request
     records: list[MetadataRecord] = []
     results: list[ChangedPartition] = []
     for proposal in command.partitions:
@@ -110,7 +112,7 @@ def _proposed_upon(topic: TopicImage | None, proposal: PartitionChange) -> Parti
 
 
 def _check_is_current(state: PartitionState, node_id: int, proposal: PartitionChange) -> None:
-    """Raise unless the sender leads in this leader epoch and knows the present state (R13)."""
+    """Raise unless the sender leads in this leader epoch and has the current state (R13)."""
     if proposal.leader_epoch < state.leader_epoch:
         raise FencedLeaderEpochError(
             f"leader epoch {proposal.leader_epoch} has ended; it is {state.leader_epoch}"
@@ -137,7 +139,7 @@ def is_present_incarnation(broker: BrokerState, epoch: int) -> bool:
 
 
 def knows_present_state(state: PartitionState, proposal: PartitionChange) -> bool:
-    """Whether the leader proposes its change on the present state of the partition (R13)."""
+    """Whether the leader's proposal is based on the current state of the partition (R13)."""
     return proposal.partition_epoch == state.partition_epoch
 
 
@@ -184,7 +186,7 @@ def _unchanged(
     error: BrokerError,
     state: PartitionState | None,
 ) -> ChangedPartition:
-    """Return the result of a refused proposal, with the present state if there is one."""
+    """Return the result of a refused proposal, with the current state if there is one."""
     if topic is None or not 0 <= proposal.partition < len(topic.partitions):
         return ChangedPartition(proposal.topic_id, proposal.partition, *outcome(error), NO_LEADER, -1, [], -1)
     return _changed(proposal, *outcome(error), state or topic.partitions[proposal.partition])
@@ -194,7 +196,7 @@ def checkpoint_high_watermarks(image: ClusterImage, command: CheckpointHighWater
     """Store the high watermarks of leaders for their successors, in one record per request.
 
     Partitions that the sender does not lead in that epoch, or whose high watermark has not grown, are
-    skipped. BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH.
+    skipped. Errors: BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH.
     """
     try:
         broker_of(image, command.node_id, command.broker_epoch)
@@ -217,9 +219,9 @@ def elect_leaders(image: ClusterImage, command: ElectLeadersRequest) -> Decision
 
     Preferred: the first replica takes over if it is live and in sync; PREFERRED_LEADER_NOT_AVAILABLE if
     not. Unclean: a partition without a leader gets one, even one that may lack committed records;
-    ELIGIBLE_LEADERS_NOT_AVAILABLE if no replica is live. ELECTION_NOT_NEEDED,
-    UNKNOWN_TOPIC_OR_PARTITION. A request for all partitions is answered only for those that needed an
-    election.
+    ELIGIBLE_LEADERS_NOT_AVAILABLE if no replica is live. Other errors: ELECTION_NOT_NEEDED,
+    UNKNOWN_TOPIC_OR_PARTITION. The response to a request for all partitions contains only the
+    partitions that needed an election.
     """
     live = image.live_brokers()
     records: list[MetadataRecord] = []
@@ -279,9 +281,9 @@ def _elect_unclean(edit: PartitionEdit, live: frozenset[int]) -> None:
 def balance_leaders(
     image: ClusterImage, command: BalanceLeaders, *, settings: ControllerSettings
 ) -> Decision:
-    """Elect the preferred leaders of brokers that lead too few of the partitions they are preferred for.
+    """Elect preferred leaders on brokers that lead too few of the partitions for which they are preferred.
 
-    As Kafka's automatic rebalance; at most MAX_ELECTIONS_PER_BALANCE per call.
+    Works like Kafka's automatic rebalance, with at most MAX_ELECTIONS_PER_BALANCE elections per call.
     """
     live = image.live_brokers()
     astray: Counter[int] = Counter()

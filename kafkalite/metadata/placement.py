@@ -1,11 +1,11 @@
 """Chooses the brokers for the replicas of new partitions.
 
-Within a topic no broker leads two partitions more than another; the remainder goes to the brokers that
-lead the fewest partitions of other topics. Follower replicas go to racks that the partition does not
-use yet, as long as there are any. The followers of a leader rotate over the brokers, so that the load
-of a dead leader is spread over all others; among equal choices the broker with the fewest replicas is
-taken. Remaining ties are broken by the position on a circle on which neighbours share no rack if
-possible.
+Within a topic the numbers of partitions that two brokers lead differ by at most one; the remainder goes
+to the brokers that lead the fewest partitions of other topics. Follower replicas go to racks that the
+partition does not use yet, as long as there are any. The followers of a leader rotate over the brokers,
+so that the load of a dead leader is spread over all others; among equal choices the broker with the
+fewest replicas is taken. Remaining ties are broken by the position on a circle of brokers whose
+neighbours are in different racks if possible.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def place(
 ) -> list[tuple[int, ...]]:
     """Return the replicas of ``count`` new partitions of one topic, each with its leader first.
 
-    ``start`` is the position on the circle of the first broker among equals; any int. ``present`` are
-    the replicas of the topic's existing partitions, ``loads`` the replicas of all topics on the
-    brokers. There must be at least ``replication_factor`` brokers.
+    ``start`` (any int) is the position on the circle at which ties begin. ``present`` are the replicas
+    of the topic's existing partitions, ``loads`` the replicas of all topics on the brokers. There must
+    be at least ``replication_factor`` brokers.
     """
     circle = _circle(brokers)
     size = len(circle)
@@ -61,7 +61,9 @@ class _Tally:
         self._loads = {broker.node_id: loads.get(broker.node_id, _NO_LOAD) for broker in circle}
         self._leading: Counter[int] = Counter()
         self._holding: Counter[int] = Counter()
-        self._following: Counter[tuple[int, int, int]] = Counter()  # (leader, place among replicas, node)
+        self._following: Counter[tuple[int, int, int]] = (
+            Counter()
+        )  # (leader, index among the replicas, node) -> count
 
     def add(self, replicas: tuple[int, ...]) -> None:
         leader = replicas[0]
@@ -103,7 +105,7 @@ class _Tally:
 
 
 def _circle(brokers: Iterable[BrokerState]) -> list[BrokerState]:
-    """Return the brokers alternating over the racks, so that neighbours share no rack if possible."""
+    """Return the brokers with alternating racks, so that neighbours share no rack if possible."""
     by_rack: dict[str, list[BrokerState]] = {}
     for broker in sorted(brokers, key=lambda each: each.node_id):
         by_rack.setdefault(broker.rack or "", []).append(broker)

@@ -1,8 +1,8 @@
 """Metadata records ↔ bytes: a msgpack array of ``[type, version, field, …]``, fields in declared order.
 
 The newest version of each type is written, and all versions are read; a field that an old version lacks
-gets the value that held before the field existed. An unknown type or version is refused: skipping a
-record would give this node another state than its peers (R18).
+gets the value that held before the field existed. An unknown type or version is refused, because
+skipping a record would make this node's state differ from its peers' (R18).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kafkalite.metadata.records import (
 
 
 class RecordType(enum.IntEnum):
-    """The numbers on disk: never give one a second meaning."""
+    """The numbers on disk. Never reuse a number for another type."""
 
     TOPIC = 1
     REMOVE_TOPIC = 2
@@ -45,8 +45,8 @@ class _Layout(NamedTuple):
     """How the records of one type are stored."""
 
     record_type: type[Any]
-    shapes: tuple[frozenset[tuple[type, ...]], ...]  #: of each version: the types that its fields may have
-    #: of the fields that are tuples: index, type of the items, and of the items' own items if they are tuples
+    shapes: tuple[frozenset[tuple[type, ...]], ...]  #: by version: the types allowed for each field
+    #: of the tuple fields: index, type of the items, and, if the items are tuples, the types of their items
     lists: tuple[tuple[int, frozenset[type], tuple[type, ...]], ...]
 
 
@@ -73,7 +73,7 @@ _LAYOUTS: Final[dict[int, _Layout]] = {
     RecordType.HIGH_WATERMARKS: _layout(HighWatermarksRecord),
     RecordType.PRODUCER_IDS: _layout(ProducerIdsRecord),
 }
-#: Type and newest version, which is the one that is written.
+# Type and newest version, which is written.
 _HEADS: Final[dict[type, tuple[int, int]]] = {
     layout.record_type: (int(kind), len(layout.shapes) - 1) for kind, layout in _LAYOUTS.items()
 }
@@ -125,7 +125,7 @@ def from_array(array: Any) -> MetadataRecord:
 def _read(layout: _Layout, version: int, fields: list[Any]) -> MetadataRecord | None:
     """Return the record, or None if the fields are malformed.
 
-    Optimized, because a broker's death changes all of its partitions, often thousands.
+    Optimized, because the failure of a broker changes all of its partitions, often thousands.
     """
     if tuple(map(type, fields)) not in layout.shapes[version]:
         return None
@@ -141,5 +141,7 @@ def _read(layout: _Layout, version: int, fields: list[Any]) -> MetadataRecord | 
             fields[index] = tuple(items)
     record: MetadataRecord = layout.record_type(*fields)
     if version == 0 and isinstance(record, BrokerRegistrationRecord):
-        return record._replace(registration_offset=record.broker_epoch)  # as every registration had then
+        return record._replace(
+            registration_offset=record.broker_epoch
+        )  # true for every registration of the old version
     return record

@@ -1,7 +1,7 @@
 """The records of the metadata log: every change of the cluster's state is one of these.
 
-A record contains the new value of one thing, so replaying it twice changes nothing. ``record_codec``
-defines their bytes, ``delta`` their effect.
+A record contains a complete new value, so replaying it twice changes nothing. ``record_codec`` defines
+the bytes of records, ``delta`` their effect.
 """
 
 # Tests: tests/metadata/test_record_codec.py
@@ -34,7 +34,7 @@ class PartitionRecord(NamedTuple):
     topic_id: str
     partition: int
     replicas: tuple[int, ...]  #: node ids; the first is the preferred leader
-    isr: tuple[int, ...]  #: in sync
+    isr: tuple[int, ...]  #: in-sync replicas
     leader: int  #: node id, or NO_LEADER
     leader_epoch: int  #: grows with every election, and with every loss of the leader
     partition_epoch: int  #: grows with every change of this record
@@ -46,7 +46,7 @@ class ConfigRecord(NamedTuple):
     """One override of a topic or a broker. The value None removes the override."""
 
     resource_type: str  #: TOPIC or BROKER
-    name: str  #: the topic's name, or the broker's node id in decimal
+    name: str  #: the topic name, or the broker's node id in decimal
     key: str
     value: str | None
 
@@ -58,39 +58,39 @@ class BrokerRegistrationRecord(NamedTuple):
     """
 
     node_id: int
-    broker_epoch: int  #: grows with every registration of this node
+    broker_epoch: int  #: grows with every registration of the node
     addresses: tuple[str, ...]  #: "host:port", "[v6]:port" or "inproc://name"; the first is the main one
     rack: str | None
     registered_ms: int  #: wall clock, informational only
     incarnation_id: str = ""  #: of the process; "" if unknown
     directory_id: str = ""  #: of the data directory; "" if unknown
     registration_offset: int = 0  #: every image at this offset or beyond holds this record (R22)
-    is_fenced: bool = False  #: not known to be alive: no leadership, no ISR membership
+    is_fenced: bool = False  #: may not be alive: no leadership, no ISR membership
     is_shutting_down: bool = False  #: alive, but about to stop: gets no new role
 
     @property
     def is_live(self) -> bool:
-        """Whether it may get a role."""
+        """Whether the broker may get a role."""
         return not (self.is_fenced or self.is_shutting_down)
 
 
 class BrokerChangeRecord(NamedTuple):
-    """A registered broker has come alive, died, or begun to shut down. Its registration does not change."""
+    """A registered broker was unfenced or fenced, or began to shut down. Its registration does not change."""
 
     node_id: int
-    broker_epoch: int  #: of the registration that it refers to
+    broker_epoch: int  #: of the registration that is changed
     is_fenced: bool
     is_shutting_down: bool
 
 
 class HighWatermarksRecord(NamedTuple):
-    """High watermarks as leaders knew them, one record for all partitions of a checkpoint. 0 removes one."""
+    """Checkpointed high watermarks, one record for all partitions of a checkpoint. 0 removes the entry."""
 
     high_watermarks: tuple[tuple[str, int, int], ...]  #: (topic id, partition, exclusive end)
 
 
 class ProducerIdsRecord(NamedTuple):
-    """All producer ids below ``next_producer_id`` are given out."""
+    """All producer ids below ``next_producer_id`` are allocated."""
 
     next_producer_id: int
 

@@ -1,9 +1,9 @@
-"""The sessions of the live brokers, as the active controller knows them (R23). Pure: time is an argument.
+"""The sessions of the live brokers, as the active controller tracks them (R23). Pure: time is an argument.
 
-A heartbeat extends a session by the session timeout. If the connection of its heartbeats closes, as
-that of a killed process does at once, the session ends after a short grace period, in which a living
-process sends the next heartbeat on another connection. Sessions are not in the metadata log: a new
-controller gives every broker that is not fenced a grace period.
+A heartbeat extends a session by the session timeout. If the heartbeat connection closes, as happens at
+once when a process is killed, the session ends after a short grace period. A process that is still
+alive sends its next heartbeat on another connection within that period. Sessions are not in the
+metadata log: a new controller gives every broker that is not fenced a grace period.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 
 #: Longer than the heartbeat interval, so that a broker that only lost its connection is not fenced.
 DISCONNECT_GRACE_MS: Final = 600
-#: Of a broker that has not sent this controller a heartbeat yet: it must find the new controller first.
+# For a broker that has not sent this controller a heartbeat yet: it must find the new controller first.
 FIRST_HEARTBEAT_GRACE_MS: Final = 1_000
-#: A check that is this late means that this process was paused, and that heartbeats wait unread.
+# If a check is this late, this process was paused, and heartbeats are waiting unread.
 LATE_CHECK_MS: Final = 1_000
 
 
@@ -23,7 +23,7 @@ LATE_CHECK_MS: Final = 1_000
 class _Session:
     broker_epoch: int
     deadline_ms: int
-    metadata_offset: int  #: that the broker has replayed; -1 before the first heartbeat
+    metadata_offset: int  #: last offset that the broker has replayed; -1 before the first heartbeat
     is_connected: bool  #: it has sent a heartbeat, and its connection has not closed since
 
 
@@ -41,7 +41,7 @@ class BrokerSessions:
         self._sessions[node_id] = _Session(broker_epoch, deadline_ms, metadata_offset, is_connected=True)
 
     def on_disconnect(self, node_id: int, now_ms: int) -> None:
-        """Shorten the session to the grace period, because the connection of its heartbeats has closed."""
+        """Shorten the session to the grace period, because the heartbeat connection has closed."""
         session = self._sessions.get(node_id)
         if session is not None:
             session.is_connected = False
@@ -55,7 +55,7 @@ class BrokerSessions:
         *,
         grace_ms: int = FIRST_HEARTBEAT_GRACE_MS,
     ) -> None:
-        """Give a live broker that has no session with this epoch ``grace_ms`` to send a heartbeat."""
+        """Give a live broker without a session of this epoch ``grace_ms`` to send a heartbeat."""
         session = self._sessions.get(node_id)
         if session is None or session.broker_epoch != broker_epoch:
             self._sessions[node_id] = _Session(broker_epoch, now_ms + grace_ms, -1, is_connected=False)
@@ -64,12 +64,12 @@ class BrokerSessions:
         self._sessions.pop(node_id, None)
 
     def clear(self) -> None:
-        """Forget all sessions, because this controller is not the active one."""
+        """Drop all sessions, because this controller is not the active one."""
         self._sessions.clear()
         self._checked_ms = None
 
     def is_alive(self, node_id: int, broker_epoch: int, now_ms: int) -> bool:
-        """Whether a process with that epoch has sent heartbeats lately, on a connection still open."""
+        """Whether the process with that epoch has a session whose heartbeat connection is still open."""
         session = self._sessions.get(node_id)
         return (
             session is not None
@@ -94,7 +94,7 @@ class BrokerSessions:
         ]
 
     def have_replayed(self, node_ids: frozenset[int], offset: int) -> bool:
-        """Whether all these brokers have replayed the metadata log up to ``offset``, by their heartbeats."""
+        """Whether the heartbeats of all these brokers report a metadata offset of at least ``offset``."""
         return all(
             node_id in self._sessions and self._sessions[node_id].metadata_offset >= offset
             for node_id in node_ids

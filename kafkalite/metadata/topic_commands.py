@@ -1,4 +1,4 @@
-"""Decisions about topics: create, grow, delete."""
+"""Decisions that create, grow and delete topics."""
 
 # Tests: tests/metadata/test_controller.py
 
@@ -66,10 +66,11 @@ def create_topics(
     rng: Rng,
     settings: ControllerSettings,
 ) -> Decision:
-    """Create topics, each with an id of its own, with leaders spread over the brokers.
+    """Create topics, each with a new id, with leaders spread over the brokers.
 
-    INVALID_TOPIC_EXCEPTION, TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR,
-    INVALID_CONFIG, POLICY_VIOLATION (too many partitions in one request), INVALID_REQUEST (name twice).
+    Errors: INVALID_TOPIC_EXCEPTION, TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS,
+    INVALID_REPLICATION_FACTOR, INVALID_CONFIG, POLICY_VIOLATION (too many partitions in one request),
+    INVALID_REQUEST (name twice).
     """
     problem = too_many(len(command.topics), "topics")
     if problem is not None:
@@ -100,7 +101,7 @@ def create_topics(
 
 
 def _new_topic_id(image: ClusterImage, new_ids: set[str], rng: Rng) -> str:
-    """Return an id that no topic has. A generator that restarts from a seed may repeat itself."""
+    """Return an id that no topic has. A random generator with a fixed seed may repeat ids after a restart."""
     while True:
         topic_id = rng.randbytes(TOPIC_ID_BYTES).hex()
         if topic_id not in image.topics_by_id and topic_id not in new_ids:
@@ -120,7 +121,7 @@ def _completed(topic: NewTopic, settings: ControllerSettings) -> NewTopic:
 
 
 def _check_new_topic(image: ClusterImage, topic: NewTopic, left_count: int) -> Configs:
-    """Return the topic's configs as they will be stored. Raises a BrokerError if the topic is refused."""
+    """Return the topic's configs in stored form. Raises a BrokerError if the topic is refused."""
     problem = topic_name_problem(topic.name)
     if problem is not None:
         raise InvalidTopicError(problem)
@@ -148,7 +149,7 @@ def _check_partition_count(total_count: int, added_count: int, left_count: int) 
 
 
 def _check_enough_live(image: ClusterImage, factor: int, what: str) -> None:
-    """Raise unless there are enough live brokers. A replica on any other broker would start behind."""
+    """Raise unless enough brokers are live, because a replica on any other broker would start out of sync."""
     live = image.live_brokers()
     if factor <= len(live):
         return
@@ -190,7 +191,7 @@ def _first_state(replicas: tuple[int, ...]) -> PartitionState:
 
 
 def delete_topics(image: ClusterImage, command: DeleteTopicsRequest) -> Decision:
-    """Remove topics. UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (name twice)."""
+    """Remove topics. Errors: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (name twice)."""
     problem = too_many(len(command.names), "topics")
     if problem is not None:
         return Decision(DeleteTopicsResponse(*outcome(problem), []))
@@ -210,7 +211,7 @@ def delete_topics(image: ClusterImage, command: DeleteTopicsRequest) -> Decision
 def create_partitions(image: ClusterImage, command: CreatePartitionsRequest) -> Decision:
     """Add partitions to topics. New replicas are placed where they balance the existing ones.
 
-    UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS (no increase, or too many), POLICY_VIOLATION,
+    Errors: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS (no increase, or too many), POLICY_VIOLATION,
     INVALID_REPLICATION_FACTOR (fewer brokers than the topic has replicas), INVALID_REQUEST (name
     twice).
     """

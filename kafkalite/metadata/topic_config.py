@@ -1,8 +1,8 @@
 """The options of a topic, the broker settings that are their defaults, and their effective values.
 
-An option's value comes from the first of: the topic's own override, the broker's override in the
-metadata log (``kl config``), the broker's configuration, the default here. Names, meanings and defaults
-are Kafka's; ``durability`` is ours.
+An option's value comes from the first of these that has it: the topic's own override, the broker's
+override in the metadata log (``kl config``), the broker's configuration, the default here. Names,
+meanings and defaults are Kafka's; ``durability`` is kafkalite's own option.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Source = Literal["default", "broker", "topic"]
 
 
 class Setting(NamedTuple):
-    """An effective value, typed, and its source."""
+    """An effective value (typed) and its source."""
 
     value: Any
     source: Source
@@ -43,7 +43,7 @@ def _option(
     maximum: float = MAX_INT64,
     choices: tuple[str, ...] | None = None,
 ) -> Option:
-    """Return an option that may change while brokers run, of its default's type. Numbers have a minimum."""
+    """Return an option, changeable at run time, with its default's type. Numbers have a minimum."""
     upper = None if minimum is None else maximum
     return Option(
         name,
@@ -266,8 +266,7 @@ Their default is None: then the topic option's own default holds.
 
 
 def topic_defaults(settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
-    """Return typed defaults by topic option name from broker settings; other settings and None are
-    skipped.
+    """Return typed defaults by topic option name from broker settings. Skips None and other settings.
 
     Raises ConfigError for a value that the option does not allow. -1 minutes or hours means -1 ms.
     """
@@ -291,8 +290,8 @@ def topic_settings(
     """Return the effective value of every option of ``topic``: {option name: (typed value, source)}.
 
     ``broker_defaults`` are typed values by topic option name, as ``topic_defaults`` makes them from the
-    broker's configuration; ``node_id`` is a broker whose overrides in the image count, too.
-    A topic that is not in the image has the settings of a new one.
+    broker's configuration; ``node_id`` is a broker whose overrides in the image also count. A topic
+    that is not in the image has the settings of a new topic.
     """
     settings = {option.name: Setting(option.default, "default") for option in TOPIC_OPTIONS}
     for name, value in broker_defaults.items():
@@ -307,15 +306,15 @@ def topic_settings(
 
 
 def parse_topic_config(name: str, text: str | None) -> tuple[str, str | None]:
-    """Return one override as it is stored: (dotted option name, canonical text). Raises ConfigError.
+    """Return (dotted option name, canonical text) of one override. None, which removes it, stays None.
 
-    None, which removes an override, stays None.
+    Raises ConfigError.
     """
     return _canonical(TOPIC_OPTIONS, name, text)
 
 
 def parse_broker_config(name: str, text: str | None) -> tuple[str, str | None]:
-    """Return one override of a broker as it is stored. Only BROKER_DEFAULT_NAMES can change at run time.
+    """Return one broker override in stored form. Only BROKER_DEFAULT_NAMES can change at run time.
 
     Raises ConfigError.
     """
@@ -346,7 +345,7 @@ def _canonical(options: OptionRegistry, name: str, text: str | None) -> tuple[st
 
 
 def value_text(value: Any) -> str:
-    """Return a typed value as text that parses to the same value: true, 604800000, a,b."""
+    """Return a typed value as text that parses to the same value, for example true, 604800000 or a,b."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Iterable) and not isinstance(value, str):

@@ -98,9 +98,8 @@ class ControllerNode:
             is_single_node=quorum.is_single_node,
         )
         self._sessions = BrokerSessions(self._settings.session_timeout_ms)
-        self._shutdown_offsets: dict[
-            int, int
-        ] = {}  # of brokers that shut down: the offset of their last hand-over
+        # By broker that shuts down: the metadata offset of its last leadership transfer.
+        self._shutdown_offsets: dict[int, int] = {}
         self._activation: asyncio.Task[None] | None = None
         self._last_leader_id: int | None = None  # the last leader among the other nodes
         self._is_caught_up = False  # as the leader: the image holds everything committed before its term

@@ -1,4 +1,4 @@
-"""Commands of a transaction coordinator that are no protocol requests, and its pending markers."""
+"""Commands of a transaction coordinator that are not protocol requests, and its pending markers."""
 
 # Tests: tests/transactions/test_machine.py
 
@@ -15,9 +15,9 @@ class InitProducerId(NamedTuple):
 
     transactional_id: str  #: or the application id of a transaction group
     timeout_ms: int
-    producer_id: int = NO_PRODUCER_ID  #: the caller's own, if it only needs the next epoch (KIP-360)
+    producer_id: int = NO_PRODUCER_ID  #: the caller's current id, if it only needs the next epoch (KIP-360)
     producer_epoch: int = NO_PRODUCER_EPOCH
-    reserved_producer_id: int = NO_PRODUCER_ID  #: a reserved id; discarded if not needed
+    reserved_producer_id: int = NO_PRODUCER_ID  #: a reserved id, discarded if not needed
 
 
 class WithReservedId(NamedTuple):
@@ -28,7 +28,7 @@ class WithReservedId(NamedTuple):
 
 
 class MarkersWritten(NamedTuple):
-    """These partitions have the transaction's committed marker, or no longer exist. No reply."""
+    """The partitions have the transaction's committed marker, or no longer exist. Has no reply."""
 
     transactional_id: str  #: or the application id of a transaction group
     producer_id: int
@@ -37,10 +37,10 @@ class MarkersWritten(NamedTuple):
 
 
 class PendingMarker(NamedTuple):
-    """A decided transaction, and the partitions that may not have its marker yet."""
+    """A decided transaction, and the partitions that may still lack its marker."""
 
     transactional_id: str  #: or the application id of a transaction group
     producer_id: int
-    producer_epoch: int  #: of the marker: the one after that of the transaction's batches (R31)
+    producer_epoch: int  #: of the marker: the epoch after that of the transaction's batches (R31)
     is_commit: bool
     partitions: tuple[TxnPartition, ...]

@@ -1,15 +1,15 @@
-"""A transaction group: one unit of work of an application, written by many producers, decided by one call.
+"""A transaction group: the transactions of many producers of one application, decided by one call.
 
-Batches have ascending numbers. A writer joins a batch under a name, with a producer id and epoch of its
-own, and writes transactional batches as any producer does. ``EndTxnGroup`` names the winners: one
+Batches have ascending numbers. A writer joins a batch with a name and its own producer id and epoch,
+and writes transactional record batches like any producer. ``EndTxnGroup`` names the winners: one
 decision commits them, aborts all other writers of this and of earlier batches, and records the batch as
 the last decided one. So a batch is decided once: a repeated call gets the first result.
 
-The last decision is only forgotten if the group was retired: a batch of an unknown name is taken for
-one of a new application, so the name must not come back to repeat its last batch.
+The last decision is dropped only if the group was retired. A batch with an unknown name is treated as
+the first of a new application, so a retired name must not be used again to repeat its last batch.
 
-A completed writer leaves its producer id, with the next epoch, to the next writer that joins. Otherwise
-each task of each batch would leave a producer's state in every partition that it wrote to.
+The next writer that joins reuses the producer id of a completed writer, with the next epoch. Otherwise
+each task of each batch would leave producer state in every partition that it wrote to.
 """
 
 # Tests: tests/transactions/test_machine.py, tests/transactions/test_histories.py
@@ -33,7 +33,7 @@ from kafkalite.transactions.transaction import (
 
 
 class TransactionGroup:
-    """The state of one application, by its records.
+    """The state of one application, as its records determine it.
 
     Invariant: ``open`` and ``free`` are the writers' producer ids, by whether the transaction is open.
     Invariant: no writer of a batch up to ``last_batch_id`` is Ongoing.
@@ -41,13 +41,15 @@ class TransactionGroup:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.last_batch_id = NO_BATCH  #: decided, and so are all lower ones
+        self.last_batch_id = NO_BATCH  #: this batch and all lower ones are decided
         self.last_winners: tuple[str, ...] = ()
-        self.retired_ms = NO_TIMESTAMP  #: wall clock; no batch is allowed since then
+        self.retired_ms = NO_TIMESTAMP  #: wall clock; no further batch is allowed
         self.writers: dict[int, Transaction] = {}  #: by producer id
         self.open: dict[int, None] = {}
-        self.free: dict[int, None] = {}  #: ids to be reused, the longest unused first
-        self._attempts: dict[tuple[str, int], int] = {}  # (writer, batch) -> producer id of the Ongoing one
+        self.free: dict[int, None] = {}  #: reusable ids, the longest unused first
+        self._attempts: dict[
+            tuple[str, int], int
+        ] = {}  # (writer, batch) -> producer id of the Ongoing transaction
 
     @property
     def is_empty(self) -> bool:
@@ -87,7 +89,7 @@ class TransactionGroup:
         return None if producer_id is None else self.writers[producer_id]
 
     def free_identity(self) -> Identity | None:
-        """Return the identity of the writer that completed last, so that surplus ids expire unused."""
+        """Return the identity of the writer that completed last, so that surplus identities expire unused."""
         for producer_id in reversed(self.free):
             return self.writers[producer_id].identity
         return None
@@ -95,7 +97,7 @@ class TransactionGroup:
     def winners(self, batch_id: int, named: Sequence[TxnWinner]) -> dict[int, Transaction]:
         """Return the named writers by producer id, each still open and with the epoch in which it wrote.
 
-        Raises InvalidTxnStateError if one was aborted by timeout or started again.
+        Raises InvalidTxnStateError if a writer was aborted by timeout or started again.
         """
         found = {}
         for winner in named:
@@ -115,7 +117,7 @@ class TransactionGroup:
         return found
 
     def durable_state(self) -> Any:
-        """Return all state that the records determine, for comparing two replays."""
+        """Return the state that the records determine, for comparing two replays."""
         return self.result, self.writers
 
     def decide(self, result: GroupResult) -> None:

@@ -1,5 +1,4 @@
-"""The transaction coordinator of one partition of ``__transaction_state``: requests in, decisions out.
-Pure.
+"""The transaction coordinator of one partition of ``__transaction_state``: decides requests. Pure.
 
 A plain transactional id has one producer at a time; an application (``group``) has many, decided
 together. Both kinds of names share the key space: the first use of a name decides its kind, and the
@@ -7,7 +6,7 @@ other is refused.
 
 Rules that hold for late, repeated and lost requests (KIP-890, R31, R32, R34):
 
-- A request is valid only with the current identity, and the decision itself takes the next epoch. So a late
+- A request is valid only with the current identity, and the decision itself uses the next epoch. So a late
   request of an earlier transaction never affects a later one.
 - A transaction is decided once. A repeated request gets the first response; the opposite one is refused.
 - Nothing begins under an identity before all markers of its last transaction are written.
@@ -78,7 +77,7 @@ from kafkalite.transactions.transaction import (
 MAX_RECORDS_PER_TICK: Final = 1_000
 MAX_BYTES_PER_TICK: Final = (
     256 * 1024
-)  # well below any max.message.bytes, because the records of a tick are one batch
+)  # far below any max.message.bytes, because the records of a tick are one batch
 _OK: Final = (int(ErrorCode.NONE), None)
 
 
@@ -91,7 +90,7 @@ class TransactionSettings:
 
 
 class TransactionMachine:
-    """The coordinator's state machine; ``kafkalite.coordinator_types`` describes its calls."""
+    """The coordinator's state machine. ``kafkalite.coordinator_types`` describes its methods."""
 
     def __init__(self, settings: TransactionSettings | None = None) -> None:
         self._settings = settings or TransactionSettings()
@@ -149,7 +148,7 @@ class TransactionMachine:
         return Decision(tuple(records))
 
     def next_deadline_ms(self) -> int | None:
-        """Return when ``tick`` has something to do (monotonic), or None."""
+        """Return when ``tick`` next has work (monotonic), or None."""
         return self._table.next_deadline_ms()
 
     def pending_markers(self) -> list[PendingMarker]:
@@ -169,7 +168,7 @@ class TransactionMachine:
         """Do nothing: a transaction's timeout counts from its start, under any coordinator."""
 
     def durable_state(self) -> Any:
-        """Return all state that the records determine, for comparing two replays."""
+        """Return the state that the records determine, for comparing two replays."""
         return self._table.durable_state()
 
     # --- one producer ------------------------------------------------------------------------------
@@ -270,7 +269,7 @@ class TransactionMachine:
             (command.transactional_id, command.producer_id),
         ):
             pending = self._table.pending.get(key)
-            if pending is None or pending[:3] != command[:3]:  # of an earlier transaction
+            if pending is None or pending[:3] != command[:3]:  # belongs to an earlier transaction
                 continue
             written = frozenset(command.partitions)
             remaining = tuple(one for one in pending.partitions if one not in written)
@@ -481,7 +480,7 @@ class TransactionMachine:
 
 
 def _check_not_ending(transaction: Transaction) -> None:
-    """Raise unless the id may begin or end a transaction. That of a group's writer must be Ongoing."""
+    """Raise unless the id may begin or end a transaction. A group writer's transaction must be Ongoing."""
     if transaction.state in PREPARED:
         raise ConcurrentTransactionsError(
             f"the markers of {transaction.name!r}'s last transaction are being written"
@@ -496,7 +495,7 @@ def must_abort_first(transaction: Transaction) -> bool:
 
 
 def may_complete(remaining: tuple[object, ...]) -> bool:
-    """Whether a decided transaction is complete: once every partition has its marker (R32)."""
+    """Whether a decided transaction is complete: every partition has its marker (R32)."""
     return not remaining
 
 
@@ -506,7 +505,7 @@ def abort_overdue(transaction: Transaction, wall_ms: int) -> Transaction:
 
 
 def _latest(transaction: Transaction) -> StateRecord:
-    """Return the record of the transaction. A completed writer without an epoch left is removed."""
+    """Return the transaction's record. Removes a completed writer that has no epoch left."""
     if transaction.is_writer and not transaction.is_open and transaction.needs_producer_id:
         return removal(transaction.key)
     return transaction_record(transaction)
@@ -517,7 +516,7 @@ def _initialized(transaction: Transaction) -> Decision:
 
 
 def _ended(transaction: Transaction) -> EndTxnResponse:
-    """Return the identity of the next transaction. A writer has none: it joins again."""
+    """Return the identity of the next transaction. A group's writer has none, because it must join again."""
     return EndTxnResponse(
         *_OK, *(NO_IDENTITY if transaction.writer_name != NO_WRITER else transaction.identity)
     )
@@ -530,7 +529,7 @@ def _fenced(name: str, requester: Identity) -> ProducerFencedError:
 
 
 def _reserved(reserved_producer_id: int) -> int:
-    """Return the reserved id. Raises CoordinatorNotAvailableError without one, so that the caller retries."""
+    """Return the reserved id. Raises the retriable CoordinatorNotAvailableError if there is none."""
     if reserved_producer_id == NO_PRODUCER_ID:
         raise CoordinatorNotAvailableError("no producer id is available at present")
     return reserved_producer_id

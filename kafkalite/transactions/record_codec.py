@@ -1,5 +1,5 @@
-"""The records of ``__transaction_state`` ↔ bytes: msgpack arrays, for keys ``[type, name, …]`` and for
-values ``[version, field, …]``.
+"""The records of ``__transaction_state`` ↔ bytes: msgpack arrays. Keys are ``[type, name, …]``, values are
+``[version, field, …]``.
 
 ==============================  ================================================================
 key                             value
@@ -10,7 +10,7 @@ key                             value
 ``[3, application id, id]``     a writer's transaction, by its producer id
 ==============================  ================================================================
 
-So a record of one writer never repeats the others. An unknown type or version is refused: skipping a
+So a writer's record never repeats the other writers. An unknown type or version is refused: skipping a
 record would make this coordinator forget a decision (R36).
 """
 
@@ -38,7 +38,7 @@ from kafkalite.transactions.transaction import (
 
 
 class KeyType(enum.IntEnum):
-    """The numbers on disk: never give one a second meaning."""
+    """The numbers on disk. Never reuse a number for another type."""
 
     TRANSACTION = 1
     GROUP = 2
@@ -47,7 +47,7 @@ class KeyType(enum.IntEnum):
 
 _VERSION: Final = 0
 _RETIRED_VERSION: Final = (
-    1  # of a group's result: an older broker, which does not know it, must not serve the group
+    1  # of a group's result: an older broker cannot read it and must not serve the group
 )
 _STATES: Final = tuple(TransactionState)
 _NUMBERS: Final = {state: number for number, state in enumerate(_STATES)}
@@ -56,17 +56,17 @@ _NUMBERS: Final = {state: number for number, state in enumerate(_STATES)}
 class GroupResult(NamedTuple):
     """The last decided batch of an application, and its winners, for repeated requests (R32).
 
-    NO_BATCH: forgotten.
+    NO_BATCH: the decision was dropped.
     """
 
     name: str
     last_batch_id: int
     winners: tuple[str, ...]
-    retired_ms: int = NO_TIMESTAMP  #: wall clock; no batch follows the last one since then
+    retired_ms: int = NO_TIMESTAMP  #: wall clock; no further batch is allowed
 
 
 def transaction_record(transaction: Transaction) -> StateRecord:
-    """Return the record that makes ``transaction`` the latest of its key."""
+    """Return the record that stores ``transaction`` as the latest of its key."""
     value = [
         _VERSION,
         *transaction[1:3],
@@ -98,7 +98,7 @@ def result_record(result: GroupResult) -> StateRecord:
 
 
 def parse_record(record: StateRecord) -> Transaction | GroupResult | Key:
-    """Return the content of a record; a Key if it removes one. Raises StorageError for an unknown record."""
+    """Return a record's content, or a Key if it is a removal. Raises StorageError for an unknown record."""
     try:
         return _parse(record)
     except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
@@ -131,7 +131,7 @@ def _parse(record: StateRecord) -> Transaction | GroupResult | Key:
     *head, ended_id, ended_epoch, next_id, topics = fields
     head[2] = _STATES[head[2]]
     rest = (_partitions_from_array(topics), Identity(ended_id, ended_epoch), next_id, writer, batch_id)
-    return Transaction._make((name, *head, *rest))  # raises TypeError for another number of fields
+    return Transaction._make((name, *head, *rest))  # raises TypeError if the number of fields is wrong
 
 
 def _writer_id(rest: list[Any]) -> int:
@@ -151,8 +151,8 @@ def _key(key: Key) -> bytes:
 
 
 def _partitions_to_array(partitions: Iterable[TxnPartition]) -> list[tuple[str, list[int]]]:
-    """Return ``(topic, [first, count, first, count, …])``, sorted: short for whole topics, and the same
-    set always has the same bytes.
+    """Return ``(topic, [first, count, first, count, …])``, sorted. A whole topic is short, and equal sets
+    have equal bytes.
     """
     topics: dict[str, list[int]] = {}
     for topic, number in in_order(partitions):

@@ -27,22 +27,24 @@ from kafkalite.transactions.transaction import (
     in_order,
 )
 
-_SPARE_DEADLINES: Final = 64  # outdated heap entries up to this many are kept
+_SPARE_DEADLINES: Final = 64  # outdated heap entries allowed
 
 
 class TransactionTable:
-    """Invariant: a name is in ``transactions`` or in ``groups``, never in both."""
+    """The coordinator's transactions. Invariant: no name is in both ``transactions`` and ``groups``."""
 
     def __init__(self, expiration_ms: int) -> None:
         self.transactions: dict[str, Transaction] = {}
         self.groups: dict[str, TransactionGroup] = {}
         self._expiration_ms = expiration_ms
-        #: of each prepared one, the partitions that may lack its marker. The next coordinator starts with
+        #: by prepared transaction, the partitions that may lack its marker. The next coordinator starts with
         #: all of them and writes the markers again, which changes nothing (R33)
         self.pending: dict[Key, PendingMarker] = {}
-        self._timeouts: dict[Key, tuple[int, int]] = {}  # of ongoing ones: (deadline, monotonic; start_ms)
-        self._heap: list[tuple[int, Key]] = []  # all of _timeouts, and outdated entries
-        #: expiration of those not open, and of retired groups as a whole; the longest idle first
+        self._timeouts: dict[
+            Key, tuple[int, int]
+        ] = {}  # by Ongoing transaction: (deadline, monotonic; start_ms)
+        self._heap: list[tuple[int, Key]] = []  # all entries of _timeouts, and outdated ones
+        #: expiration time of names without an open transaction and of retired groups, the longest idle first
         self._idle: dict[Key, int] = {}
 
     # --- reading -----------------------------------------------------------------------------------
@@ -84,7 +86,7 @@ class TransactionTable:
             yield result_record(GroupResult(group.name, NO_BATCH, ()))
 
     def next_deadline_ms(self) -> int | None:
-        """Return when ``overdue`` or ``expired`` has something (monotonic), or None."""
+        """Return when ``overdue`` or ``expired`` next yields something (monotonic), or None."""
         heap = self._heap
         while heap and self._timeouts.get(heap[0][1], (None,))[0] != heap[0][0]:
             heapq.heappop(heap)
@@ -93,13 +95,13 @@ class TransactionTable:
         return min(deadlines, default=None)
 
     def durable_state(self) -> Any:
-        """Return all state that the records determine, for comparing two replays."""
+        """Return the state that the records determine, for comparing two replays."""
         return self.transactions, {name: group.durable_state() for name, group in self.groups.items()}
 
     # --- replaying ---------------------------------------------------------------------------------
 
     def replay(self, record: StateRecord, now: Instant) -> None:
-        """Replay a record. Raises StorageError for an unknown one."""
+        """Replay a record. Raises StorageError for an unknown record."""
         item = parse_record(record)
         if isinstance(item, Transaction):
             self._put(item, now)
@@ -107,7 +109,7 @@ class TransactionTable:
             group = self.groups.setdefault(item.name, TransactionGroup(item.name))
             was_over = self.is_over(item.name)
             group.decide(item)
-            for producer_id in group.free if was_over else ():  # they expire one by one again
+            for producer_id in group.free if was_over else ():  # the producer ids expire one by one again
                 writer = group.writers[producer_id]
                 self._idle[writer.key] = self._expiration(writer.update_ms, now)
             self._settle(group, item.retired_ms, now)
@@ -146,12 +148,12 @@ class TransactionTable:
         return now.monotonic_ms + max(self._expiration_ms - idle_ms, 0)
 
     def is_over(self, name: str) -> bool:
-        """Whether the name is a retired group's, which expires as a whole and does not come back (R32)."""
+        """Whether the name is a retired group's. It expires as a whole and is not used again (R32)."""
         group = self.groups.get(name)
         return group is not None and group.is_retired
 
     def _settle(self, group: TransactionGroup, used_ms: int, now: Instant) -> None:
-        """Schedule the expiration of a retired group from its last use, once no writer is open."""
+        """Schedule the expiration of a retired group, counted from its last use, once no writer is open."""
         key = (group.name, NO_PRODUCER_ID)
         deadline_ms = self._idle.pop(key, None)
         if group.open or not self.is_over(group.name):
@@ -180,7 +182,7 @@ class TransactionTable:
             self._idle.pop((group.name, NO_PRODUCER_ID), None)
 
     def _set_timeout(self, transaction: Transaction, now: Instant) -> None:
-        """Set an Ongoing transaction's deadline; time under an earlier coordinator counts by wall clock."""
+        """Set an Ongoing transaction's deadline. Time under an earlier coordinator counts by wall clock."""
         key = transaction.key
         known = self._timeouts.get(key)
         if known is not None and known[1] == transaction.start_ms:

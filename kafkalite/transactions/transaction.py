@@ -1,18 +1,19 @@
-"""One transaction and its states: pure values, each transition a function to the next one.
+"""One transaction and its states: immutable values. Each transition is a function that returns the next
+value.
 
     Empty ──begin──► Ongoing ──prepare──► PrepareCommit ──complete──► CompleteCommit ──begin──► …
                              └─────────► PrepareAbort  ──complete──► CompleteAbort  ──begin──► …
 
-Each transaction has a (producer id, epoch) of its own (KIP-890, R31): ``prepare`` takes the next epoch,
+Each transaction has its own (producer id, epoch) (KIP-890, R31). ``prepare`` moves to the next epoch,
 which the markers and the next transaction carry. So late requests and batches of an earlier transaction
-are recognized by their epoch, and refused.
+are recognized by their epoch and refused.
 
-===============  ========================================================================================
-Empty            has an identity, nothing written. AddPartitions begins
-Ongoing          AddPartitions adds; EndTxn, a new producer, or the timeout prepares
-PrepareX         decided (R32). Markers go to every partition; requests to begin or end must be retried
-CompleteX        every marker is written. As Empty; a repeated EndTxn gets the first response
-===============  ========================================================================================
+=============== ========================================================================================
+Empty has an identity, nothing written. AddPartitions begins Ongoing AddPartitions adds; EndTxn, a new
+producer, or the timeout prepares PrepareX decided (R32). Markers go to every partition; requests to
+begin or end must be retried CompleteX every marker is written. As Empty; a repeated EndTxn gets the
+first response ===============
+========================================================================================
 """
 
 # Tests: tests/transactions/test_machine.py
@@ -35,7 +36,7 @@ Key = tuple[str, int]
 
 
 class TransactionState(enum.Enum):
-    """The names are the protocol's, their order is the numbers on disk: never change a meaning."""
+    """Transaction states with the protocol's names. Their order is the number on disk: never change it."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -61,7 +62,7 @@ def in_order(partitions: Iterable[TxnPartition]) -> list[TxnPartition]:
 
 
 class Identity(NamedTuple):
-    """A producer id, and the only epoch that may use it."""
+    """A producer id, and the only epoch that may use the id."""
 
     producer_id: int
     producer_epoch: int
@@ -73,21 +74,22 @@ NO_IDENTITY: Final = Identity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 class Transaction(NamedTuple):
     """The latest transaction of a transactional id or of a group's writer.
 
-    Invariant: only an open one has partitions and a start; only a prepared one has a next producer id.
+    Invariant: only an open transaction has partitions and a start; only a prepared one has a next
+    producer id.
     """
 
-    name: str  #: the transactional id; a writer's application id
+    name: str  #: the transactional id; for a group's writer, the application id
     producer_id: int
-    producer_epoch: int  #: Ongoing: of its batches. Prepared: of its markers. Else: of the next one's batches
+    producer_epoch: int  #: Ongoing: of its batches. Prepared: of its markers. Else: of the next batches
     state: TransactionState
-    timeout_ms: int  #: an open one is aborted this long after its start
-    start_ms: int  #: wall clock; NO_TIMESTAMP when none is open
-    update_ms: int  #: wall clock, of the last record
-    partitions: frozenset[TxnPartition] = frozenset()  #: that get a marker
-    #: the producer that made the decision or requested the identity: a repeated request of it gets the same
+    timeout_ms: int  #: an open transaction is aborted this long after its start
+    start_ms: int  #: wall clock; NO_TIMESTAMP when no transaction is open
+    update_ms: int  #: wall clock of the last record
+    partitions: frozenset[TxnPartition] = frozenset()  #: the partitions that get a marker
+    #: the producer that made the decision or requested the identity; its repeated request gets the same
     #: response. NO_IDENTITY if another party decided: then the producer is fenced
     ended: Identity = NO_IDENTITY
-    next_producer_id: int = NO_PRODUCER_ID  #: after the last epoch: the id whose epoch 0 is next
+    next_producer_id: int = NO_PRODUCER_ID  #: used after the last epoch: the id whose epoch 0 is next
     writer_name: str = NO_WRITER
     batch_id: int = NO_BATCH
 
@@ -101,7 +103,7 @@ class Transaction(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """The identity whose requests are accepted now."""
+        """The identity whose requests are accepted at present."""
         if self.next_producer_id != NO_PRODUCER_ID:
             return Identity(self.next_producer_id, 0)
         return Identity(self.producer_id, self.producer_epoch)
@@ -119,14 +121,14 @@ class Transaction(NamedTuple):
     def needs_producer_id(self) -> bool:
         """Whether the next epoch is the last one, so that another id must follow (KIP-360).
 
-        Only markers use the last epoch, so that there is always one to fence with.
+        Only markers use the last epoch, so that an epoch is always left for fencing.
         """
         return self.producer_epoch + 1 >= MAX_PRODUCER_EPOCH
 
     # --- transitions -----------------------------------------------------------------------------
 
     def with_partitions(self, partitions: Iterable[TxnPartition], wall_ms: int) -> Transaction:
-        """Return the transaction Ongoing, with these partitions added."""
+        """Return the transaction as Ongoing, with these partitions added."""
         begins = self.state is not TransactionState.ONGOING
         return self._replace(
             state=TransactionState.ONGOING,
@@ -138,7 +140,7 @@ class Transaction(NamedTuple):
 
     @property
     def epoch_after_end(self) -> int:
-        """The producer epoch after the decision: every transaction has its own (R31, KIP-890)."""
+        """The producer epoch after the decision; every transaction has its own (R31, KIP-890)."""
         return self.producer_epoch + 1
 
     def prepared(
@@ -149,7 +151,7 @@ class Transaction(NamedTuple):
         ended: Identity = NO_IDENTITY,
         next_producer_id: int = NO_PRODUCER_ID,
     ) -> Transaction:
-        """Return it decided, with the next epoch (R31). Without partitions it is complete at once."""
+        """Return the decided transaction with the next epoch (R31). Without partitions it is complete."""
         state = TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT
         decided = self._replace(
             state=state,
@@ -161,7 +163,7 @@ class Transaction(NamedTuple):
         return decided if self.partitions else decided.completed(wall_ms)
 
     def completed(self, wall_ms: int) -> Transaction:
-        """Return the transaction completed, with all markers written."""
+        """Return the completed transaction. All markers must be written."""
         producer_id, producer_epoch = self.identity
         return self._replace(
             producer_id=producer_id,
@@ -176,7 +178,7 @@ class Transaction(NamedTuple):
     def renewed(
         self, wall_ms: int, *, timeout_ms: int, requester: Identity, reserved_producer_id: int
     ) -> Transaction:
-        """Return an Empty one for a new producer, with the next epoch or epoch 0 of the reserved id (R34)."""
+        """Return an Empty transaction for a new producer: next epoch, or epoch 0 of the reserved id (R34)."""
         identity = Identity(self.producer_id, self.producer_epoch + 1)
         if self.needs_producer_id:
             identity = Identity(reserved_producer_id, 0)

@@ -68,9 +68,8 @@ class Workload:
         self._is_over = False
         self._tasks: list[asyncio.Task[None]] = []
         self._acknowledged = asyncio.Event()
-        self.last_acknowledged_s: dict[
-            int, float
-        ] = {}  #: by partition: the time at which its last acknowledged send began
+        #: by partition: the time in seconds at which its last acknowledged send began
+        self.last_acknowledged_s: dict[int, float] = {}
         self._last_answer_s: dict[int, float] = {}
         self._longest_pause_s = 0.0
 

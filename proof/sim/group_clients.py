@@ -299,9 +299,8 @@ class BatchTeam(_CoordinatedClient):
                     written.outcome = UNKNOWN
                 result = await group.finish(batch_id, [winner for winner, _ in winners])
                 for each in prepared:
-                    if (
-                        each is not None
-                    ):  # a repeated batch: a late request of an earlier driver may have decided it
+                    # A delayed request of an earlier driver may already have decided a repeated batch.
+                    if each is not None:
                         each[1].outcome = COMMITTED if each[0].writer in result.winners else ABORTED
                 self._coordination.on_decided()
                 self.simulation.probe("batch-repeated" if result.is_repeated else "batch-decided")

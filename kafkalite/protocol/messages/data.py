@@ -62,9 +62,8 @@ class FetchedPartition(PartitionResult):
     last_stable_offset: int  #: exclusive
     log_start_offset: int  #: inclusive
     length_bytes: int  #: of its batches in the payload; the first may begin before fetch_offset
-    aborted: list[
-        AbortedTransaction
-    ]  #: with read_committed: those with batches in this response, by first offset
+    #: with read_committed: aborted transactions with batches in this response, by first offset
+    aborted: list[AbortedTransaction]
 
 
 class FetchResponse(ApiResponse):

@@ -74,9 +74,8 @@ class WriteTxnMarkersResponse(ApiResponse):
 
 
 class ListTransactionsRequest(Struct):
-    states: list[
-        str
-    ]  #: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort; empty: all
+    #: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort; empty: all
+    states: list[str]
     min_duration_ms: int
 
 

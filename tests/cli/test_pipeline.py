@@ -296,7 +296,7 @@ def test_a_terminal_gets_a_hint_about_the_missing_class_archive(
 
     monkeypatch.setattr(runner, "missing_requirements", list)
     monkeypatch.setattr(pipeline, "execute", lambda *rest, **more: report())
-    monkeypatch.setattr(pipeline, "_check_topics", lambda current, declared: None)
+    monkeypatch.setattr(pipeline, "_check_topics", lambda declared: None)
     monkeypatch.setattr(fast_start, "can_make_class_archive", lambda: can_make)
     monkeypatch.setattr(pipeline, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: is_terminal)))
     result = kl("pipeline", "run", good, "--checkpoint", good.parent / "c", *arguments)

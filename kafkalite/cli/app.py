@@ -102,7 +102,7 @@ def root(context: click.Context) -> None:
 def run(arguments: Sequence[str], *, command: click.Command | None = None, name: str = "kl") -> int:
     """Run one command line in this process and return the exit code. Raises nothing.
 
-    ``command`` is the root command unless a script runs one command under a ``name`` of its own.
+    ``command`` defaults to the root command. A script of a single command passes it and its ``name``.
     """
     invocation = Invocation(debug="--debug" in arguments)
     try:

@@ -72,7 +72,7 @@ def cluster() -> None:
 
 
 async def _view_and_quorum(client: ClusterClient) -> tuple[ClusterView, DescribeQuorumResponse | None]:
-    """Return the quorum as None if it has no leader and the broker that responds is not part of it."""
+    """Return the view and the quorum. The quorum is None without a leader if the broker is not a voter."""
     view = await look(client)
     if view.controller_id < 0:
         return view, None
@@ -257,7 +257,7 @@ QUORUM_COLUMNS: Final = (
 
 
 def quorum_document(quorum: Any) -> dict[str, Any]:
-    """Return a DescribeQuorum response as it is printed."""
+    """Return a DescribeQuorum response as the document to print."""
     nodes = []
     for node in sorted(quorum.nodes, key=lambda node: node.node_id):
         role = "leader" if node.node_id == quorum.leader_id else "voter" if node.is_voter else "observer"
@@ -344,7 +344,7 @@ def _election_result(each: ElectedPartition) -> str:
 
 
 async def _named_partitions(client: ClusterClient, names: Iterable[str]) -> list[ElectionPartition]:
-    """Return partitions: all of ``events``, or only ``events-0``. Raises NotFoundError."""
+    """Return the partitions of ``names``: ``events`` is a topic, ``events-0`` one. Raises NotFoundError."""
     view = await look(client)
     known = [each.name for each in view.partitions]
     topics = {tp.topic for tp in known}
@@ -399,7 +399,7 @@ def shutdown(node_id: int, no_wait: bool) -> None:
 
 
 async def _until_gone(client: ClusterClient, node_id: int, *, is_alone: bool) -> None:
-    """Return when the other nodes report it as fenced; if it is the last node, when it stops responding."""
+    """Return when the other nodes report ``node_id`` as fenced; if it is alone, when it stops responding."""
     import asyncio
 
     from kafkalite.errors import ClientError

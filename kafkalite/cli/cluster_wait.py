@@ -138,7 +138,7 @@ class _Reasons:
 
 
 async def _until_answered(address: str, progress: _Reasons) -> None:
-    """Return when the controller completes a handshake. It accepts no other request from clients."""
+    """Return when the controller completes a handshake. A controller accepts nothing else from clients."""
     import asyncio
 
     from kafkalite.client.cluster.connection import connect

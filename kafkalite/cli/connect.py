@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Without a broker, fail after seconds instead of Kafka's minute: a person is waiting.
+# If no broker is reachable, fail after 5 s instead of Kafka's minute, because a person is waiting.
 IMPATIENT: Final[dict[str, Any]] = {"default.api.timeout.ms": 5_000}
 
 
@@ -40,7 +40,7 @@ def _config(invocation: Invocation, registry: OptionRegistry, defaults: dict[str
 
 
 def _check_known(name: str) -> None:
-    """Raise UsageError unless some client has the property. ``kl consume`` ignores -X linger.ms=20."""
+    """Raise UsageError unless some client type defines the property. Other client types ignore it."""
     from kafkalite.client.config import CONSUMER_OPTIONS, PRODUCER_OPTIONS
 
     if name in PRODUCER_OPTIONS or name in CONSUMER_OPTIONS:

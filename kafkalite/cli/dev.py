@@ -34,7 +34,7 @@ class TopicSpec(NamedTuple):
 
 
 def parse_topic_spec(text: str) -> TopicSpec:
-    """Raises UsageError."""
+    """Parse a topic of the command line. Raises UsageError."""
     name, *numbers = text.split(":")
     problem = topic_name_problem(name)
     if (
@@ -104,9 +104,8 @@ def dev(
     specs = [parse_topic_spec(text) for text in topics]
     settings: dict[str, Any] = {"listeners": f"{_bracketed(host)}:{_DEFAULT_PORT if port is None else port}"}
     if nodes > 1:
-        BrokerConfig.from_settings(
-            parse_overrides(overrides), source="--set"
-        )  # fail here instead of in each node
+        # Report invalid settings here instead of in each node.
+        BrokerConfig.from_settings(parse_overrides(overrides), source="--set")
         _dev_cluster(nodes, specs, data, port, _bracketed(host), parse_overrides(overrides), print_env)
         return
     if data is not None:

@@ -128,7 +128,7 @@ def node_settings(
 
 
 def _toml(settings: Mapping[str, Any]) -> str:
-    """Return the settings as TOML with quoted dotted names. JSON's spelling of the values is also TOML's."""
+    """Return the settings as TOML with quoted dotted names. The values are spelled the same as in JSON."""
     return "".join(f'"{name}" = {json.dumps(value)}\n' for name, value in settings.items())
 
 
@@ -139,7 +139,7 @@ def _write_private(file: Path, text: str) -> None:
 
 
 class DevCluster:
-    """Node processes that are started and stopped together. Lives in one event loop.
+    """Starts and stops node processes together, in one event loop.
 
     A node that ends on its own or is killed is reported and not restarted.
     """
@@ -221,7 +221,7 @@ class DevCluster:
         await asyncio.gather(*(one(node_id, process) for node_id, process in self.processes.items()))
 
     async def stop(self) -> None:
-        """Shut every node down in order. Kill nodes that run after STOP_LIMIT_S."""
+        """Shut every node down in order. Kill nodes that still run after STOP_LIMIT_S seconds."""
         self._is_stopping = True
         running = [process for process in self.processes.values() if process.returncode is None]
         for process in running:

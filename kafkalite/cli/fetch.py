@@ -55,7 +55,7 @@ async def _fetch_all(current: Invocation, wanted: list[RecordAddress]) -> list[R
 
 
 async def _fetch(admin: Admin, consumer: Consumer, address: RecordAddress) -> Record:
-    """Raises NotFoundError if the offset is outside the log or has no record."""
+    """Return the record at ``address``. Raises NotFoundError if the log has no record at that offset."""
     (partition,) = await partitions_of(admin, [address.topic], [address.partition])
     extent = (await extents(admin, [partition]))[partition]
     if not extent.log_start_offset <= address.offset < extent.log_end_offset:

@@ -48,7 +48,7 @@ def unescape(text: str) -> str:
 
 
 def compile_format(text: str) -> Render:
-    """Return a function that renders a record. Raises ValueError, which lists what is allowed."""
+    """Return a function that renders a record. Raises ValueError, whose message lists the allowed names."""
     if re.search(r"(?<!%)(?:%%)*%[" + LETTERS + "]", text):
         return _compile_letters(text)
     if "{" in text:
@@ -221,7 +221,7 @@ def _brace(field: str, spec: str, conversion: str | None) -> Callable[[Record], 
             found = repr(found)
         try:
             return format(found, spec)
-        except (ValueError, TypeError):  # a number format on a text or missing field
+        except (ValueError, TypeError):  # a number format applied to a text or a missing field
             return str(found)
 
     return render

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _POLL_RECORDS: Final = 10_000
 _POLL_MS: Final = 500
-#: Without a partition for this long, all of them belong to other members.
+#: A member without partitions for this many seconds is idle: other members own all of them.
 _IDLE_S: Final = 3.0
 
 
@@ -34,7 +34,7 @@ def patience_ms(deadline: float | None) -> int:
 
 
 def timed_out(printed_count: int, wanted_count: int | None, settings: Mapping[str, Any]) -> TimedOutError:
-    """Return the error of --timeout. ``wanted_count`` None: the end was not reached."""
+    """Return the error for --timeout. ``wanted_count`` is None if the command reads to the end."""
     of = f" of {wanted_count:,}" if wanted_count is not None else ""
     hint = "a longer --timeout waits longer"
     if settings.get("isolation.level") == "read_committed":
@@ -58,14 +58,13 @@ class GroupJob:
     settings: dict[str, Any]
     printer: Printer
     printed_count: int = 0
-    _ends: dict[TopicPartition, int] = field(
-        default_factory=dict
-    )  #: end offsets of the assigned partitions at assignment
+    #: End offsets of the assigned partitions at assignment.
+    _ends: dict[TopicPartition, int] = field(default_factory=dict)
     _held_at: float = field(default_factory=time.monotonic)  #: the last time with an assigned partition
     _was_idle: bool = False
 
     async def run(self, current: Invocation) -> None:
-        """Raises TimedOutError when --timeout passes before the count or the end is reached."""
+        """Print the records. Raises TimedOutError if --timeout passes before the count or the end."""
         settings = {
             "group.id": self.group_id,
             "enable.auto.commit": False,

@@ -48,7 +48,7 @@ _STRATEGIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The input of a strategy for one partition."""
+    """The values from which a strategy computes the new offset of one partition."""
 
     extent: Extent
     current: int | None  #: the committed offset
@@ -84,7 +84,7 @@ def strategy_of(chosen: Mapping[str, Any], offsets: Mapping[TopicPartition, int]
 
 
 def within(offset: int, extent: Extent) -> int:
-    """Return ``offset``, or the nearest one in the log."""
+    """Return ``offset``, limited to the range of the log."""
     return min(max(offset, extent.log_start_offset), extent.log_end_offset)
 
 
@@ -164,7 +164,7 @@ def _moment(chosen: Mapping[str, Any], now_ms: int) -> int | None:
 
 
 def _read_file(path: Path) -> dict[TopicPartition, int]:
-    """Raises UsageError for a line that is not ``topic,partition,offset``."""
+    """Return the offsets in the file. Raises UsageError for a line other than ``topic,partition,offset``."""
     offsets: dict[TopicPartition, int] = {}
     with path.open(newline="") as lines:
         for number, row in enumerate(csv.reader(lines), 1):

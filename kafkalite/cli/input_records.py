@@ -19,12 +19,12 @@ INPUT_FORMATS: Final = ("lines", "json", "jsonl", "raw")
 
 
 class InputError(ValueError):
-    """Input that is not a record, with its position."""
+    """The input at the reported position is not a record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Columns of equal length. None: no record has a value (timestamps: all records get the current time)."""
+    """Columns of equal length, or None if no record has the field. No timestamps: the current time."""
 
     topic: str
     partition: int | None
@@ -48,7 +48,7 @@ class RecordDefaults:
 
 
 class RecordReader:
-    """Takes the chunks of one file; ``finish`` returns the rest at the end of the file. Raises InputError."""
+    """Parses the chunks of one file. ``finish`` returns the last records. Both raise InputError."""
 
     def __init__(
         self,
@@ -64,9 +64,8 @@ class RecordReader:
         self._defaults = defaults
         self._now_ms = now_ms
         self._parse_timestamp = parse_timestamp
-        self._pending: list[
-            bytes
-        ] = []  # pieces without a newline, joined once: linear in the length of a line
+        # Pieces without a newline, joined once: linear in the length of a line.
+        self._pending: list[bytes] = []
         self._line_count = 0
 
     def feed(self, chunk: bytes, *, max_records: int) -> Iterator[list[Block]]:

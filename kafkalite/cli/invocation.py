@@ -1,7 +1,7 @@
 """Options that every command takes: brokers, client properties, timeout, output format.
 
-They may stand before or after the command (``kl -b host topic list``, ``kl topic list -b host``). Both
-write into one ``Invocation``; the later one wins.
+They are accepted before and after the command (``kl -b host topic list``, ``kl topic list -b host``).
+Both positions write to one ``Invocation``; the later value wins.
 """
 
 # Tests: tests/cli/test_app.py
@@ -34,7 +34,7 @@ OUTPUT_FORMATS: Final = ("table", "wide", "name", "json", "jsonl", "yaml")
 
 
 def program_name() -> str:
-    """Return the command that calls ``kl`` here, quoted for a shell."""
+    """Return the command with which the user calls ``kl``, quoted for a shell."""
     return shlex.quote(os.environ.get(PROGRAM_VARIABLE, "kl"))
 
 
@@ -107,7 +107,7 @@ def debug_option(function: F) -> F:
 
 
 def client_options(function: F) -> F:
-    """Add -b, -X, --timeout and --debug: for every command that talks to a broker."""
+    """Add -b, -X, --timeout and --debug, the options of every command that talks to a broker."""
     return apply(
         function,
         click.option(
@@ -143,7 +143,7 @@ def client_options(function: F) -> F:
 
 
 def output_option(function: F) -> F:
-    """Add -o: for commands that print a listing."""
+    """Add -o, the output option of commands that print a listing."""
     return click.option(
         "-o",
         "--output",
@@ -220,7 +220,7 @@ def say(message: str) -> None:
 
 
 def confirm(question: str, refusal: str) -> None:
-    """Ask for confirmation on stderr. Raises KafkaliteError with ``refusal`` unless it is given."""
+    """Ask for confirmation on stderr. Raises KafkaliteError with the text ``refusal`` unless it is given."""
     click.echo(f"{question} [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise KafkaliteError(refusal, hint="--yes does it without asking")
@@ -240,9 +240,9 @@ def parse_settings(texts: Iterable[str], example: str) -> dict[str, str]:
 def topic_names(
     positional: Iterable[str], flags: Sequence[str], command: str, rest: str = ""
 ) -> tuple[str, ...]:
-    """Return the topics given as arguments or, as in Kafka's scripts, by ``--topic``, each once.
+    """Return the topics given as arguments or, as in Kafka's scripts, by ``--topic``, without duplicates.
 
-    Raises UsageError when there are none.
+    Raises UsageError if there are none.
     """
     names = tuple(dict.fromkeys((*positional, *flags)))
     if not names:

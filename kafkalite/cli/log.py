@@ -40,7 +40,7 @@ _SEGMENT_COLUMNS: Final = (
 
 
 def _unless_none(number: int | None) -> str:
-    """Show an id, epoch or sequence; -1 means none."""
+    """Return an id, epoch or sequence as text; -1 means none."""
     return "-" if number is None or number < 0 else str(number)
 
 
@@ -277,7 +277,7 @@ _KINDS_OF_RECORDS: Final = ("data", "transactional")
 
 
 def _kind(file: Path, position: int, header: BatchHeader) -> tuple[str, int | None]:
-    """Return data, transactional, commit, abort or gap; and the coordinator epoch of a marker."""
+    """Return the batch's kind (data, transactional, commit, abort, gap) and a marker's coordinator epoch."""
     from kafkalite.records.control import parse_marker
     from kafkalite.records.gaps import is_gap
 

@@ -18,7 +18,7 @@ _RESET: Final = "\x1b[0m"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """``key`` names the row's value, ``title`` heads it. ``wide`` columns show with -o wide only."""
+    """A column. ``key`` selects the row's value. ``wide`` columns are printed only with -o wide."""
 
     key: str
     title: str
@@ -39,9 +39,9 @@ def print_listing(
     name_key: str = "name",
     if_empty: str = "",
 ) -> None:
-    """Print rows. json, jsonl and yaml carry every value unrounded; tables are for people.
+    """Print rows. json, jsonl and yaml contain every value unrounded; tables are for people.
 
-    ``if_empty`` goes to stderr when a table has no rows.
+    ``if_empty`` is printed on stderr if a table has no rows.
     """
     listed = list(rows)
     if if_empty and not listed and output in {"table", "wide"}:
@@ -148,9 +148,9 @@ def plural(count: int, noun: str) -> str:
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """Return the smallest sample that at least ``percent`` % of all do not exceed (nearest rank).
+    """Return the smallest sample that is not below ``percent`` % of all samples (nearest rank).
 
-    Raises ValueError if there are none.
+    Raises ValueError if there are no samples.
     """
     if not samples:
         raise ValueError("no samples")

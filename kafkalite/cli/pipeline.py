@@ -344,7 +344,7 @@ def _trigger(text: str | None, once: bool) -> str:
 
 @contextlib.contextmanager
 def brokers(current: invocation.Invocation, *, is_demo: bool) -> Iterator[str]:
-    """Yield the bootstrap servers: the given ones, or for a demo those of an embedded broker."""
+    """Yield the given bootstrap servers or, for a demo, those of an embedded broker."""
     if not is_demo or current.bootstrap_source != "default":
         yield current.bootstrap_servers
         return
@@ -417,7 +417,7 @@ def _check_topics(declared: Any) -> None:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[Callable[[], bool]]:
-    """Yield a function: did Ctrl-C or SIGTERM come? The second signal raises KeyboardInterrupt.
+    """Yield a function that returns whether Ctrl-C or SIGTERM came. A second one raises KeyboardInterrupt.
 
     pyspark's own handler would fail the query, and an exception during a call to the JVM breaks that
     call.

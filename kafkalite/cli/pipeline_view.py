@@ -52,7 +52,7 @@ class Watcher:
             self._paint(text)
 
     def begin(self, text: str) -> None:
-        """Paint a step, or print it as a line if nothing is painted, so that a log is not silent for long."""
+        """Paint a step on a terminal; elsewhere print a line, so that a log is not silent for long."""
         if self._is_painted:
             self._paint(text)
         elif not self._is_quiet:
@@ -84,7 +84,7 @@ class Watcher:
             self._paint(import_module("sparkbridge.pipelines.progress").line_of(run.tallies))
 
     def on_rows(self, shown: Any) -> None:
-        """Print rows of a console sink: a table, an object per line (jsonl), or kept for the end (json)."""
+        """Print rows of a console sink as a table or as jsonl. With -o json, keep them for the end."""
         self._wipe()
         if self._output in {"json", "jsonl"}:
             documents = [

@@ -28,7 +28,7 @@ class Printer(Protocol):
 
 
 class _PerRecord:
-    """A printer without head and tail."""
+    """Base of printers that write nothing before and after the records."""
 
     def head(self) -> bytes:
         return b""
@@ -50,7 +50,7 @@ class JsonlPrinter(_PerRecord):
 
 
 class JsonPrinter:
-    """Prints one array of the objects that jsonl has, one per line."""
+    """Prints a JSON array of the same objects as jsonl, one per line."""
 
     def __init__(self) -> None:
         self._is_first = True
@@ -116,7 +116,7 @@ def for_eyes(data: bytes | None, most: int) -> str:
 
 
 def make_printer(output: str, text_format: str | None) -> Printer:
-    """Raises ValueError for a bad format."""
+    """Return the printer for an output format. Raises ValueError for an invalid ``text_format``."""
     if text_format is not None:
         return FormatPrinter(text_format)
     match output:

@@ -27,7 +27,7 @@ class NoProgress:
 
 
 class _Bar:
-    """Shows bytes if their total is known, else records; with the record count beside it."""
+    """Shows progress in bytes if their total is known, otherwise in records; and the record count."""
 
     def __init__(self, stream: Any, title: str, total_bytes: int | None, total_records: int | None) -> None:
         from rich.console import Console
@@ -72,7 +72,7 @@ class _Bar:
 def bar_on(
     stream: Any, title: str, *, total_bytes: int | None = None, total_records: int | None = None
 ) -> Progress:
-    """Return a bar on ``stream`` if that is a terminal and rich is installed."""
+    """Return a bar on ``stream`` if it is a terminal and rich is installed."""
     if not stream.isatty():
         return NoProgress()
     try:

@@ -52,7 +52,7 @@ class OffsetRange:
 
     @property
     def timestamps_ms(self) -> tuple[int, ...]:
-        """The timestamps whose offsets ``resolve`` needs."""
+        """Return the timestamps whose offsets ``resolve`` needs."""
         sides = (self.first, self.stop)
         return tuple(side.number for side in sides if side is not None and side.anchor is Anchor.TIME)
 
@@ -62,7 +62,7 @@ END: Final = Bound(Anchor.END)
 
 
 def parse_range(text: str, *, now_ms: int, zone: tzinfo | None = None) -> OffsetRange:
-    """Raises ValueError, which shows examples."""
+    """Parse a range. Raises ValueError, whose message shows examples."""
     cleaned = text.strip()
     if cleaned.startswith("@"):
         found = _time_range(cleaned[1:], now_ms, zone)
@@ -96,7 +96,7 @@ def _bound(text: str) -> Bound | None:
 
 
 def _time_range(text: str, now_ms: int, zone: tzinfo | None) -> OffsetRange | None:
-    """Try one time first, so ``@09:30`` is half past nine, then two, split at the first colon that fits."""
+    """Parse one time, so that ``@09:30`` is half past nine; else two, split at the first colon that fits."""
     whole = _time(text, now_ms, zone)
     if whole is not None:
         return OffsetRange(Bound(Anchor.TIME, whole))

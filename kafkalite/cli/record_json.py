@@ -29,7 +29,7 @@ _KNOWN = frozenset(FIELDS)
 
 
 class Draft(NamedTuple):
-    """A record to produce. None: not given (topic, partition, timestamp) or null (key, value)."""
+    """A record to produce. None means not given (topic, partition, timestamp) or null (key, value)."""
 
     topic: str | None
     partition: int | None
@@ -69,7 +69,7 @@ def to_line(record: Record) -> bytes:
 
 
 def decode_bytes(document: Any, what: str) -> bytes | None:
-    """Reverse ``encode_bytes``, and return any other JSON in its shortest form. Raises ValueError."""
+    """Return the bytes behind ``encode_bytes``, or other JSON in its shortest form. Raises ValueError."""
     if document is None:
         return None
     if isinstance(document, str):

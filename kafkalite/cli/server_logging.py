@@ -52,7 +52,7 @@ def configure(level: str = "info", log_format: LogFormat | None = None, stream: 
 
 
 def unfold_fields(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Turn the Fields of a record into keys of the event: a structlog processor."""
+    """Turn the Fields of a log record into keys of the event. A structlog processor."""
     record: logging.LogRecord | None = event.get("_record")
     arguments = event.pop("positional_args", None)
     if record is not None and isinstance(arguments, tuple):

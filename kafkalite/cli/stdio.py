@@ -1,4 +1,4 @@
-"""stdin and stdout beside an event loop: reads that can be cancelled, a pipe whose reader may close it.
+"""Reads stdin and writes stdout beside an event loop; reads can be cancelled, closed pipes are detected.
 
 Pipes and terminals are read on a daemon thread: they must not be made non-blocking, since the shell
 shares them, and a thread of the loop's executor would delay Ctrl-C until the next line.
@@ -107,8 +107,8 @@ def printing(printer: Printer) -> Iterator[Callable[[Sequence[Record]], None]]:
 async def until_pipe_closes(work: Coroutine[Any, Any, None]) -> None:
     """Run ``work`` until the reader of stdout is gone, even while there is nothing to write.
 
-    ``kl consume events | head -1`` ends with head, not with the next event. Raises BrokenPipeError
-    then.
+    ``kl consume events | head -1`` ends when head ends, not at the next event. Raises BrokenPipeError
+    when the reader is gone.
     """
     import asyncio
 

@@ -65,7 +65,7 @@ def _to_ms(moment: datetime, zone: tzinfo | None) -> int:
 
 
 def format_time(timestamp_ms: int) -> str:
-    """Turn milliseconds since the epoch into RFC 3339 in UTC; ``-`` for none, or one outside the calendar."""
+    """Return milliseconds since the epoch as RFC 3339 in UTC; ``-`` for no time or one out of range."""
     if timestamp_ms < 0:
         return "-"
     try:

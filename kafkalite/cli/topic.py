@@ -34,7 +34,7 @@ def topic() -> None:
 
 
 async def _each(names: tuple[str, ...], act: Callable[[str], Awaitable[None]]) -> None:
-    """Act on every name. The failure of a single name is raised; several are reported and counted."""
+    """Call ``act`` for each name. The error of a single name is raised; those of several are reported."""
     failures: list[KafkaliteError] = []
     for name in names:
         try:
@@ -301,7 +301,7 @@ def delete(names: tuple[str, ...], flags: tuple[str, ...], yes: bool, if_exists:
 
 
 async def _weigh(admin: Admin, names: tuple[str, ...]) -> tuple[dict[str, str], dict[str, KafkaliteError]]:
-    """Return what would be lost, by topic, and the error of each missing topic."""
+    """Return a text on the data that would be lost, by topic, and the error of each missing topic."""
     found: dict[str, str] = {}
     missing: dict[str, KafkaliteError] = {}
     for name in names:

@@ -47,7 +47,7 @@ Logs = dict[tuple[int, int], LogDirPartition]
 
 
 async def description(admin: Admin, client: ClusterClient, name: str, *, all_configs: bool) -> dict[str, Any]:
-    """Raises UnknownTopicOrPartitionError."""
+    """Return the topic as a document. Raises UnknownTopicOrPartitionError."""
     import asyncio
 
     topic = await _topic(client, name)

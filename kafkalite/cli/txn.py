@@ -189,7 +189,7 @@ async def _abort(admin: Admin, name: str) -> None:
 def _hanging(
     name: str | None, hanging: str | None, producer_id: int | None, start_offset: int | None
 ) -> tuple[TopicPartition, int, int] | None:
-    """Return the hanging transaction to abort, or None for that of a transactional id. Raises UsageError."""
+    """Return the hanging transaction to abort, or None for a transactional id's. Raises UsageError."""
     if hanging is None:
         if name is None:
             raise UsageError("no transaction given: name a TRANSACTIONAL_ID, or --hanging TOPIC-PARTITION")

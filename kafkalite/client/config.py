@@ -24,7 +24,7 @@ _MAX_LONG: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonConfig:
-    """Options of every client; all there are of an admin."""
+    """Options of every client. An admin has no others."""
 
     bootstrap_servers: tuple[str, ...] = option_field(
         ("localhost:9092",),
@@ -239,7 +239,7 @@ CONSUMER_OPTIONS: Final = options_of(ConsumerConfig)
 
 
 class CommonSettings(TypedDict, total=False):
-    """Keyword arguments all three objects take; ``ADMIN_OPTIONS`` documents them."""
+    """Keyword arguments of every client; ``ADMIN_OPTIONS`` documents them."""
 
     client_id: str
     request_timeout_ms: int
@@ -300,14 +300,14 @@ C = TypeVar("C", bound=CommonConfig)
 
 
 def admin_config(settings: Mapping[str, Any], *, source: str = "") -> CommonConfig:
-    """Settings in either spelling -> a config. Raises ConfigError."""
+    """Return the config for settings in either spelling. Raises ConfigError."""
     return CommonConfig(**_by_python_name(ADMIN_OPTIONS, settings, source))
 
 
 def producer_config(settings: Mapping[str, Any], *, source: str = "") -> ProducerConfig:
-    """Settings in either spelling -> a config. Raises ConfigError, also where two settings contradict.
+    """Return the config for settings in either spelling. Raises ConfigError, also for contradictions.
 
-    A ``batch.size`` above ``max.request.size`` is lowered to it, for a batch must fit in a request.
+    A ``batch.size`` above ``max.request.size`` is lowered to it, because a batch must fit in a request.
     """
     values = _by_python_name(PRODUCER_OPTIONS, settings, source)
     values["acks"] = Acks.ALL if values["acks"] == "all" else Acks(int(values["acks"]))
@@ -332,7 +332,7 @@ def producer_config(settings: Mapping[str, Any], *, source: str = "") -> Produce
 
 
 def _idempotence(values: Mapping[str, Any], source: str) -> bool:
-    """Whether to be idempotent, as Kafka decides: by default if the other settings allow it."""
+    """Whether the producer is idempotent. As in Kafka, the default is yes if other settings allow it."""
     asked: bool | None = values["enable_idempotence"]
     because = "enable.idempotence=true"
     if values["transactional_id"] is not None:
@@ -365,7 +365,7 @@ def _check_transactional_id(transactional_id: str, source: str) -> None:
 
 
 def consumer_config(settings: Mapping[str, Any], *, source: str = "") -> ConsumerConfig:
-    """Settings in either spelling -> a config. Raises ConfigError, also where two settings contradict."""
+    """Return the config for settings in either spelling. Raises ConfigError, also for contradictions."""
     values = _by_python_name(CONSUMER_OPTIONS, settings, source)
     values["isolation_level"] = IsolationLevel[values["isolation_level"].upper()]
     config = ConsumerConfig(**values)
@@ -392,7 +392,7 @@ def consumer_config(settings: Mapping[str, Any], *, source: str = "") -> Consume
 
 
 def merged(config: Mapping[str, Any] | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` in any spelling, with the arguments that are given (not None) over it, dotted."""
+    """Return ``config`` with dotted names, overridden by each argument that is not None."""
     settings = {name.replace("_", "."): value for name, value in (config or {}).items()}
     settings.update((name.replace("_", "."), value) for name, value in arguments.items() if value is not None)
     return settings

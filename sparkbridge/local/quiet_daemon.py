@@ -29,9 +29,8 @@ def quietly(serve: Callable[[Any, bool], int]) -> Callable[[Any, bool], int]:
         try:
             return serve(sock, authenticated)
         except (BrokenPipeError, ConnectionResetError):
-            sys.unraisablehook = (
-                _say_nothing  # since Python 3.13, files report data that they could not write
-            )
+            # Since Python 3.13, files report data that they could not write.
+            sys.unraisablehook = _say_nothing
             return HUNG_UP
 
     return worker

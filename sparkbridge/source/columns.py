@@ -193,9 +193,8 @@ def _offsets(pieces: Pieces, count: int) -> pa.Array:
 
 def _timestamps(pieces: Pieces, where: str) -> pa.Array:
     arrays: list[pa.Array] = []
-    common = (
-        bytearray()
-    )  # timestamps of batches whose records all have the same one, which nearly all batches are
+    # Timestamps of batches whose records all have the same timestamp, as in nearly all batches.
+    common = bytearray()
     for piece in pieces:
         deltas, common_ms = piece.body.timestamp_deltas, piece.header.base_timestamp_ms
         if piece.header.timestamp_type is TimestampType.LOG_APPEND_TIME:
@@ -295,9 +294,8 @@ def _headers(pieces: Pieces, count: int, kind: pa.DataType, where: str) -> pa.Ar
         rows.extend(decoded[piece.first : piece.first + piece.row_count])
     is_map = pa.types.is_map(kind)
     if is_map:
-        rows = [
-            tuple(dict(row).items()) if len(row) > 1 else row for row in rows
-        ]  # the last header of each name
+        # Keep the last header of each name.
+        rows = [tuple(dict(row).items()) if len(row) > 1 else row for row in rows]
     ends = list(accumulate(map(len, rows), initial=0))
     starts: list[Any] = [start if row else None for start, row in zip(ends, rows, strict=False)]
     offsets = pa.array([*starts, ends[-1]], _INT32)

@@ -120,9 +120,8 @@ class _RangeReader:
                     raise
                 continue  # a leader may be away for longer than kafka.request.timeout.ms
             response_count += 1
-            if (
-                response_count == 1 and not self._has_topic()
-            ):  # asked after the response: so the response is of this topic
+            # The topic is checked after the response, so the response is of this topic.
+            if response_count == 1 and not self._has_topic():
                 return
             start, token = self._position, None
             spans = self._spans(fetched)

@@ -170,9 +170,8 @@ def resolve_ending(
         if wanted is None:
             wanted = end
         where = spec.where(tp)
-        if (
-            wanted > end and where is not None and where.kind == "offset"
-        ):  # for a time, the record may have been written since
+        # The record of a time may have been written since the snapshot.
+        if wanted > end and where is not None and where.kind == "offset":
             losses.append(_outside(spec, tp, wanted, end))
         positions[tp] = min(max(start, wanted), end)
     return Resolved(positions, losses)

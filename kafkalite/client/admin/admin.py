@@ -1,6 +1,6 @@
 """Admin: topics, their configs, consumer groups, transactions, the cluster."""
 
-# Long because Admin is one class with one method per request; what it returns is in ``descriptions``.
+# Long because Admin is one class with one method per request. Its result types are in ``descriptions``.
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Admin:
         return f"<Admin {self._state}, {len(self._cluster.metadata.addresses)} brokers>"
 
     async def start(self) -> Self:
-        """Reach the cluster. Raises ConnectionFailedError. ``async with`` does this."""
+        """Connect to the cluster. Raises ConnectionFailedError. ``async with`` calls this."""
         if self._state != "new":
             raise ClientClosedError(f"an admin starts once; this one is {self._state}")
         self._state = "closed"
@@ -273,7 +273,7 @@ class Admin:
     async def list_offsets(
         self, tps: Iterable[TopicPartition], at: Literal["earliest", "latest", "max-timestamp"] | int
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """Return the first offset, the end (exclusive), or the first at a time in ms (-1: all are older)."""
+        """Return the log start, the end (exclusive), or the first offset at a time in ms (-1: all older)."""
         self._check_open()
         translate = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
         timestamp_ms = translate[at] if isinstance(at, str) else at
@@ -315,7 +315,7 @@ class Admin:
         return cluster_description(response)
 
     async def describe_quorum(self, node_id: int | None = None) -> QuorumDescription:
-        """Return the controller quorum as its leader, if reachable, or as ``node_id`` sees it."""
+        """Return the controller quorum as seen by ``node_id``, by default by its leader, if reachable."""
         if node_id is None:
             self._check_open()
             return quorum_description(await look_at_quorum(self._cluster))
@@ -360,7 +360,7 @@ class Admin:
         return _results(results, return_exceptions)
 
     async def controlled_shutdown(self, node_id: int) -> None:
-        """Make a broker hand over its leaderships and stop. Returns when it has begun to."""
+        """Make a broker transfer its leaderships and stop. Returns when the shutdown has begun."""
         await self._call(messages.ControlledShutdownRequest(node_id))
 
     async def describe_log_dirs(self, topics: Sequence[str] | None = None) -> list[LogDescription]:
@@ -422,7 +422,7 @@ class Admin:
         return found
 
     async def group_lag(self, group_id: str) -> list[PartitionLag]:
-        """Return the group's lag in each partition that it is assigned or has committed, in order.
+        """Return the group's lag in each assigned or committed partition, in order.
 
         Raises GroupIdNotFoundError for a group that has neither members nor offsets.
         """
@@ -471,7 +471,7 @@ class Admin:
     async def delete_groups(
         self, group_ids: Iterable[str], *, return_exceptions: bool = False
     ) -> dict[str, BrokerError | None]:
-        """Delete groups and offsets; {name: None}. Raises NonEmptyGroupError, GroupIdNotFoundError."""
+        """Delete groups; returns {name: None}. Raises NonEmptyGroupError, GroupIdNotFoundError."""
         results: dict[str, BrokerError | None] = {}
         for group_id in group_ids:
             response = await self._call_coordinator(GROUP_KEY, group_id, DeleteGroupsRequest([group_id]))
@@ -483,7 +483,7 @@ class Admin:
     async def list_transactions(
         self, states: Sequence[str] = (), *, min_duration_ms: int = 0
     ) -> list[TransactionListing]:
-        """Return transactional ids, by name: all, or those in ``states`` and open for ``min_duration_ms``."""
+        """Return transactional ids by name: all, or those in ``states`` and open for ``min_duration_ms``."""
         responses = await self._call_every_broker(ListTransactionsRequest(list(states), min_duration_ms))
         return sorted(
             (
@@ -508,7 +508,7 @@ class Admin:
         return transaction_group_description(response)
 
     async def retire_transaction_group(self, application_id: str) -> int:
-        """``TransactionGroup.retire`` for an application that no longer runs."""
+        """Call ``TransactionGroup.retire`` for an application that no longer runs."""
         request = RetireTxnGroupRequest(application_id)
         response = await self._call_coordinator(TRANSACTION_KEY, application_id, request)
         last: int = response.last_batch_id
@@ -524,7 +524,7 @@ class Admin:
         request = InitProducerIdRequest(
             transactional_id, described.timeout_ms, NO_PRODUCER_ID, NO_PRODUCER_EPOCH
         )
-        with contextlib.suppress(ConcurrentTransactionsError):  # the end is decided, but takes a while
+        with contextlib.suppress(ConcurrentTransactionsError):  # the abort is decided, but not complete yet
             await self._call_coordinator(TRANSACTION_KEY, transactional_id, request)
 
     async def describe_producers(
@@ -610,7 +610,7 @@ class Admin:
 
     @property
     def _timeout_ms(self) -> int:
-        """The broker's time limit: it responds before request.timeout.ms ends the wait."""
+        """Return the broker's time limit: below request.timeout.ms, so that its response arrives."""
         timeout_ms = self.config.request_timeout_ms
         return max(timeout_ms - RESPONSE_MARGIN_MS, (timeout_ms + 1) // 2)
 

@@ -50,7 +50,7 @@ class PlacedPartition(NamedTuple):
 
     @property
     def is_led_by_another(self) -> bool:
-        """Whether a replica other than the preferred one, the first, leads."""
+        """Whether the leader is a replica other than the preferred one, which is the first."""
         return not self.is_leaderless and self.state.leader_id != self.state.replicas[0]
 
 
@@ -155,7 +155,7 @@ async def _look_at(address: str, timeout_ms: int) -> ClusterView:
 
 
 async def look_at_quorum(client: ClusterClient) -> DescribeQuorumResponse:
-    """Return the quorum as its leader sees it, which knows the others' offsets, or as any node does."""
+    """Return the quorum as seen by its leader, which knows all offsets; if unreachable, by any node."""
     response: DescribeQuorumResponse = (await client.call(DescribeQuorumRequest())).message
     leader_id = response.leader_id
     if leader_id in {NO_NODE, response.node_id} or leader_id not in client.metadata.addresses:
@@ -169,7 +169,7 @@ async def look_at_quorum(client: ClusterClient) -> DescribeQuorumResponse:
 
 
 class RequestedState(NamedTuple):
-    """What a caller waits for, in addition to a controller."""
+    """The state of the cluster to wait for, besides an active controller."""
 
     broker_count: int = 1
     is_fully_in_sync: bool = False  #: every registered broker live, every partition led and fully in sync
@@ -211,7 +211,7 @@ def _unwhole(view: ClusterView) -> list[str]:
 
 
 def counted(partitions: Iterable[PlacedPartition], how: str) -> str:
-    """``3 partitions under-replicated (orders-0, orders-1, …)``"""
+    """Return a text such as ``3 partitions under-replicated (orders-0, orders-1, …)``."""
     named = [str(each.name) for each in partitions]
     noun = "partition" if len(named) == 1 else "partitions"
     shown = ", ".join(named[:3]) + (", …" if len(named) > 3 else "")
@@ -219,7 +219,7 @@ def counted(partitions: Iterable[PlacedPartition], how: str) -> str:
 
 
 def silent_voters(quorum: DescribeQuorumResponse) -> list[int]:
-    """Return the controllers that the leader has not heard from recently. Only the leader knows. Pure."""
+    """Return controllers whose last message is too old. ``quorum`` must be the leader's response. Pure."""
     if quorum.leader_id != quorum.node_id:
         return []
     return [

@@ -1,4 +1,4 @@
-"""The values that Admin takes and returns, and how they are made from responses. Pure."""
+"""Argument and result types of Admin, and their conversion from responses. Pure."""
 
 # Tests: tests/client/test_admin.py
 
@@ -82,7 +82,7 @@ class NodeDescription:
     address: str
     rack: str | None
     broker_epoch: int  #: grows with every registration
-    is_fenced: bool  #: not live according to the controller: leads no partition
+    is_fenced: bool  #: not live according to the controller, so it leads no partition
     is_shutting_down: bool
     registered_ms: int  #: wall clock
 
@@ -170,7 +170,7 @@ class MemberDescription:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Why a group has a generation."""
+    """One generation of a group, and its cause."""
 
     group_epoch: int
     time_ms: int  #: wall clock
@@ -261,9 +261,10 @@ class TransactionGroupWriter:
 @dataclass(frozen=True, slots=True)
 class TransactionGroupDescription:
     application_id: str
-    last_batch_id: int  #: the last one decided; -1 before any
+    last_batch_id: int  #: the last decided batch; -1 before any
     last_winners: tuple[str, ...]
-    writers: tuple[TransactionGroupWriter, ...]  #: those with transactions that have not ended everywhere
+    #: Writers whose transactions have not ended in every partition.
+    writers: tuple[TransactionGroupWriter, ...]
 
 
 def described(kind: type[D], message: Any, **converted: Any) -> D:

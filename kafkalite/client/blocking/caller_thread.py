@@ -27,7 +27,7 @@ _Method = Callable[[Sequence[TopicPartition]], Awaitable[None] | None]
 
 
 class CallerThread:
-    """Runs coroutines for one thread at a time. While it waits, that thread makes the calls they ask for."""
+    """Runs coroutines for one thread at a time. While that thread waits, it makes their listener calls."""
 
     def __init__(self, loop_thread: LoopThread) -> None:
         self._loop_thread = loop_thread

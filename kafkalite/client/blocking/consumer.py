@@ -1,7 +1,7 @@
 """The blocking twin of Consumer, over the same object in the loop thread.
 
-Records are taken from the loop thread in bulk. Those not returned to the caller yet are buffered here; every
-position that is read or committed lies before them.
+Records are taken from the loop thread in bulk and buffered here until they are returned to the caller.
+The positions that are read or committed do not include buffered records.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Iteration takes this many records at once from the loop thread, a hand-over costs about 100 microseconds.
-# In a group it takes max.poll.records, because auto-commit counts them as being processed.
+# Iteration takes this many records at once from the loop thread, because each transfer costs about 100
+# microseconds. In a group it takes max.poll.records, because auto-commit counts them as being processed.
 ITERATION_RECORDS: Final = 10_000
 
 

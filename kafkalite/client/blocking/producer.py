@@ -399,7 +399,7 @@ class Producer(Twin[async_producer.Producer]):
 
 
 class _ConsumerSnapshot:
-    """The positions of a blocking consumer. The loop thread reads its group metadata when it needs them."""
+    """The positions of a blocking consumer. The loop thread reads its group metadata on demand."""
 
     def __init__(
         self,

@@ -93,7 +93,7 @@ class Twin(Generic[A]):
 def opened_with(
     original: Callable[P, A],
 ) -> Callable[[Callable[[Any, A], None]], Callable[Concatenate[Any, P], None]]:
-    """Decorate an ``__init__`` that takes an ``original``: it takes the arguments of the original instead."""
+    """Decorate an ``__init__`` that takes an ``original``, to take the original's arguments instead."""
 
     def decorate(init: Callable[[Any, A], None]) -> Callable[Concatenate[Any, P], None]:
         @wraps(original.__init__)

@@ -1,4 +1,4 @@
-"""Follows a ``CallPlan`` on an asyncio loop: the one request loop of the client and of the brokers' peers."""
+"""Runs a ``CallPlan`` on asyncio: the only request loop of the client and between brokers."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class CallRules:
     #: Give up after so many failures. None: only the deadline ends the plan.
     max_failures: int | None = None
     #: Retry the first failure without a pause, because often the broker had closed an idle connection.
-    # Locate the : target again after every later failure.
+    #: Locate the target again after every later failure.
     has_free_retry: bool = False
     #: ``locate`` only starts a lookup that continues in the background, so it precedes the pause.
     locates_in_background: bool = False
@@ -200,12 +200,12 @@ class CallPlan:
         return Send(max(1, left_ms))
 
     def located(self, node_id: int | None = None) -> None:
-        """The target is at ``node_id``; None if it is more than one node."""
+        """Record that the target is at ``node_id``; None if it is more than one node."""
         self.node_id = node_id
         self._is_located = True
 
     def connected(self) -> None:
-        """There is an open connection to the node."""
+        """Record that a connection to the node is open."""
         self._is_connected = True
 
     def wake(self) -> None:

@@ -54,8 +54,8 @@ _REFRESH_GROWTH_PERCENT: Final = 110
 # With several brokers, try the next one when a broker has not responded for this long.
 STAGGER_S: Final = 0.3
 
-# Opening a client tries every bootstrap address this often before it fails. Once open, a client reconnects
-# until it is closed.
+# Opening a client tries every bootstrap address this many times before it fails. Once open, a client
+# reconnects until it is closed.
 BOOTSTRAP_ROUNDS: Final = 3
 
 _NO_CLUSTER_HINT: Final = "is a broker running there? 'kl dev' starts one"
@@ -97,7 +97,7 @@ class ClusterClient:
         self.metadata = MetadataCache()
         self.rng = rng or system_rng()
         self.allow_auto_topic_creation = allow_auto_topic_creation
-        #: How long a broker may hold a response by itself, by purpose.
+        #: How long a broker may hold the response to a long poll, in ms by purpose.
         self.long_poll_ms: dict[int, int] = {}
         #: Topics whose metadata is kept fresh; None is all of them.
         self.topics: set[str] | None = set()
@@ -169,7 +169,7 @@ class ClusterClient:
         await asyncio.sleep(0)  # the transports call connection_lost
 
     def now_ms(self) -> int:
-        """The loop's monotonic clock."""
+        """Return the time of the loop's monotonic clock in milliseconds."""
         assert self._loop is not None, "start() first"
         return int(self._loop.time() * 1000)
 
@@ -197,7 +197,7 @@ class ClusterClient:
     # --- connections ---------------------------------------------------------------------------
 
     def connection_now(self, node_id: int, purpose: Purpose = Purpose.MAIN) -> Connection | None:
-        """Return the open connection, or None after starting to dial; ``on_change`` follows."""
+        """Return the open connection; else start to dial and return None. ``on_change`` is called later."""
         link = self._links.get((node_id, purpose))
         if link is not None:
             if link.connection is not None and link.connection.is_open:
@@ -334,7 +334,7 @@ class ClusterClient:
         self._refreshing = self.spawn(self._refresh(urgent))
 
     async def _refresh(self, urgent: bool) -> None:
-        """Refresh until one succeeds, then call ``on_change``. Only one refresh runs at a time."""
+        """Request metadata until it succeeds, then call ``on_change``. Only one refresh runs at a time."""
         failures = 0
         try:
             while True:
@@ -389,7 +389,7 @@ class ClusterClient:
         self._adopt_bootstrap()
 
     async def call_any_broker(self, request: Any) -> Response:
-        """Return the first response in time. With a single broker only request.timeout.ms limits it."""
+        """Return the first broker's response in time. A single broker may take request.timeout.ms."""
         error: KafkaliteError | None = None
         timeout_ms = self.config.request_timeout_ms
         addresses = {*self.metadata.addresses.values(), *self.config.bootstrap_servers}

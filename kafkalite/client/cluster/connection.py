@@ -1,8 +1,8 @@
 """One connection to one broker: the asyncio shell around ``protocol.connection.ClientConnection``.
 
 A request carries a callback that runs inside ``buffer_updated`` as soon as the response is complete,
-without a task, a future or another turn of the loop. ``call`` is the awaitable form. Only this module
-turns a response's error code, a lost connection or a missing response into an exception.
+without a task, a future or another iteration of the loop. ``call`` is the awaitable form. Only this
+module turns a response's error code, a lost connection or a missing response into an exception.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Connection(asyncio.BufferedProtocol):
         await greeted
 
     def _sweep_pending(self) -> None:
-        """Close the connection if a request has timed out. Responses come in order: all others wait, too."""
+        """Close the connection if a request has timed out: later responses can only arrive after its own."""
         self._sweep = None
         now_s = self._loop.time()
         for _, deadline_s, timeout_ms in self.pending.values():

@@ -112,7 +112,7 @@ class CoordinatorLink:
         return node_id
 
     async def _drive(self, what: str, timeout_ms: int | None, request: Any, purpose: Purpose) -> Any:
-        """Return the response to ``request``; the coordinator's node id if it is None."""
+        """Return the response to ``request``, or the coordinator's node id if ``request`` is None."""
         cluster = self._cluster
         now_ms = cluster.now_ms()
         if timeout_ms is None:
@@ -190,9 +190,8 @@ class CoordinatorLink:
         try:
             outcome = await asyncio.shield(finding)
         except asyncio.CancelledError:
-            if (
-                finding.cancelled() and self._cluster.is_closed
-            ):  # the client was closed; the caller was not cancelled
+            # The client was closed; the caller was not cancelled.
+            if finding.cancelled() and self._cluster.is_closed:
                 raise ClientClosedError("the client is closed") from None
             raise
         if isinstance(outcome, KafkaliteError):

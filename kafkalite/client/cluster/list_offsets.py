@@ -50,7 +50,7 @@ async def list_offsets(
     isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     timeout_ms: int | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
-    """Return the offset of each partition for its timestamp (or EARLIEST, LATEST, MAX_TIMESTAMP), by batch.
+    """Return offsets by timestamp, exact to a batch, or for EARLIEST, LATEST, MAX_TIMESTAMP.
 
     Retries until ``timeout_ms``. Raises BrokerError, ConnectionFailedError, RequestTimeoutError.
     """
@@ -64,7 +64,7 @@ async def list_offsets(
         cluster.request_refresh()
 
     async def dial(node_id: int | None) -> None:
-        """Each leader is dialled when its request is sent."""
+        """Do nothing: each leader is dialled when its request is sent."""
 
     async def send(_: None, timeout_ms: int) -> dict[TopicPartition, ListedOffset]:
         missing = {tp: time for tp, time in wanted.items() if tp not in found}
@@ -129,10 +129,10 @@ async def offsets_for_times(
     *,
     isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """Return the first record whose timestamp is at least the given one, exactly; None if all are older.
+    """Return each partition's first record with at least the given timestamp; None if all are older.
 
-    For MAX_TIMESTAMP, the record with the highest. Brokers do not unpack batches, so the batch is
-    fetched here.
+    For MAX_TIMESTAMP, return the record with the highest timestamp. Brokers do not unpack batches, so
+    this function fetches the batch.
     """
     listed = await list_offsets(cluster, wanted, isolation_level=isolation_level)
     found: dict[TopicPartition, OffsetAndTimestamp | None] = {}

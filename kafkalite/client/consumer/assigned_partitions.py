@@ -6,15 +6,15 @@ Metadata, responses and the user's calls go in; requests, batches and errors com
     fetch_offset     the next offset to fetch
     buffered         the batches between the two, not unpacked yet
 
-With the fetch offset goes the leader epoch of the last batch before it. Before fetching from a new
-leader, the consumer asks where that epoch ends in its log (KIP-320). If it ends before the fetch
-offset, records that this consumer has fetched were lost.
+The leader epoch of the last batch before the fetch offset is stored with that offset. Before fetching
+from a new leader, the consumer asks where that epoch ends in the leader's log (KIP-320). If it ends
+before the fetch offset, records that this consumer has fetched were lost.
 
 Control batches, and with ``read_committed`` those of aborted transactions (``isolation``), are dropped
 on arrival; the position moves past them.
 
 A *seek* discards the buffer and invalidates responses in flight. A partition is fetched while less than
-max.partition.fetch.bytes of it are buffered, and all together while less than fetch.max.bytes are.
+max.partition.fetch.bytes of it, and less than fetch.max.bytes of all partitions, are buffered.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ from kafkalite.records.header import LENGTH_OVERHEAD_BYTES, scan
 logger = logging.getLogger(__name__)
 
 _INT32: Final = Struct(">i")
-# The wait of a fetch for some partitions while others have records buffered: short, because the others may
-# need a fetch soon.
+# The maximum wait of a fetch while other partitions have records buffered: short, because those may need a
+# fetch soon.
 SHORT_WAIT_MS: Final = 10
 
 
 @dataclass(slots=True)
 class PartitionState:
-    """Invariants, with a position: it <= offsets in ``cursor`` < those in ``buffered`` < fetch_offset;
-    ``buffered`` begins with a batch.
+    """Invariants, if there is a position: position <= offsets in ``cursor`` < offsets in ``buffered`` <
+    fetch_offset; ``buffered`` begins with a batch.
     """
 
     tp: TopicPartition
     reset: str  #: auto.offset.reset for this partition: earliest, latest or none
     base_position: int | None = None  #: the position while no cursor is open
     fetch_offset: int = 0
-    #: Batches, and between them (offset, leader epoch): the records up to there are skipped.
+    #: Batches. An (offset, leader epoch) between them: records below that offset are skipped.
     buffered: deque[memoryview | tuple[int, int]] = field(default_factory=deque)
     buffered_bytes: int = 0
     cursor: RecordCursor | None = None
@@ -84,9 +84,8 @@ class PartitionState:
     seek_count: int = 0
     batch_epoch: int = NO_EPOCH  #: leader epoch of the last batch before fetch_offset, if known
     base_epoch: int = NO_EPOCH  #: leader epoch of the last batch before base_position, if known
-    checked_epoch: int = (
-        NO_EPOCH  #: epoch of the leader whose log is known to contain everything up to fetch_offset
-    )
+    #: Epoch of the leader whose log is known to contain everything up to fetch_offset.
+    checked_epoch: int = NO_EPOCH
     seen_epoch: int = NO_EPOCH  #: the leader's epoch according to the last metadata
 
     @property
@@ -160,7 +159,7 @@ class Requested:
     leader_epoch: int = NO_EPOCH
 
     def is_of(self, state: PartitionState) -> bool:
-        """Whether the partition's position and leader have not changed since."""
+        """Whether the partition's position and leader have not changed since the request."""
         return (
             self.fetch_offset == state.fetch_offset
             and self.seek_count == state.seek_count
@@ -179,7 +178,7 @@ class FetchPlan:
 
 
 class AssignedPartitions:
-    """All assigned partitions of one consumer. The partition that returned records last comes last."""
+    """All assigned partitions of one consumer, the least recently read first."""
 
     def __init__(self, config: ConsumerConfig) -> None:
         self._config = config
@@ -384,7 +383,7 @@ class AssignedPartitions:
         now_ms: int,
         is_led: Callable[[TopicPartition], bool],
     ) -> bool:
-        """Whether a fetch in flight requests all that is wanted of its broker now (``is_led`` by it)."""
+        """Whether a fetch in flight covers all partitions to fetch from its broker (``is_led`` by it)."""
         return all(
             (at := requested.get(tp)) is not None
             and (at.fetch_offset, at.seek_count) == (state.fetch_offset, state.seek_count)
@@ -500,7 +499,7 @@ class AssignedPartitions:
     def checks(
         self, now_ms: int, leader_of: Callable[[TopicPartition], Leader]
     ) -> dict[int, dict[TopicPartition, tuple[EpochPartition, Requested]]]:
-        """Return the questions to new leaders that must precede a fetch, by node."""
+        """Return the epoch requests that must precede a fetch from a new leader, by node."""
         wanted: dict[int, dict[TopicPartition, tuple[EpochPartition, Requested]]] = {}
         for tp, state in self.partitions.items():
             leader = leader_of(tp)
@@ -534,7 +533,7 @@ class AssignedPartitions:
         return stale_metadata
 
     def _on_truncated(self, state: PartitionState, diverging_offset: int) -> None:
-        """The leader's log differs from ``diverging_offset`` on. Fetch again what the user has not read."""
+        """Refetch unread records, because the leader's log differs from ``diverging_offset`` on."""
         position = state.position
         assert position is not None, "only a partition with a position is checked"
         if position <= diverging_offset:

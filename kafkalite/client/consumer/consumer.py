@@ -2,7 +2,7 @@
 
 ``assigned_partitions`` decides what to fetch and which records come next, ``fetcher`` does the
 requests, and ``group.session`` the membership in a group. Nothing is fetched before the first call for
-records; then fetching runs ahead of the user as far as the options allow.
+records; from then on records are prefetched within the limits of the options.
 """
 
 # Long because Consumer is one class: subscriptions, positions, commits and reading share its state.
@@ -163,7 +163,7 @@ class Consumer:
         await self._close(is_done=True)
 
     async def _close(self, *, is_done: bool) -> None:
-        """Close. ``is_done`` means that the records returned last are processed, too."""
+        """Close the consumer. If ``is_done``, the records returned last count as processed."""
         if self._life in {"closing", "closed"}:
             return
         was_open, self._life = self._life == "open", "closing"
@@ -229,7 +229,7 @@ class Consumer:
             self._group.listener = wrap(self._group.listener)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read exactly these partitions. Those read before keep their positions.
+        """Read exactly these partitions. Partitions that were read before keep their positions.
 
         With a group, committed offsets are stored there, but this consumer is not a member.
         """
@@ -302,7 +302,7 @@ class Consumer:
         return {tp: found.get(tp) for tp in wanted}
 
     def group_metadata(self) -> GroupMetadata:
-        """Return the identity for a producer's ``send_offsets``, which brokers refuse when it is outdated.
+        """Return the identity for a producer's ``send_offsets``. Brokers refuse an outdated identity.
 
         Raises CommitFailedError if this consumer was expelled since it last asked for records.
         """
@@ -488,7 +488,7 @@ class Consumer:
                 yield record
 
     async def _iterate_in_group(self, group: GroupSession) -> AsyncIterator[Record]:
-        """``_iterate`` in a group. Asking for the next record means that the last one is processed."""
+        """Iterate in a group, where asking for the next record means that the last one is processed."""
         progress, is_at_most_once = self._progress, self.config.is_at_most_once
         while True:
             progress.mark_processed()
@@ -584,7 +584,7 @@ class Consumer:
                 return batches
 
     async def _begin_call(self, deadline_ms: int) -> bool:
-        """The records returned before are processed. Returns False if ``deadline_ms`` passes."""
+        """Mark the records returned before as processed. Returns False if ``deadline_ms`` passes."""
         self._check_open()
         self._progress.mark_processed()
         if self._group is not None:
@@ -596,7 +596,7 @@ class Consumer:
         return True
 
     async def _commit_returned(self) -> None:
-        """At most once: commit what is about to be returned. If that fails, it is not returned."""
+        """At most once: commit the records before they are returned. On failure they are not returned."""
         if self._group is None:
             return
         self._group.touch()
@@ -617,7 +617,7 @@ class Consumer:
         return table(await self.get_batches(timeout_ms=timeout_ms))
 
     def _raise_or_defer(self, error: KafkaliteError, has_records_or_error: bool) -> None:
-        """Return the records before a partition's error first. The next call raises the error."""
+        """Raise ``error`` now, or in the next call if this call returns records that precede it."""
         if not has_records_or_error:
             raise error
         self._deferred_error = error

@@ -1,7 +1,7 @@
 """Processes records with a unique id once, even if they were produced or returned several times.
 
 A producer without idempotence, or an application that sends again after a restart, writes the same
-event twice; a restarted consumer receives some records twice. An id in each record identifies both.
+event twice; a restarted consumer receives some records twice. An id in each record reveals both cases.
 Only the last ``capacity`` ids of each partition are remembered, so later duplicates are not detected.
 """
 

@@ -42,7 +42,7 @@ class _Fetch:
 
 
 class Fetcher:
-    """Fetches for ``assigned``. Callers without records use ``wait``."""
+    """Fetches records for ``assigned``. A caller that finds no records calls ``wait``."""
 
     def __init__(self, cluster: ClusterClient, config: ConsumerConfig) -> None:
         self.assigned = AssignedPartitions(config)
@@ -151,7 +151,7 @@ class Fetcher:
             self._fetch_for_waiters()
 
     def _is_busy(self, node_id: int) -> bool:
-        """Whether no fetch can be sent to this broker now. ``on_change`` follows when that changes."""
+        """Whether no fetch can be sent to this broker now. ``on_change`` is called when that changes."""
         return node_id in self._fetches or self._cluster.connection_now(node_id, Purpose.FETCH) is None
 
     def _send(self, plan: FetchPlan, now_ms: int) -> None:
@@ -210,7 +210,7 @@ class Fetcher:
             self._fetch_for_waiters()
 
     def _fetch_for_waiters(self) -> None:
-        """Wake waiting callers if there is something for them, otherwise send the next fetch."""
+        """Wake waiting callers if there are records or an error for them; else send the next fetch."""
         states = [state for state in self.assigned.partitions.values() if not state.paused]
         if any(state.has_records or state.error or state.needs_offset for state in states):
             self.wake()

@@ -27,8 +27,8 @@ FLAGS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 class AbortedFilter:
     """Decides which batches of one response to drop. Called in offset order.
 
-    Invariant: ``_producers`` have an aborted transaction that began before the end of the last batch,
-    and had not ended by then.
+    Invariant: each of ``_producers`` has an aborted transaction that was open at the end of the last
+    batch.
     """
 
     __slots__ = ("_coming", "_producers")

@@ -23,7 +23,7 @@ class Progress:
         #: The record that iteration returned last, while it is unprocessed.
         self.current_record: Record | None = None
         self._is_at_most_once = is_at_most_once
-        self._unprocessed: dict[TopicPartition, int] = {}  # the first offset returned of each
+        self._unprocessed: dict[TopicPartition, int] = {}  # the first unprocessed offset of each
         self._seen_record: Record | None = None
 
     @property
@@ -34,13 +34,13 @@ class Progress:
     # --- returned and processed ----------------------------------------------------------------
 
     def mark_processed(self) -> None:
-        """All records returned so far are processed."""
+        """Mark all records returned so far as processed."""
         self.current_record = None
         if self._unprocessed:
             self._unprocessed = {}
 
     def mark_returned(self, tp: TopicPartition, offset: int) -> None:
-        """Records from ``offset`` on are about to be returned."""
+        """Record that records from ``offset`` on are about to be returned."""
         self._unprocessed.setdefault(tp, offset)
 
     def unprocessed(self) -> list[TopicPartition]:
@@ -65,7 +65,7 @@ class Progress:
         }
 
     def committable(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return what auto-commit may commit: the end of processed (at most once: returned) records."""
+        """Return the offsets for auto-commit: after the processed (at most once: returned) records."""
         positions = self.positions()
         if self._is_at_most_once:
             return positions
@@ -102,7 +102,7 @@ class Progress:
             self._unprocessed.pop(tp, None)
 
     def hide(self, tp: TopicPartition) -> bool:
-        """Return no more records of the partition, keep its position. Returns whether the user paused it."""
+        """Stop returning records of the partition; keep its position. Returns whether the user paused it."""
         state = self._assigned.partitions[tp]
         was_paused = state.paused
         _rewind(state, state.position)

@@ -4,8 +4,8 @@ valid. Pure.
 A position belongs to a topic id. No single response invalidates it, because a broker that lags behind
 or is cut off does not know all topics. A topic that has been found
 
-- keeps its partitions while responses omit it, until all have done so for ``FORGET_AFTER_MS``; only brokers
-  that know a controller count, because others may be out of date;
+- keeps its partitions until all responses have omitted it for ``FORGET_AFTER_MS``; responses of brokers
+  that know no controller do not count, because they may be out of date;
 - keeps its partitions when it reappears with the same id, even if the response lists fewer;
 - starts over at once when it appears with another id, because it was deleted and created again.
 """
@@ -28,7 +28,7 @@ class Selection(NamedTuple):
     """The partitions to read."""
 
     partitions: dict[TopicPartition, str]  #: {partition: its reset policy if it is new}
-    replaced: dict[TopicPartition, str]  #: those of topics created again; their positions are invalid
+    replaced: dict[TopicPartition, str]  #: partitions of topics created again; their positions are invalid
     is_missing_some: bool  #: a topic is kept although the metadata omits it
 
 

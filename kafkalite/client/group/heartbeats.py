@@ -1,4 +1,4 @@
-"""A member's heartbeats: one request at the coordinator at any time, which responds when something changes.
+"""A member's heartbeats. At any time the coordinator holds one, and responds when something changes.
 
 Responses go into ``Membership``. The owner is notified of possible changes, of an expulsion, and of
 errors that no heartbeat can resolve.
@@ -38,7 +38,7 @@ EXPELLED: Final = (UnknownMemberIdError, FencedMemberEpochError)
 CLOSE_LEAVE_MS: Final = 1_000
 LEAVE_MS: Final = 5_000
 
-# How long a coordinator is expected to hold a response at most.
+# The longest time for which a coordinator is expected to hold a response.
 _LONG_POLL_MS: Final = 10_000
 
 
@@ -80,9 +80,8 @@ class Heartbeats:
         self._task: asyncio.Task[None] | None = None
         self._farewell: asyncio.Task[None] | None = None
         self._sent_ms = 0
-        self._is_join_under_way = (
-            False  # sent without a response yet: the coordinator may have added the member
-        )
+        # A join was sent without a response yet: the coordinator may have added the member.
+        self._is_join_under_way = False
         self._last_could_wait = self._last_had_changes = False  # of the last response
         self._last_error: KafkaliteError | None = None
 
@@ -207,7 +206,7 @@ class Heartbeats:
         self.notify_new_epoch()
 
     async def _until_wanted(self) -> None:
-        """Wait while this consumer is to be out of the group, then for the last leave request."""
+        """Wait while this consumer must stay out of the group, then for the last leave request."""
         while self.is_away or self.error is not None:
             self._poked.clear()
             await self._poked.wait()
@@ -260,9 +259,8 @@ class Heartbeats:
         """Handle a response. Raises RequestTimeoutError if it is read after the session may have ended."""
         membership, request, response = self.membership, call.request, call.responded.result()
         took_ms = self._cluster.now_ms() - call.sent_ms
-        if (
-            took_ms >= response.session_timeout_ms
-        ):  # this process was stopped; another member may own the partitions
+        # This process was stopped; another member may own the partitions.
+        if took_ms >= response.session_timeout_ms:
             raise RequestTimeoutError(
                 f"a heartbeat of group {request.group_id!r} was answered after {took_ms} ms, later "
                 f"than the session of {response.session_timeout_ms} ms allows",
@@ -281,7 +279,7 @@ class Heartbeats:
         self._on_assignment()
 
     async def _pause(self) -> None:
-        """Wait until the next heartbeat is due: at once if there are changes on either side."""
+        """Wait until the next heartbeat is due: at once if the member or the coordinator has changes."""
         membership = self.membership
         interval_ms = membership.heartbeat_interval_ms
         took_ms = self._cluster.now_ms() - self._sent_ms

@@ -59,7 +59,7 @@ class Membership:
         self._topics: tuple[str, ...] = ()
         self._pattern = ""
         self._is_subscription_sent = False
-        self._sent_owned: dict[TopicPartition, str] | None = None  # None: the coordinator does not know
+        self._sent_owned: dict[TopicPartition, str] | None = None  # None: unknown to the coordinator
 
     def __repr__(self) -> str:
         return (
@@ -180,7 +180,7 @@ class Membership:
         return self.assigned != before
 
     def on_failure(self) -> None:
-        """A response was lost: report the owned partitions again."""
+        """Handle a lost response: report the owned partitions again."""
         self._sent_owned = None
 
     def on_expelled(self) -> dict[TopicPartition, str]:

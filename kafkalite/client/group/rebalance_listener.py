@@ -18,18 +18,18 @@ class RebalanceListener:
     """
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> Awaitable[None] | None:
-        """These partitions are assigned. Their positions are known and may be changed by ``seek``."""
+        """Called when partitions are assigned. Their positions are known and may be changed by ``seek``."""
         return None
 
     def on_revoked(self, partitions: Sequence[TopicPartition]) -> Awaitable[None] | None:
-        """These partitions will be revoked when this returns. Last chance to commit their offsets.
+        """Called before partitions are revoked: the last chance to commit their offsets.
 
         Also called when the consumer closes.
         """
         return None
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> Awaitable[None] | None:
-        """These partitions are lost, because this consumer was expelled; other members may read them
+        """Called when partitions are lost, because this consumer was expelled; other members may read them
         already. Nothing can be committed. By default calls ``on_revoked``, where a commit then raises
         CommitFailedError.
         """

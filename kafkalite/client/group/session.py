@@ -2,8 +2,8 @@
 
 Heartbeats in the background only record the coordinator's responses. Everything that the user could
 notice happens in ``run_pending``, which the consumer awaits whenever the user asks for records:
-commits, listener calls, first positions. One exception: no record of a revoked or lost partition is
-returned from the moment it is known (``hidden``).
+commits, listener calls, first positions. One exception: as soon as a revocation or loss is known, no
+more records of the partition are returned (``hidden``).
 """
 
 from __future__ import annotations
@@ -102,9 +102,8 @@ class GroupSession:
         )
         self.listener = RebalanceListener()
         self.has_pending = False  #: whether the user's next call has pending work
-        self.hidden: dict[
-            TopicPartition, bool
-        ] = {}  #: partitions whose records are not returned, and whether the user had paused them
+        #: Partitions whose records are not returned, and whether the user had paused them.
+        self.hidden: dict[TopicPartition, bool] = {}
         self.waiting_calls = 0  #: the number of calls that wait for records
         self.is_subscribed = False
         self._cluster = cluster
@@ -114,7 +113,7 @@ class GroupSession:
         self._lost: dict[TopicPartition, str] = {}  # not reported to the listener yet
         self._lost_because: KafkaliteError | None = None
         self._is_closing = False
-        self._partition_counts: dict[str, int] = {}  # of each topic, at its first assignment
+        self._partition_counts: dict[str, int] = {}  # partition count of each topic at its first assignment
         self._pending_task: asyncio.Task[Any] | None = None
         self._pending_lock = asyncio.Lock()
         #: The partitions whose committed offsets are being read, while they are to be added.
@@ -146,7 +145,7 @@ class GroupSession:
         return GroupMetadata(self.membership.settings.group_id)
 
     def subscribe(self, topics: Sequence[str], pattern: str | None, listener: RebalanceListener) -> None:
-        """Subscribe to these topics. The coordinator revokes partitions of others."""
+        """Subscribe to these topics. The coordinator revokes partitions of other topics."""
         self.is_subscribed = True
         self.listener = listener
         self._heartbeats.error = None
@@ -162,7 +161,7 @@ class GroupSession:
             )
 
     def on_assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """The user assigned these partitions: read the committed offsets of the new ones."""
+        """Handle the user's ``assign``: read the committed offsets of the new partitions."""
         kept = set(partitions)
         self.membership.release([tp for tp in self.membership.owned if tp not in kept])
         self._cancel_reading(dict.fromkeys(kept, ""))
@@ -189,7 +188,7 @@ class GroupSession:
     async def close(self, *, commits: Offsets) -> None:
         """Commit, revoke everything, leave. Raises the error of a commit in the background.
 
-        Every step is limited, so an unreachable coordinator does not delay it for long.
+        Every step has a time limit, so an unreachable coordinator does not delay closing for long.
         """
         self._is_closing = True
         for timer in (self._watch_timer, self._commit_timer):
@@ -302,8 +301,8 @@ class GroupSession:
             raise problem
 
     async def _wait_queued_commits(self) -> None:
-        """Wait until ``commit_later`` has written: after the next owner's commits it would move offsets
-        back. Commits that take too long are dropped when the partition is revoked.
+        """Wait until ``commit_later`` commits are written: after the next owner's commits, they would move
+        offsets back. Commits that take too long are dropped when the partition is revoked.
         """
         try:
             async with asyncio.timeout(AUTO_COMMIT_MS / 1000):
@@ -355,9 +354,8 @@ class GroupSession:
         """
         if self._reading_offsets is None or self._reading_offsets[0] != partitions:
             task = self._cluster.spawn(self._find_committed(list(partitions)))
-            task.add_done_callback(
-                lambda done: done.cancelled() or done.exception()
-            )  # retrieve the error, even if no caller waits
+            # Retrieve the error, even if no caller waits.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._reading_offsets = (partitions, task)
         reading = self._reading_offsets
         seconds = max(0, deadline_ms - self._cluster.now_ms()) / 1000
@@ -549,7 +547,7 @@ class GroupSession:
             self._notify_pending()
 
     def _on_failed(self, error: KafkaliteError) -> None:
-        """Heartbeats have ended for good: the user's next call raises ``error``."""
+        """Handle the final end of the heartbeats: the user's next call raises ``error``."""
         if self.membership.is_member:
             self._on_expelled(error)
         self._notify_pending()

@@ -1,6 +1,6 @@
 """Records waiting to be sent, by partition: batches, memory, order, retries, deadlines.
 
-Pure: time and chance are arguments, completed batches are return values. The life of a batch::
+Pure: time and chance are arguments, completed batches are return values. The states of a batch::
 
     open --close--> closed --drain--> in flight --on_acknowledged--> done (offsets known)
                                         |  ^
@@ -223,7 +223,7 @@ class Accumulator:
         return expired
 
     def _release(self, queue: PartitionQueue) -> None:
-        """The pause is over: resend."""
+        """Resend after the pause."""
         del self._retrying[queue]
         queue.is_held = False
         self.ready[queue] = None

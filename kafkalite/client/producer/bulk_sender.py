@@ -1,7 +1,7 @@
 """Sends many records at once: columns of records, and prebuilt batches.
 
-No record gets an object of its own. Everything waits for room in buffer.memory. The records of one
-partition keep their order.
+Creates no object per record. Every call waits for room in buffer.memory. The records of one partition
+keep their order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BulkSender:
     async def send_columns(
         self, topic: str, columns: RecordColumns, partition: int | None, number: int
     ) -> list[BatchMetadata]:
-        """``Producer.send_many``. ``number`` is the transaction's."""
+        """Implement ``Producer.send_many`` in transaction ``number`` (see ``check_may_send``)."""
         target = await self._placement.topic(topic)
         self._check_may_send(number)
         plan = self._plan(target, columns, partition)
@@ -47,7 +47,7 @@ class BulkSender:
                     part.headers,
                     codec=self.config.codec,
                     level=self.config.compression_level,
-                    is_sealed=not self.config.enable_idempotence,  # otherwise when its sequence is known
+                    is_sealed=not self.config.enable_idempotence,  # else sealed when its sequence is known
                 )
                 if chosen is None:
                     chosen = self._placement.next_partition(target)
@@ -67,7 +67,7 @@ class BulkSender:
     async def queue(
         self, topic: str, partition: int, batch: RecordBatchBuilder | RecordBatch | Encoded
     ) -> PendingBatch:
-        """``Producer.queue_batch``."""
+        """Implement ``Producer.queue_batch``."""
         number = self._check_may_send(0)
         encoded: Encoded
         is_own = isinstance(batch, RecordBatchBuilder)
@@ -93,7 +93,7 @@ class BulkSender:
     def _plan(
         self, topic: TopicQueues, columns: RecordColumns, partition: int | None
     ) -> list[tuple[int | None, RecordColumns]]:
-        """Return (partition, records) of each batch. None leaves the choice until the batch is sent."""
+        """Return (partition, records) of each batch. Partition None is chosen when the batch is sent."""
         by_partition: list[tuple[int | None, RecordColumns]] = []
         if partition is not None:
             by_partition.append((self._placement.choose(topic, None, None, partition), columns))

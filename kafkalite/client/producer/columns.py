@@ -44,7 +44,7 @@ class RecordColumns:
                 )
 
     def part(self, start: int, stop: int) -> RecordColumns:
-        """Records [start, stop)."""
+        """Return the records [start, stop)."""
         timestamps = self.timestamps_ms
         return RecordColumns(
             self.values[start:stop],
@@ -54,7 +54,7 @@ class RecordColumns:
         )
 
     def pick(self, indexes: Sequence[int]) -> RecordColumns:
-        """The records at ``indexes``, in that order."""
+        """Return the records at ``indexes``, in that order."""
         timestamps = self.timestamps_ms
         return RecordColumns(
             [self.values[index] for index in indexes],

@@ -33,7 +33,7 @@ class BatchMetadata(NamedTuple):
 
     @property
     def last_offset(self) -> int:
-        """Inclusive; NO_OFFSET with ``acks=0``."""
+        """Return the last offset, inclusive; NO_OFFSET with ``acks=0``."""
         return NO_OFFSET if self.base_offset == NO_OFFSET else self.base_offset + self.record_count - 1
 
 

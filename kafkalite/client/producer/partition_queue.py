@@ -84,9 +84,8 @@ class Fate(enum.Enum):
     """What to do with an in-flight batch after an error."""
 
     RESEND = enum.auto()  #: the same bytes, after a pause
-    RESEND_IN_ORDER = (
-        enum.auto()
-    )  #: the same bytes, once the batches before it are done; not a failure of this batch
+    #: The same bytes, once the batches before it are done; not a failure of this batch.
+    RESEND_IN_ORDER = enum.auto()
     REPACK = enum.auto()  #: pack its records again under the next producer epoch
     FAIL = enum.auto()  #: fail its records with the error
 
@@ -367,11 +366,10 @@ class PartitionQueue:
         return Fate.RESEND if flight.failures <= retries else Fate.FAIL
 
     def _fate_of_gap(self, flight: InFlightBatch, error: Exception) -> Fate:
-        """The leader misses records before this batch."""
+        """Decide what to do with a batch when the leader misses records before it."""
         if not flight.was_first:
-            return (
-                Fate.RESEND_IN_ORDER
-            )  # the batches before it were undecided when it was sent; resend after them
+            # The batches before it were undecided when it was sent; resend after them.
+            return Fate.RESEND_IN_ORDER
         if self.is_transactional:
             return Fate.FAIL  # leaders never forget records of an open transaction (R29), so they were lost
         if flight.maybe_written or flight.producer[2] <= 0:

@@ -77,7 +77,7 @@ class Placement:
         self._accumulator = sender.accumulator
         self._cluster = sender.cluster
         self._partitioner = partitioner
-        #: Whether keyless records are placed by the batch, not one by one.
+        #: Whether the partition of keyless records is chosen per batch, not per record.
         self.places_batches = isinstance(partitioner, RoundRobinPerBatch | Sticky)
         self.keyless = self._last_keyless if self.places_batches else {}
         self._hashes_keys = isinstance(partitioner, RoundRobinPerBatch | Sticky | Hash)
@@ -169,7 +169,7 @@ class Placement:
     def choose_all(
         self, topic: TopicQueues, keys: Sequence[bytes | None] | None, values: Sequence[bytes | None]
     ) -> list[int]:
-        """Return the partition of each record; each key is hashed once. Raises as ``choose``."""
+        """Return the partition of each record; each key is hashed once. Raises the errors of ``choose``."""
         if keys is None:
             return [self.choose(topic, None, value, None) for value in values]
         if not self._hashes_keys:

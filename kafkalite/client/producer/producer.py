@@ -415,7 +415,7 @@ class Producer:
         timestamp_ms: int | None,
         headers: RecordHeaders,
     ) -> Delivery:
-        """send_nowait in full: checks, unknown topics, opening and closing of batches, sending."""
+        """Implement ``send_nowait`` in full: checks, unknown topics, opening and closing batches, sending."""
         if self._state != "open" or self._transactions is not None:
             self.check_may_send()
         if value.__class__ is not bytes:

@@ -41,8 +41,8 @@ from kafkalite.protocol.messages.data import (
 )
 from kafkalite.rng import Rng
 
-# Failed batches that are kept, so that a late look at a delivery still counts. Of older ones only counts are
-# kept.
+# The number of failed batches kept, so that an error read late still counts as seen. Older ones are only
+# counted.
 MAX_REMEMBERED_FAILURES: Final = 1_000
 
 
@@ -58,7 +58,7 @@ class ProducerStatistics:
 
 
 class FailureLedger:
-    """Failed batches, until flush() or close() reports those whose error was never seen."""
+    """Keeps failed batches until flush() or close() reports the errors that no caller has seen."""
 
     def __init__(self) -> None:
         self._batches: deque[PendingBatch] = deque()
@@ -77,7 +77,7 @@ class FailureLedger:
             self._first_error = self._first_error or batch.error
 
     def forget(self) -> None:
-        """All failures have been reported."""
+        """Mark all failures as reported."""
         for batch in self._batches:
             batch.observe_all()
         self._batches.clear()
@@ -190,7 +190,7 @@ class Sender:
             self.arm_timer()
 
     def _drain_one(self, queue: PartitionQueue) -> None:
-        """``drain`` for the most common case of one ready partition, without grouping by broker."""
+        """Send like ``drain`` in the common case of one ready partition, without grouping by broker."""
         node_id = self._leader_of(queue.tp)
         if node_id < 0:
             self.cluster.request_refresh()
@@ -239,7 +239,7 @@ class Sender:
         self._request(connection, sendable, parts, entries)
 
     def send_alone(self, connection: Connection, flight: InFlightBatch) -> None:
-        """``_send`` for one batch that is already encoded."""
+        """Send one batch that is already encoded, like ``_send``."""
         encoded = flight.encoded
         assert encoded is not None, "encoded by the caller"
         topic, partition = flight.queue.tp
@@ -374,7 +374,7 @@ class Sender:
     # --- time ----------------------------------------------------------------------------------
 
     def arm_timer(self) -> None:
-        """Set the one timer for the earliest of all lingering, retries and delivery timeouts."""
+        """Set the timer for the earliest end of a linger, a retry pause or a delivery timeout."""
         deadline_ms = self.accumulator.next_deadline_ms()
         if deadline_ms is None or (self._timer is not None and self._timer_at_ms <= deadline_ms):
             return
@@ -443,9 +443,9 @@ def _outcomes(flights: list[InFlightBatch], partitions: list[ProducedPartition])
 _NO_OUTCOME: Final = ProducedPartition("", -1, 0, None, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)
 
 
-#: The second is a duplicate so old that the leader does not know its offset any more.
+#: DUPLICATE_SEQUENCE_NUMBER: a duplicate so old that the leader does not know its offset any more.
 _WRITTEN: Final = frozenset({0, int(DuplicateSequenceNumberError.code)})
 
 
 def _ignore(message: Any, payload: memoryview, error: Exception | None) -> None:
-    """With acks=0 there is no response to handle."""
+    """Ignore the call: with acks=0 there is no response."""

@@ -45,7 +45,7 @@ NO_BATCH = -1
 
 
 class PreparedWriter(NamedTuple):
-    """A writer whose records are all in the logs: this attempt, not a later one of the same name."""
+    """One attempt of a writer, whose records are all in the logs."""
 
     writer: str
     producer_id: int
@@ -57,7 +57,7 @@ class GroupResult(NamedTuple):
 
     batch_id: int
     winners: tuple[str, ...]  #: as named by the call that decided
-    is_repeated: bool  #: it was decided earlier
+    is_repeated: bool  #: the batch was decided by an earlier call
     is_complete: bool  #: every partition has its markers
 
 

@@ -80,7 +80,7 @@ Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 async def call_coordinator(
     cluster: ClusterClient, link: CoordinatorLink, request: Any, *, purpose: Purpose = Purpose.MAIN
 ) -> Any:
-    """Return a coordinator's response within default.api.timeout.ms, after another transaction's end."""
+    """Send ``request``, wait for another transaction to end if necessary, and return the response."""
     deadline_ms = cluster.now_ms() + cluster.config.default_api_timeout_ms
     collisions = 0
     while True:
@@ -230,7 +230,7 @@ class TransactionManager:
         self._sender.finish(self._sender.accumulator.end_transaction(error))
 
     def _on_failure(self, error: Exception) -> None:
-        """A batch failed for good: fail the rest of the transaction without sending it."""
+        """Handle the final failure of a batch: fail the rest of the transaction without sending it."""
         rest = self.state.on_failure(error)
         if rest is not None:
             self._fail_all(rest)
@@ -276,7 +276,7 @@ class TransactionManager:
     # --- offsets ---------------------------------------------------------------------------------
 
     async def send_offsets(self, offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None) -> None:
-        """``Producer.send_offsets``."""
+        """Implement ``Producer.send_offsets``."""
         state = self.state
         state.check_may_send()
         who, positions = _committer_and_offsets(offsets, group)
@@ -323,9 +323,8 @@ class TransactionManager:
                         raise broker_error(outcome.error_code, outcome.error_message or "", about=where)
                 return
             except BrokerError as error:
-                is_stale = isinstance(
-                    error, StaleMemberEpochError
-                )  # the member is about to receive the newer epoch
+                # The member is about to receive the newer epoch.
+                is_stale = isinstance(error, StaleMemberEpochError)
                 if cluster.now_ms() >= patience_until_ms or not (error.retriable or is_stale):
                     refused = _offsets_refused(member, error)
                     raise refused from (error if refused is not error else None)
@@ -398,7 +397,7 @@ class Transaction:
 
     @property
     def is_open(self) -> bool:
-        """Whether it accepts records and offsets."""
+        """Whether the transaction accepts records and offsets."""
         state = self._manager.state
         return state.phase is Phase.OPEN and state.number == self._number
 
@@ -425,7 +424,7 @@ class Transaction:
     async def send_offsets(
         self, offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None = None
     ) -> None:
-        """``Producer.send_offsets``."""
+        """Implement ``Producer.send_offsets``."""
         await self._manager.send_offsets(offsets, group)
 
     async def abort(self) -> None:

@@ -133,6 +133,7 @@ class Partition:
         "_resigned_high_watermark",
         "_version",
         "is_internal",
+        "is_synced_only",
         "key",
         "log",
         "observer",
@@ -171,6 +172,7 @@ class Partition:
         self.settings = settings
         self._before_max_ms = settings.message_timestamp_before_max_ms
         self._after_max_ms = settings.message_timestamp_after_max_ms
+        self.is_synced_only = config.synced_only  #: ``durability=fsync``
         self._counts_synced = self.counts_only_synced(config)
         self._is_create_time = config.timestamp_type is TimestampType.CREATE_TIME
         self._max_message_bytes = config.max_message_bytes
@@ -251,10 +253,9 @@ class Partition:
         for it."""
         return self.log.last_stable_offset(self.high_watermark)
 
-    @property
-    def known_stable_offset(self) -> int:
+    def known_stable_offset(self, high_watermark: int) -> int:
         """As ``last_stable_offset`` if it is known without reading headers, else the high watermark."""
-        return self.log.known_stable_offset(self.high_watermark)
+        return self.log.known_stable_offset(high_watermark)
 
     @property
     def low_watermark(self) -> int:
@@ -267,7 +268,7 @@ class Partition:
         """Up to where, exclusive, batches are acknowledged to a producer with these ``acks`` (1 or all)."""
         if acks == _ACKS_LEADER:
             log = self.log
-            return log.synced_end_offset if log.config.synced_only else log.log_end_offset
+            return log.synced_end_offset if self.is_synced_only else log.log_end_offset
         return self.high_watermark
 
     # --- role ------------------------------------------------------------------------------------------
@@ -688,7 +689,7 @@ class Partition:
         moved = leader.on_fetch(
             replica_id,
             broker_epoch=broker_epoch,
-            progress=min(fetch_offset, synced_end_offset) if log.config.synced_only else fetch_offset,
+            progress=min(fetch_offset, synced_end_offset) if self.is_synced_only else fetch_offset,
             log_start_offset=log_start_offset,
             leader_end_offset=log.log_end_offset,
             now_ms=now_ms,

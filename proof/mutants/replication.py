@@ -44,7 +44,7 @@ def _counts_diverging_fetch(
     moved = leader.on_fetch(
         replica_id,
         broker_epoch=asked["broker_epoch"],
-        progress=min(fetch_offset, synced) if self.log.config.synced_only else fetch_offset,
+        progress=min(fetch_offset, synced) if self.is_synced_only else fetch_offset,
         log_start_offset=asked["log_start_offset"],
         leader_end_offset=self.log.log_end_offset,
         now_ms=asked["now_ms"],

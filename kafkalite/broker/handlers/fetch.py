@@ -198,7 +198,7 @@ def _read_partition(
             found = partition.aborted_between(fetch_offset, read.next_offset)
             aborted = [AbortedTransaction(producer_id, first_offset) for producer_id, first_offset in found]
     else:
-        stable = partition.known_stable_offset
+        stable = partition.known_stable_offset(high_watermark)
     result = FetchedPartition(
         topic, number, 0, None, high_watermark, stable, partition.log_start_offset, length_bytes, aborted
     )
@@ -212,10 +212,10 @@ def _watch_partition(
     topic, number, leader_epoch, fetch_offset, _ = asked
     partition = services.partitions.leader(topic, number, leader_epoch)
     end = partition.readable_end(fetch_offset, is_committed_only)
-    stable = end if is_committed_only else partition.known_stable_offset
-    result = FetchedPartition(
-        topic, number, 0, None, partition.high_watermark, stable, partition.log_start_offset, 0, []
-    )
+    high_watermark = partition.high_watermark
+    stable = end if is_committed_only else partition.known_stable_offset(high_watermark)
+    log_start_offset = partition.log_start_offset
+    result = FetchedPartition(topic, number, 0, None, high_watermark, stable, log_start_offset, 0, [])
     return result, fetch_offset < end
 
 

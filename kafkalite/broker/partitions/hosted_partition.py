@@ -192,7 +192,7 @@ class HostedPartition:
             self._waiters.on_high_watermark(self.key, high_watermark, size_bytes)
         else:
             self._unread_bytes += size_bytes
-            if self.partition.log.config.synced_only:
+            if self.partition.is_synced_only:
                 self._scheduler.mark(self)
         if self._watchers:
             for watcher in self._watchers.values():
@@ -333,7 +333,7 @@ class HostedPartition:
             self._check_offline()
             self._sync_rest()
             raise
-        is_synced_only = self.partition.log.config.synced_only
+        is_synced_only = self.partition.is_synced_only
         if step.appended_bytes and is_synced_only:
             self._scheduler.mark(self)
         return step.next_fetch(is_synced_only=is_synced_only)
@@ -364,7 +364,7 @@ class HostedPartition:
         if step.truncated_to is not None:
             epoch = job.response.diverging_epoch
             logger.info("log truncated %s", Fields(partition=self.key, to=step.truncated_to, epoch=epoch))
-        next_fetch = step.next_fetch(is_synced_only=self.partition.log.config.synced_only)
+        next_fetch = step.next_fetch(is_synced_only=self.partition.is_synced_only)
         # The fetcher may have been refused a position meanwhile.
         return NextFetch.NOW if next_fetch is NextFetch.NOT_DUE else next_fetch
 
@@ -460,7 +460,7 @@ class HostedPartition:
 
     def _sync_rest(self) -> None:
         """Have synced what was written, also before something failed."""
-        if self.partition.log.config.synced_only:
+        if self.partition.is_synced_only:
             self.mark_unsynced()
 
     def mark_unsynced(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any, Generic, Protocol, TypeVar
 
+from kafkalite.broker.partitions.inline_executor import InlineExecutor
 from kafkalite.log_fields import Fields
 
 logger = logging.getLogger(__name__)
@@ -56,9 +57,8 @@ class SyncScheduler(Generic[S]):
         self._is_busy = False
         self._idle_callbacks: list[asyncio.Future[None]] = []
         self.round_count = 0
-        self.synced_count = (
-            0  #: logs synced in all rounds; divided by ``round_count``, how well commits group
-        )
+        #: Logs synced in all rounds; divided by ``round_count``, how well commits group.
+        self.synced_count = 0
 
     def mark(self, log: S) -> None:
         """Sync ``log`` in a round that starts in the next turn of the loop or later."""
@@ -101,11 +101,10 @@ class SyncScheduler(Generic[S]):
             raise
         if not works:
             self._finish_round([])
-            return
-        future = self._executor.submit(self._run, works)
-        if future.done():
-            self._finish_round(future.result())
+        elif isinstance(self._executor, InlineExecutor):  # a future would cost more than the round
+            self._finish_round(self._run(works))
         else:
+            future = self._executor.submit(self._run, works)
             future.add_done_callback(
                 lambda done: self._loop.call_soon_threadsafe(self._finish_round, done.result())
             )

@@ -1,7 +1,7 @@
-"""The Clock seam: the current time, and waiting.
+"""The Clock interface: the current time, and waiting.
 
-Periodic work of the broker (retention, segment roll, idle connections) waits through this seam, so that
-a test can let a week pass in milliseconds. Network deadlines use the event loop's own timers.
+Periodic work of the broker (retention, segment roll, idle connections) waits through this interface, so
+that a test can let a week pass in milliseconds. Network deadlines use the event loop's own timers.
 """
 
 # Tests: tests/testing/test_virtual_clock.py
@@ -14,7 +14,7 @@ from typing import Protocol
 
 class Clock(Protocol):
     def wall_ms(self) -> int:
-        """Return milliseconds since the Unix epoch. May jump; used for timestamps that people see."""
+        """Return milliseconds since the Unix epoch. May jump; used for timestamps that are shown to users."""
         ...
 
     def monotonic_ms(self) -> int:

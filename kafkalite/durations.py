@@ -1,4 +1,4 @@
-"""The grammar of durations that people write: ``500ms``, ``1h30m``, ``7d``."""
+"""The grammar of durations in options: ``500ms``, ``1h30m``, ``7d``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ DURATION_EXAMPLES: Final = "10s, 500ms, 1h30m, 7d"
 
 
 def parse_duration(text: str, *, bare_unit: str | None = "s") -> int:
-    """Parse ``1h30m`` into milliseconds. A number without a unit is in ``bare_unit``; None refuses it.
+    """Parse ``1h30m`` into milliseconds. A number without a unit has the unit ``bare_unit``; None refuses
+    such a number.
 
     Raises ValueError.
     """

@@ -125,7 +125,7 @@ class ErrorCode(enum.IntEnum):
 
 
 class KafkaliteError(Exception):
-    """The base of all errors. ``hint`` says what to do, if that is known."""
+    """The base of all errors. ``hint`` describes what to do, if known."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -298,8 +298,8 @@ _CAPITAL: Final = re.compile("(?<!^)(?=[A-Z])")
 def broker_error(code: int, message: str = "", *, about: str = "") -> BrokerError:
     """Return the exception for an error code; an unknown code gives UnknownServerError.
 
-    The message names what it is ``about`` once. A hint that the broker sent and the class also has is
-    not repeated.
+    The message names its subject, ``about``, once. A hint from the broker that equals the class's hint
+    is not repeated.
     """
     try:
         cls = _CLASS_BY_CODE[ErrorCode(code)]

@@ -43,7 +43,7 @@ MAX_DECOMPRESSED_BYTES: Final = 16 * MIB
 
 # --- storage ---------------------------------------------------------------------------------------
 MAX_SEGMENT_BYTES: Final = 2**31 - 1  # positions and relative offsets are stored in 32 bits
-MIN_SEGMENT_BYTES: Final = 1 * KIB  # Kafka's is 1 MiB; tests use many segments with little data
+MIN_SEGMENT_BYTES: Final = 1 * KIB  # Kafka's is 1 MiB; small segments let tests use many
 
 # --- queues ----------------------------------------------------------------------------------------
 MAX_IN_FLIGHT_PER_CONNECTION: Final = 256  # requests without a response; reading stops above it
@@ -52,7 +52,7 @@ MAX_QUEUED_COMMANDS: Final = 10_000  # waiting for the controller; further comma
 # --- cluster ---------------------------------------------------------------------------------------
 MAX_PARTITIONS_PER_TOPIC: Final = 10_000
 MAX_TOPICS_PER_REQUEST: Final = 10_000
-MAX_TXN_GROUP_MEMBERS: Final = 10_000  # undecided at a time: one decision writes a record for each
+MAX_TXN_GROUP_MEMBERS: Final = 10_000  # undecided at a time, because one decision writes a record for each
 MAX_GROUPS_PER_REQUEST: Final = 1_000  # described or deleted: each may have a thousand members
 MAX_PARTITIONS_PER_REQUEST: Final = 10_000  # added by one request: bounds one entry of the metadata log
 

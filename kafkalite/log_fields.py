@@ -12,7 +12,7 @@ MAX_VALUE_CHARACTERS: Final = 300
 
 
 class Fields:
-    """Named values of one event, in order. Values from outside are escaped and cut (S13)."""
+    """Named values of one event, in order. Values from outside are escaped and truncated (S13)."""
 
     __slots__ = ("values",)
 

@@ -1,8 +1,8 @@
-"""An event loop in a thread of its own, for callers that block.
+"""An event loop in its own thread, for callers that block.
 
-The blocking clients share one such thread for the whole process, started at first use. A process forked from
-this one starts its own, because threads do not survive a fork. Loops are uvloop's where it is installed;
-``KAFKALITE_UVLOOP=0`` in the environment forbids it.
+The blocking clients share one such thread for the whole process, started at first use. A process forked
+from this one starts its own, because threads do not survive a fork. Loops are uvloop's if it is
+installed, unless the environment has ``KAFKALITE_UVLOOP=0``.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class LoopThread:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return a uvloop loop, or asyncio's if uvloop is missing or forbidden."""
+    """Return a uvloop loop, or an asyncio loop if uvloop is missing or disabled."""
     if os.environ.get("KAFKALITE_UVLOOP", "1").strip().lower() not in _FORBIDDEN:
         try:
             import uvloop
@@ -93,7 +93,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 _lock = threading.Lock()
-_shared: tuple[int, LoopThread] | None = None  # the process id it belongs to, and the thread
+_shared: tuple[int, LoopThread] | None = None  # (process id that it belongs to, thread)
 
 
 def shared_loop_thread() -> LoopThread:

@@ -25,7 +25,7 @@ NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
 MAX_PRODUCER_EPOCH: Final = 2**15 - 1  #: 16 bits on the wire
 NO_SEQUENCE: Final = -1
-NO_BROKER_EPOCH: Final = -1  #: of a broker that is not registered
+NO_BROKER_EPOCH: Final = -1  #: the epoch of a broker that is not registered
 
 # Special timestamps of ListOffsets, with Kafka's numbers.
 LATEST: Final = -1
@@ -122,8 +122,8 @@ class OffsetAndMetadata(NamedTuple):
     """A committed offset of a group in one partition (R40)."""
 
     offset: int  #: the next offset to read
-    leader_epoch: int = NO_EPOCH  #: of the last record read
-    metadata: str | None = None  #: text of the application
+    leader_epoch: int = NO_EPOCH  #: leader epoch of the last record read
+    metadata: str | None = None  #: free text of the application
 
 
 class GroupMetadata(NamedTuple):

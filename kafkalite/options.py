@@ -1,7 +1,7 @@
 """Options: one declaration gives name, type, default, bounds, documentation and error text.
 
-Registries of options are beside what they configure (topics, broker, producer, consumer). Names are
-Kafka's dotted names; the Python name replaces dots by underscores.
+The registries of options are in the packages that they configure (topics, broker, producer, consumer).
+Names are Kafka's dotted names; the Python name replaces dots by underscores.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """The allowed values in words, as errors show them."""
+        """The allowed values in words, for error messages."""
         if self.choices is not None:
             return "one of " + ", ".join(str(choice) for choice in self.choices)
         if self.kind in {"int", "float"}:
@@ -135,7 +135,7 @@ class OptionRegistry:
         return name in self._names
 
     def get(self, name: str, *, source: str = "") -> Option:
-        """Return the option with this name. Raises ConfigError, which names the nearest known one."""
+        """Return the option with this name. Raises ConfigError, which suggests the nearest known name."""
         canonical = self._names.get(name)
         if canonical is None:
             near = get_close_matches(name, self._names, n=1)
@@ -147,7 +147,7 @@ class OptionRegistry:
         return {option.name: option.default for option in self}
 
     def parse(self, settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
-        """Convert settings to {dotted name: typed value}. Raises ConfigError at the first bad one."""
+        """Convert settings to {dotted name: typed value}. Raises ConfigError at the first invalid one."""
         parsed: dict[str, Any] = {}
         for name, value in settings.items():
             option = self.get(name, source=source)
@@ -177,10 +177,10 @@ def option_field(
     aliases: tuple[str, ...] = (),
     is_secret: bool = False,
 ) -> Any:
-    """Return a dataclass field that declares an option: ``linger_ms`` declares ``linger.ms``, unless it has
-    another ``name``.
+    """Return a dataclass field that declares an option: ``linger_ms`` declares ``linger.ms``, unless it
+    has another ``name``.
 
-    Without ``kind`` the option has the type of its default, or is a string if that is None.
+    Without ``kind`` the option has the type of its default, or is a string if the default is None.
     """
     option = Option(
         name,

@@ -7,7 +7,7 @@
     with sync.Broker() as broker, sync.Producer(broker.bootstrap_servers) as producer:
         print(producer.send("orders", b"...").result(timeout=10).offset)
 
-They share one event loop in a background thread; Ctrl-C interrupts every call that waits.
+The clients share one event loop in a background thread; Ctrl-C interrupts every call that waits.
 """
 
 # Tests: tests/client/test_twin.py

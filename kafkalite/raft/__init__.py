@@ -1,7 +1,7 @@
 """The metadata log and the nodes that may write to it: the ``Quorum`` seam, and the controller behind it.
 
-``ControllerNode`` needs only compare-and-append and committed entries in order (``quorum.Quorum``), of which
-there are three implementations:
+``ControllerNode`` needs only compare-and-append and committed entries in order. ``quorum.Quorum`` is
+that interface; it has three implementations:
 
 - ``SingleQuorum``: one node, without the Raft library
 - ``RaftQuorum``: several voters. ``node`` runs on the Raft loop (``runner``), with ``transport`` and

@@ -1,10 +1,10 @@
-"""The pysyncobj adapter: the one module that knows the Raft library, and makes its use safe.
+"""The pysyncobj adapter: the only module that uses the Raft library, and corrects its unsafe behavior.
 
 pysyncobj provides the election, the replication loop, the commit rule and the apply loop. As shipped it
-loses acknowledged commands (docs/adr/0009-raft-on-pysyncobj.md, which also gives the source of each rule
-below). So the adapter brings its own journal, snapshot store and transport, and overrides methods of the
-library: ``_SyncObj__x`` is its private ``self.__x``. This works with exactly one version of the library,
-which is checked when the module is imported.
+loses acknowledged commands (docs/adr/0009-raft-on-pysyncobj.md, which also gives the source of each
+rule below). So the adapter brings its own journal, snapshot store and transport, and overrides methods
+of the library: ``_SyncObj__x`` is its private ``self.__x``. This works with exactly one version of the
+library, which is checked when the module is imported.
 
 The adapter adds to the library's Raft (R17):
 
@@ -17,8 +17,8 @@ The adapter adds to the library's Raft (R17):
 - a snapshot replaces only an older state
 - a leader or candidate of an older term is notified; after a sleep a node first reads pending messages
 
-``voter`` adds pre-vote, read-index and eligibility. Time is the clock of the Raft loop, and random numbers
-are the node's ``Rng``, so a simulated cluster replays exactly.
+``voter`` adds pre-vote, read-index and eligibility. Time is the clock of the Raft loop, and random
+numbers are the node's ``Rng``, so a simulated cluster replays exactly.
 """
 
 # Long because it is one class, the only one that may name the library's internals.
@@ -65,7 +65,7 @@ _OVERRIDDEN: Final = (
 )
 
 FOLLOWER, CANDIDATE, LEADER = 0, 1, 2
-_APPLIED_PER_TICK: Final = 2_000  # a long backlog must not delay the heartbeats
+_APPLIED_PER_TICK: Final = 2_000  # bounds a tick, so that a long backlog does not delay heartbeats
 
 _now: Callable[[], float] = time.monotonic
 
@@ -75,7 +75,7 @@ class WrongLibraryError(KafkaliteError):
 
 
 def check_library() -> None:
-    """Raise WrongLibraryError unless the library is the version that was audited."""
+    """Raise WrongLibraryError unless the installed library is the audited version."""
     missing = [name for name in _OVERRIDDEN if not hasattr(SyncObj, f"_SyncObj__{name}")]
     if VERSION != LIBRARY_VERSION or missing:
         lacks = f", which lacks {', '.join(missing)}" if missing else ""
@@ -90,12 +90,12 @@ def _refuse_pickle(*_: Any) -> Any:
 
 
 def _patch_library() -> None:
-    """Disable its pickle, and let it read the clock of the adapter that was entered last."""
+    """Disable the library's pickle, and let it read the clock of the adapter that was entered last."""
     check_library()
     for name in ("loads", "load", "dumps", "dump"):
         setattr(pysyncobj.pickle, name, _refuse_pickle)
     pysyncobj.syncobj.monotonicTime = lambda: _now()
-    # It warns of truncating the log where the journal truncates nothing.
+    # The library warns of truncating the log where the journal truncates nothing.
     logging.getLogger("pysyncobj.syncobj").addFilter(lambda record: "truncating" not in str(record.msg))
 
 
@@ -107,16 +107,16 @@ class RaftSettings:
     """Timing and sizes. A follower waits for its leader for one to two election timeouts, at random."""
 
     election_timeout_ms: int = 500
-    fetch_timeout_ms: int = 1_000  #: a leader without responses from a majority steps down after it
+    fetch_timeout_ms: int = 1_000  #: a leader without responses from a majority for this long steps down
     heartbeat_ms: int = 100
-    commit_timeout_ms: int = 10_000  #: then a commit fails with an unknown outcome
+    commit_timeout_ms: int = 10_000  #: after this time a commit fails with an unknown outcome
     snapshot_min_bytes: int = (
-        MIB  #: a snapshot is due when the log has grown by this, and by the last snapshot
+        MIB  #: take a snapshot once the log has grown by this and by the size of the last snapshot
     )
     retained_entries: int = 1_000  #: kept before a snapshot, for followers that are slightly behind
-    append_bytes: int = MAX_COMMAND_BYTES + MIB  #: of entries in one message; more than any one command
+    append_bytes: int = MAX_COMMAND_BYTES + MIB  #: of entries in one message; larger than any single command
     chunk_bytes: int = 256 * KIB  #: of a snapshot in one message
-    recent_bytes: int = 4 * MIB  #: committed entries kept for brokers that are no voters
+    recent_bytes: int = 4 * MIB  #: committed entries kept for brokers that are not voters
 
     def __post_init__(self) -> None:
         assert self.election_timeout_ms > 3 * self.heartbeat_ms, "a follower may miss two heartbeats"
@@ -128,19 +128,19 @@ class AdapterHost(Protocol):
     def send(self, peer_id: int, message: Message) -> bool: ...
 
     def kick(self) -> None:
-        """A tick is needed soon."""
+        """Request a tick soon."""
         ...
 
     def apply(self, index: int, change: bytes) -> Any:
-        """Entry ``index`` is committed; the result goes to its proposer. An exception is fatal."""
+        """Apply committed entry ``index``; the result goes to its proposer. An exception is fatal."""
         ...
 
     def skip(self, index: int) -> None:
-        """Entry ``index``, a no-op, is committed."""
+        """Skip committed entry ``index``, a no-op."""
         ...
 
     def install(self, snapshot: Snapshot) -> None:
-        """Replace the state by that of the snapshot."""
+        """Replace the state by the snapshot's state."""
         ...
 
 
@@ -193,10 +193,10 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._nodes = {peer: Node(peer) for peer in others}
         self._votes_counted: set[tuple[int, int]] = set()
         self._leader_seen, self._last_tick = -1e9, now()
-        self._append_seq: dict[int, int] = {}  # of the last append sent, per peer
-        self._link_floor: dict[int, int] = {}  # its value when the link began
-        self._reset_floor: dict[int, int] = {}  # its value at the last back-off
-        self._acknowledging = 0  # the seq of the append at hand
+        self._append_seq: dict[int, int] = {}  # sequence number of the last append sent, per peer
+        self._link_floor: dict[int, int] = {}  # its value when the link began, per peer
+        self._reset_floor: dict[int, int] = {}  # its value at the last back-off, per peer
+        self._acknowledging = 0  # the seq of the append that is being handled
         self._leader_commit = 0  # the leader's commit index in its last append
         self.enter()
         heartbeat = settings.heartbeat_ms / 1000
@@ -246,7 +246,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return int(self._SyncObj__raftState)
 
     def leader(self) -> int | None:
-        """Return the known leader. A node returns itself only after it has applied its first entry."""
+        """Return the known leader. A leader returns itself only after it has applied its first entry."""
         if self.raft_state() == LEADER:
             first = self._SyncObj__noopIDx
             return self.selfNode.id if self.raftLastApplied >= first else None
@@ -254,23 +254,23 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return None if leader is None or leader == self.selfNode else leader.id
 
     def followed(self) -> int | None:
-        """Return the leader of the present term, this node included as soon as it is elected."""
+        """Return the leader of the current term, including this node as soon as it is elected."""
         leader = self._SyncObj__raftLeader
         return None if leader is None else leader.id
 
     def matches(self) -> dict[int, tuple[int, float]]:
-        """Return, of a leader, peer → (last index where its log agrees, time of its last response or -1)."""
+        """Return, on a leader, peer → (last index where its log agrees, time of its last response or -1)."""
         match, seen = self._SyncObj__raftMatchIndex, self._SyncObj__lastResponseTime
         return {peer: (match.get(node, 0), seen.get(node, -1.0)) for peer, node in self._nodes.items()}
 
     def next_deadline(self) -> float:
-        """Return the time of the next tick that has work to do if nothing happens before."""
+        """Return the time of the next tick with work to do, unless something happens earlier."""
         if self.raft_state() == LEADER:
             return float(self._SyncObj__newAppendEntriesTime)
         return self.deadline()
 
     def propose(self, command: bytes, done: Done) -> None:
-        """Append a command, as the leader. ``done`` is called exactly once."""
+        """Append a command as the leader. Calls ``done`` exactly once."""
         assert len(command) <= MAX_COMMAND_BYTES, "a command must fit in a message"
 
         def on_outcome(result: Any, reason: int) -> None:
@@ -283,7 +283,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._host.kick()
 
     def hand_over(self) -> None:
-        """Ask the most advanced follower to take over at once, because this node stops."""
+        """Ask the most advanced follower to lead at once, because this node stops."""
         if self.raft_state() == LEADER:
             self.transferLeadership()
 
@@ -293,17 +293,17 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         """Called in every tick of a follower or candidate, before the library checks the deadline."""
 
     def _on_resigned(self) -> None:
-        """Called when this node has stopped to lead."""
+        """Called when this node has stopped leading."""
 
     def _may_append_to(self, peer: int) -> bool:
-        """Whether ``peer`` may receive entries."""
+        """Whether the leader may send entries to ``peer``."""
         return True
 
     def _on_abstaining_ack(self, peer: int, match_index: int) -> None:
         """Called when a peer whose acknowledgements do not count holds the log up to ``match_index``."""
 
     def set_deadline(self, deadline: float) -> None:
-        """Start an election at this time unless a leader is heard from before."""
+        """Start an election at this time unless a message from a leader arrives first."""
         self._SyncObj__raftElectionDeadline = deadline
 
     def deadline(self) -> float:
@@ -325,7 +325,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftLeader = None
 
     def take_term(self, term: int, vote: int | None) -> None:
-        """Enter ``term``, durably."""
+        """Enter ``term``. Durable on return."""
         self._SyncObj__setCurrentTerm(term, vote)
 
     def lead_next_term(self) -> None:
@@ -348,7 +348,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
     # --- links -----------------------------------------------------------------------------------------
 
     def begin_link(self, peer: int) -> None:
-        """A new link to ``peer`` is up. It may lead to another process, with another disk, than before."""
+        """Handle a new link to ``peer``, which may now be another process with another disk."""
         self._link_floor[peer] = self._append_seq.get(peer, 0)
         self._snapshots.cancelTransmisstion(self._nodes[peer])
         self._SyncObj__onNodeConnected(self._nodes[peer])
@@ -364,7 +364,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             self.beat_soon()
 
     def forget_match(self, node: Node) -> None:
-        """With a new link a peer may have lost what it acknowledged: its disk may be another one (R17)."""
+        """Reset the match index for a new link: the peer's disk may have lost acknowledged entries (R17)."""
         self._SyncObj__raftMatchIndex[node] = 0
 
     # --- sending ---------------------------------------------------------------------------------------
@@ -373,11 +373,11 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return self._host.send(node.id, message)
 
     def emit(self, node: Node, message: Message) -> bool:
-        """Send a message of the library: complete it, and make the state durable that it depends on."""
+        """Complete and send a message of the library, after making durable the state that it depends on."""
         kind = message["type"]
         if kind == "append_entries":
             if "prevLogIdx" in message and message["prevLogIdx"] is None:
-                return False  # the peer is ahead of this log: its next response contains its real position
+                return False  # the peer is ahead of this log: its next response has its real position
             if not self._may_append_to(node.id):
                 return False
             message["seq"] = self._append_seq[node.id] = self._append_seq.get(node.id, 0) + 1
@@ -391,15 +391,15 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return self._send(node, message)
 
     def do_acknowledgements_count(self) -> bool:
-        """Whether the leader may count this node's acknowledgements: not while it abstains (R17)."""
+        """Whether the leader may count this node's acknowledgements: False while the node abstains (R17)."""
         return not self._eligibility.abstains
 
     def sync_before_acknowledgement(self) -> None:
-        """Entries are on disk before they are acknowledged (R17)."""
+        """Sync entries to disk before they are acknowledged (R17)."""
         self._journal.sync()
 
     def sync_own_copy(self) -> None:
-        """The leader's own copy is on disk before it counts (R17)."""
+        """Sync the leader's own entries to disk before they count (R17)."""
         self._journal.sync()
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802
@@ -409,12 +409,12 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         last = self._journal.last_index
         super()._checkCommandsToApply()
         if self._journal.last_index != last:
-            self._SyncObj__sendAppendEntries()  # one for the whole batch, at once; then the own copy
+            self._SyncObj__sendAppendEntries()  # one append per batch, before the own copy is synced
             self.sync_own_copy()
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
         SyncObj._SyncObj__onBecomeLeader(self)
-        self.sync_own_copy()  # a single voter commits its first entry in this very tick
+        self.sync_own_copy()  # a single voter commits its first entry in this tick
 
     def _refuse_proposals(self) -> None:
         queue = self._SyncObj__commandsQueue
@@ -431,7 +431,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         now = self._loop_time()
         gap = self.conf.raftMinTimeout / 2
         if now - self._last_tick > gap:
-            # This process slept. Messages that the others sent meanwhile are still to be read.
+            # This process was paused. Messages that the others sent meanwhile are still to be read.
             self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, now + gap)
             heard = now - self.conf.leaderFallbackTimeout / 2
             for node, seen in self._SyncObj__lastResponseTime.items():
@@ -446,7 +446,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         if self.raft_state() == LEADER:
             self.sync_own_copy()
             if self.raftCommitIndex != commit and self._SyncObj__newAppendEntriesTime == next_append:
-                self._SyncObj__sendAppendEntries()  # followers may apply it now, not at the next heartbeat
+                self._SyncObj__sendAppendEntries()  # followers apply it now, not at the next heartbeat
             if not self._nodes and self._journal.last_index > self.raftCommitIndex:
                 self._host.kick()
 
@@ -491,7 +491,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
     # --- receiving -------------------------------------------------------------------------------------
 
     def on_message(self, peer: int, message: Message) -> None:
-        """Handle a message that conforms to its schema, from a voter."""
+        """Handle a message from a voter that conforms to its schema."""
         getattr(self, f"_on_{message['type']}")(self._nodes[peer], message)
         self._host.kick()
 
@@ -513,7 +513,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             self._take_chunk(node, chunk)
 
     def verified_commit_index(self, message: Message) -> int:
-        """Return how far a follower may commit: no further than this append verifies its log (R17)."""
+        """Return a follower's new commit index: at most the index that this append verifies (R17)."""
         if "prevLogIdx" in message:
             entries = message["entries"]
             verified = entries[-1][1] if entries else message["prevLogIdx"]
@@ -526,9 +526,9 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         snapshot = self._snapshots.receive(data, is_first=is_first, is_last=is_last)
         if snapshot is not None and self.is_newer_state(snapshot):
             self._install(snapshot)
-            next_index = snapshot.last_index + 1  # the log behind the snapshot is not verified yet
+            next_index = snapshot.last_index + 1  # the log after the snapshot is not verified yet
             self._SyncObj__sendNextNodeIdx(node, nextNodeIdx=next_index, success=True)
-        else:  # so that the leader knows that this node is alive, however long the transfer takes
+        else:  # tells the leader that this node is alive during a long transfer
             self._SyncObj__sendNextNodeIdx(node)
 
     def is_newer_state(self, snapshot: Snapshot) -> bool:
@@ -536,7 +536,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return bool(snapshot.last_index > self.raftLastApplied)
 
     def _install(self, snapshot: Snapshot) -> None:
-        """Replace the state by the leader's, and the log if it does not agree with it."""
+        """Replace the state by the leader's snapshot, and also the log if it does not agree with it."""
         self._snapshots.store(snapshot)
         self._journal.align(snapshot.previous, snapshot.last)
         for index in list(self._SyncObj__commandsWaitingCommit):
@@ -556,10 +556,10 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         next_index = self._SyncObj__raftNextIndex
         if message["reset"]:
             if message["seq"] <= self._reset_floor.get(node.id, 0):
-                message["reset"] = False  # it was sent before the last back-off had arrived
+                message["reset"] = False  # it was sent before the last back-off arrived
             else:
                 self._reset_floor[node.id] = self._append_seq.get(node.id, 0)
-                self.beat_soon()  # do not go back by one entry per heartbeat
+                self.beat_soon()  # avoids going back by only one entry per heartbeat
         message["next_node_idx"] = max(1, min(message["next_node_idx"], self._journal.last_index + 1))
         if not message["counts"]:
             if message["reset"]:
@@ -570,14 +570,14 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         sent = next_index[node]
         self._base(node, message)
         if message["success"] and not message["reset"] and next_index[node] < sent:
-            next_index[node] = sent  # the library would send entries again that are in flight
+            next_index[node] = sent  # avoids sending entries again that are in flight
 
     def is_of_present_term(self, message: Message) -> bool:
-        """Whether an acknowledgement counts: only one of the leader's own term does (R17)."""
+        """Whether an acknowledgement counts: only if it is of the leader's current term (R17)."""
         return bool(message["stamp"] == self.raftCurrentTerm)
 
     def is_of_present_link(self, peer: int, message: Message) -> bool:
-        """Whether an acknowledgement counts: only one of a message sent over the present link does (R17)."""
+        """Whether an acknowledgement counts: only if its message was sent over the current link (R17)."""
         return bool(message["seq"] > self._link_floor.get(peer, 0))
 
     def _on_request_vote(self, node: Node, message: Message) -> None:
@@ -589,7 +589,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._base(node, message)
 
     def may_vote(self) -> bool:
-        """Whether this node may vote: not while it abstains (R17)."""
+        """Whether this node may vote: False while it abstains (R17)."""
         return not self._eligibility.abstains
 
     def _on_response_vote(self, node: Node, message: Message) -> None:
@@ -599,7 +599,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             self._base(node, message)
 
     def is_new_vote(self, term: int, peer: int) -> bool:
-        """Whether a vote counts: one voter's vote counts once in a term (R17)."""
+        """Whether a vote counts: each voter's vote counts once per term (R17)."""
         return (term, peer) not in self._votes_counted
 
     def _on_timeout_now(self, node: Node, message: Message) -> None:

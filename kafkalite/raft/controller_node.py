@@ -14,10 +14,10 @@ it, and share one entry. Their records are replayed once before the commit, so a
 replayed is never committed. If another node's entry came first (StaleImageError), the whole group is
 decided again on the newer image: no decision takes effect on a state that it was not made for.
 
-Of several controllers one is active: the leader of the quorum, once its image holds everything that was
-committed before its term. It alone receives heartbeats and decides which brokers are alive
-(``metadata.sessions``); this is not replicated. A heartbeat writes to the log only if it changes
-something about the broker.
+One of several controllers is active: the leader of the quorum, once its image holds everything that was
+committed before its term. Only the active controller receives heartbeats and decides which brokers are
+alive (``metadata.sessions``); sessions are not replicated. A heartbeat writes to the log only if it
+changes the broker's state.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Publisher = Callable[[Delta, ClusterImage], None]
 
 _MAX_COMMANDS_PER_ENTRY: Final = 1_000
 _MAX_RECORDS_PER_ENTRY: Final = (
-    MAX_PARTITIONS_PER_REQUEST  # above it the other commands wait for the next entry
+    MAX_PARTITIONS_PER_REQUEST  # above this number the other commands wait for the next entry
 )
 
 _READ_INDEX_RETRY_MS: Final = 50
@@ -115,12 +115,12 @@ class ControllerNode:
 
     @property
     def controller_id(self) -> int | None:
-        """The active controller's node, None while there is none."""
+        """The node id of the active controller, None while there is none."""
         return self._quorum.leader_id
 
     @property
     def is_active(self) -> bool:
-        """Whether this node is the active controller, with an image that is up to date."""
+        """Whether this node is the active controller with an up-to-date image."""
         return self._is_open and self._is_caught_up and self._quorum.leader_id == self._node_id
 
     async def start(self) -> None:
@@ -143,7 +143,7 @@ class ControllerNode:
         await self._quorum.stop()
 
     async def watch(self) -> NoReturn:
-        """Wait until this node has failed, and raise the error. For the task that stops the broker then."""
+        """Wait until this node has failed, and raise the error. The caller then stops the broker."""
         await self._failed.wait()
         assert self._failure is not None
         raise LogOfflineError(f"the controller has stopped: {self._failure}") from self._failure
@@ -169,7 +169,7 @@ class ControllerNode:
             self._activation = None
 
     async def _activate(self) -> None:
-        """Apply all entries committed before this node led: without them it might deny facts (R19)."""
+        """Apply all entries committed before this node led, so that it never denies committed facts (R19)."""
         while True:
             try:
                 await self.wait_for_offset(await self._quorum.read_index())
@@ -184,7 +184,7 @@ class ControllerNode:
         self._balanced_ms = now_ms = self._clock.monotonic_ms()
         broker = None if self._last_leader_id is None else self.image.brokers.get(self._last_leader_id)
         if broker is not None and not broker.is_fenced:
-            # The former leader's controller is silent, so its broker gets only the grace period of a closed
+            # The former leader's controller is silent, so its broker gets only the grace period for a closed
             # connection.
             self._sessions.expect(broker.node_id, broker.broker_epoch, now_ms, grace_ms=DISCONNECT_GRACE_MS)
 
@@ -199,12 +199,12 @@ class ControllerNode:
     async def heartbeat(
         self, request: BrokerHeartbeatRequest, now_ms: int | None = None
     ) -> BrokerHeartbeatResponse:
-        """Take a broker's heartbeat. ``now_ms`` is monotonic; None: now. Raises the same errors as
+        """Handle a broker's heartbeat. ``now_ms`` is monotonic; None: now. Raises the same errors as
         ``submit``.
 
-        STALE_BROKER_EPOCH and BROKER_ID_NOT_REGISTERED, in the response, mean that the broker must
-        register again. It may shut down once it leads no partition that another broker could lead, and
-        all live brokers have replayed that. Then it is fenced.
+        STALE_BROKER_EPOCH and BROKER_ID_NOT_REGISTERED in the response mean that the broker must
+        register again. A broker may shut down once it leads no partition that another broker could
+        lead, and all live brokers have replayed that change. Then it is fenced.
         """
         self._check_usable()
         await self._ensure_leading()
@@ -229,7 +229,7 @@ class ControllerNode:
         return BrokerHeartbeatResponse(0, None, broker.is_fenced, may_go)
 
     async def _check_registered(self, node_id: int, broker_epoch: int) -> None:
-        """Raise BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH, but never because this image is old (R19)."""
+        """Raise BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH, but never due to an outdated image (R19)."""
         try:
             broker_of(self.image, node_id, broker_epoch)
         except BrokerError:
@@ -251,11 +251,11 @@ class ControllerNode:
         return True
 
     def on_disconnect(self, node_id: int) -> None:
-        """The connection of the broker's heartbeats has closed."""
+        """Called when the connection of the broker's heartbeats has closed."""
         self._sessions.on_disconnect(node_id, self._clock.monotonic_ms())
 
     async def tick(self) -> None:
-        """Fence silent brokers and balance leaders if due. Call it every 100 ms; raises as ``submit``."""
+        """Fence silent brokers and balance leaders if due. Call every 100 ms. Raises like ``submit``."""
         if not self.is_active or self._settings.is_single_node or self._is_ticking:
             return
         self._is_ticking = True
@@ -282,7 +282,9 @@ class ControllerNode:
         for node_id, broker_epoch in sessions.expired(now_ms):
             known = image.brokers.get(node_id)
             if known is not None and known.broker_epoch == broker_epoch and not known.is_fenced:
-                changes.append(FenceBroker(node_id, broker_epoch))  # the session stays until it is fenced
+                changes.append(
+                    FenceBroker(node_id, broker_epoch)
+                )  # the session stays until the broker is fenced
             else:
                 sessions.end(node_id)
         return changes
@@ -293,8 +295,8 @@ class ControllerNode:
         """Decide ``command`` and return its reply once it is committed and this node's image contains it.
 
         Raises NotControllerError, ShuttingDownError, ThrottlingQuotaExceededError (queue full), and the
-        errors of the commit: DiskFullError (nothing was written), LogOfflineError (the outcome is not
-        known). A cancelled submit may still take effect.
+        errors of the commit: DiskFullError (nothing was written), LogOfflineError (the outcome is
+        unknown). A cancelled submit may still take effect.
         """
         self._check_usable()
         if len(self._queue) >= MAX_QUEUED_COMMANDS:
@@ -359,7 +361,7 @@ class ControllerNode:
     def _decide_on(self, image: ClusterImage) -> tuple[list[MetadataRecord], list[Any]]:
         """Decide the first commands of the queue on ``image``, each on the result of those before it.
 
-        Return the records of all, and for each command its reply or the exception that its decision
+        Return the records of all commands, and for each command its reply or the exception that it
         raised. A failed decision changes nothing and does not affect the other commands.
         """
         records: list[MetadataRecord] = []
@@ -367,7 +369,7 @@ class ControllerNode:
         for command, done in islice(self._queue, _MAX_COMMANDS_PER_ENTRY):
             if len(records) >= _MAX_RECORDS_PER_ENTRY:
                 break
-            if done.done():  # cancelled before its turn
+            if done.done():  # cancelled while it waited
                 outcomes.append(None)
                 continue
             try:
@@ -384,8 +386,9 @@ class ControllerNode:
     def _decide(self, image: ClusterImage, command: Command) -> Decision:
         if isinstance(command, RegisterBrokerRequest):
             earlier = image.brokers.get(command.node_id)
-            # A registration ends the earlier process (R20). If that one still sends heartbeats, two processes
-            # have the same node id. If it was killed, its connection is closed or its session will expire.
+            # A registration ends the earlier process (R20). If that process still sends heartbeats, two
+            # processes have the same node id. If it was killed, its connection is closed or its session will
+            # expire.
             if (
                 earlier is not None
                 and earlier.incarnation_id != command.incarnation_id
@@ -437,7 +440,7 @@ class ControllerNode:
         self._offset_waiters.fail(LogOfflineError(f"the controller has stopped: {error}"))
 
     def _advance(self, delta: Delta, offset: int) -> None:
-        """Make the next image, publish it, and complete the waiters for it."""
+        """Make the next image, publish it, and complete the futures that wait for it."""
         assert offset >= self.image.metadata_offset, f"the image would go back to {offset}"
         image = self.image = delta.apply(offset)
         for publisher in self.publishers:

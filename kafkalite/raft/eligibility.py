@@ -1,22 +1,24 @@
-"""Which nodes may vote. A voter's promises are in its journal, so a new directory has none to rely on (R17).
+"""Decides whether a node may vote. A voter's promises are in its journal; an empty directory has none
+(R17).
 
-A node with an empty directory can't distinguish a new cluster from one in which its own disk was replaced.
-In the second case it has forgotten votes and acknowledgements that other voters rely on. So it abstains: it
-does not vote, is no candidate and its acknowledgements do not count, until one of these holds.
+A node with an empty directory can't distinguish a new cluster from one in which its own disk was
+replaced. In the second case it has lost votes and acknowledgements that other voters rely on. So it
+abstains: it does not vote, is no candidate and its acknowledgements do not count, until one of these
+holds.
 
 - *Bootstrap.* Within one round of inquiries every other voter has responded that its directory is new, too.
   A new link begins a new round, so all responses come from processes that were connected at the same time,
   and no node has promised anything yet. The directory ids of all become the bootstrap voters.
-- *A bootstrap voter's word.* Another voter lists this very directory among the bootstrap voters. The node
-  has abstained since then, so it has forgotten nothing.
+- *Listed as a bootstrap voter.* Another voter lists this directory among the bootstrap voters. The node
+  has abstained since then, so it has lost nothing.
 - *Rejoin.* The node has everything that the leader has committed, in the leader's own term, and a majority
   without it confirms that leader (``voter.Voter``).
 
-A node that has kept its metadata alone and is now configured as one of several abstains, too. A majority
-without it must not elect a leader before it has this node's log. So the node, the only voter until now,
-leads the next term and sends its log to the others, if no other voter has ever voted. Once all of them hold
-all committed entries, it writes down the directory ids of all as the bootstrap voters. It never accepts
-another log in place of its own.
+A node that was the only voter and is now configured as one of several abstains, too. A majority without
+the node must not elect a leader before it has this node's log. So the node, the only voter until now,
+leads the next term and sends its log to the others, if no other voter has ever voted. Once all of them
+hold all committed entries, it records the directory ids of all as the bootstrap voters. It never
+accepts another log in place of its own.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ from kafkalite.errors import DataDirectoryError
 BootstrapVoters = Mapping[int, bytes]
 """Node id → id of the directory it bootstrapped the cluster with, or ``UNKNOWN``. All voters, or empty."""
 
-UNKNOWN: Final = b""  # of a voter that has rejoined: it knows who votes, but not with which directories
+UNKNOWN: Final = b""  # of a voter that rejoined: only the node ids of bootstrap voters are known
 
 
 class Eligibility:
-    """Whether one node may vote. Pure; callers persist a change of it before they assign it here."""
+    """Whether one node may vote. Pure: callers persist a change before they assign it here."""
 
     def __init__(
         self,
@@ -49,8 +51,8 @@ class Eligibility:
         self.round = 1
         self._node_id = node_id
         self._others = frozenset(others)
-        self._never_voted: dict[int, bytes] = {}  # peer → directory, in this round
-        #: Whether the log is that of a node on its own, which no other voter has.
+        self._never_voted: dict[int, bytes] = {}  # peer → directory; responses of this round
+        #: Whether the log was written by this node as the only voter, so that no other voter has it.
         self.was_alone = bool(self._others) and bootstrap_voters.keys() == {node_id}
         self.is_voter = is_voter and not self.was_alone
 
@@ -59,7 +61,7 @@ class Eligibility:
         return not self.is_voter
 
     def new_round(self) -> None:
-        """Discard earlier responses: a process may have been replaced."""
+        """Discard earlier responses, because a process may have been replaced."""
         self.round += 1
         self._never_voted.clear()
 
@@ -75,8 +77,9 @@ class Eligibility:
     ) -> BootstrapVoters | None:
         """Return the bootstrap voters if this response makes the node one of them.
 
-        ``is_new`` is about the peer's log, ``is_log_shared`` about this node's: every other voter has it, if
-        only because it is new, too. Raises DataDirectoryError if this node was alone and the peer has voted.
+        ``is_new``: the peer's log is new. ``is_log_shared``: every other voter holds this node's log,
+        which is also true if the log is new. Raises DataDirectoryError if this node was alone and the
+        peer has voted.
         """
         if self.is_voter:
             return None
@@ -98,7 +101,7 @@ class Eligibility:
         return self.bootstrap_now(is_log_shared=is_log_shared)
 
     def has_never_voted(self, peer_id: int) -> bool:
-        """Whether the peer has responded in this round that its directory has never been a voter's."""
+        """Whether the peer responded in this round that its directory never belonged to a voter."""
         return peer_id in self._never_voted
 
     @property
@@ -107,7 +110,7 @@ class Eligibility:
         return self._never_voted.keys() == self._others
 
     def bootstrap_now(self, *, is_log_shared: bool) -> BootstrapVoters | None:
-        """Return the directories of all voters if no other voter has ever voted, and they share one log."""
+        """Return the directories of all voters if no other voter has ever voted and all have the same log."""
         if self.is_voter or not is_log_shared or not self.is_round_complete:
             return None
         return dict(sorted({**self._never_voted, self._node_id: self.directory}.items()))

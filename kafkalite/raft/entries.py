@@ -1,4 +1,4 @@
-"""Entries of the metadata log: what a command is made of, and whether it takes effect.
+"""Entries of the metadata log: the format of a command, and whether it takes effect.
 
 ::
 
@@ -6,8 +6,8 @@
     command  00 | u64 after_offset | msgpack bytes of the records         big-endian
              01                                                           no-op, the first entry of a leader
 
-A command takes effect only if ``after_offset`` is the offset of the last one that did. Otherwise it is void
-on every node alike (R19). The offset of an entry is its index, so offsets have gaps.
+A command takes effect only if ``after_offset`` is the offset of the last command that took effect.
+Otherwise it is void on all nodes (R19). The offset of an entry is its index, so offsets have gaps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kafkalite.limits import MIB
 Entry = tuple[bytes, int, int]
 """(command, index, term)"""
 
-REGULAR: Final = 0  # the first byte of a command: the numbers of pysyncobj
+REGULAR: Final = 0  # the first byte of a command, as numbered by pysyncobj
 NO_OP: Final = 1
 MAX_COMMAND_BYTES: Final = 4 * MIB  # 20,000 partition records are 2.5 MiB
 
@@ -31,7 +31,7 @@ _AFTER_OFFSET: Final = struct.Struct(">Q")
 
 
 def change_after(offset: int, records: bytes) -> bytes:
-    """Return a change decided on the state at ``offset``: a regular command without its first byte."""
+    """Return a change decided on the state at ``offset``, as a regular command without its first byte."""
     return _AFTER_OFFSET.pack(offset) + records
 
 

@@ -4,8 +4,8 @@
 
     frame = u32 length | u32 crc32c | msgpack            big-endian; the checksum is of the msgpack bytes
 
-A writer syncs each frame before it begins the next, so a crash tears at most the last one, which was never
-acknowledged. A damaged frame with an intact one behind it is corruption (R24, R25).
+A writer syncs each frame before it begins the next, so a crash tears at most the last one, which was
+never acknowledged. A damaged frame followed by an intact frame is corruption (R24, R25).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _MIN_PAYLOAD_BYTES: Final = 2
 
 
 def frame(value: Any) -> bytes:
-    """Return one value, framed."""
+    """Return one value as a frame."""
     payload: bytes = msgpack.packb(value)
     return _HEADER.pack(len(payload), crc32c(payload)) + payload
 
 
 def read_frames(data: bytes, path: str) -> tuple[list[tuple[int, list[Any]]], int]:
-    """Return (position, array) of each intact frame, and the position behind the last of them.
+    """Return (position, array) of each intact frame, and the position after the last one.
 
-    Bytes behind that position are a torn tail. Raises CorruptLogError if the first frame is damaged, if an
-    intact frame follows a damaged one, and for a payload that is no msgpack array.
+    Bytes after that position are a torn tail. Raises CorruptLogError if the first frame is damaged, if
+    an intact frame follows a damaged one, and for a payload that is not a msgpack array.
     """
     values: list[tuple[int, list[Any]]] = []
     position = 0
@@ -59,7 +59,7 @@ def read_frames(data: bytes, path: str) -> tuple[list[tuple[int, list[Any]]], in
 
 
 def read_single_frame(data: bytes, path: str) -> list[Any]:
-    """Return the array of a file that is one frame. Raises CorruptLogError."""
+    """Return the array of a file that consists of one frame. Raises CorruptLogError."""
     payload = _payload_at(data, 0)
     if payload is None or _HEADER.size + len(payload) != len(data):
         raise corrupt(path, 0, "one intact frame", "something else")

@@ -45,16 +45,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose journal it is, and whether the node may vote."""
+    """The owner of a journal, and whether it may vote."""
 
     node_id: int
-    directory: bytes  #: a random id, generated with the journal: a replaced disk has another
+    directory: bytes  #: a random id, generated with the journal; a replaced disk has another id
     is_voter: bool
     bootstrap_voters: BootstrapVoters
 
 
 class Journal:
-    """Invariant: all that has been reported as durable is in the file; ``sync`` makes the rest durable."""
+    """A node's journal. Invariant: all state reported as durable is in the file; ``sync`` writes the rest."""
 
     def __init__(self, filesystem: FileSystem, directory: str) -> None:
         self._filesystem = filesystem
@@ -75,7 +75,7 @@ class Journal:
     # --- opening ---------------------------------------------------------------------------------------
 
     def create(self, identity: Identity, entries: Sequence[Entry], *, term: int, vote: int | None) -> None:
-        """Write a new journal, in a directory that has none. Raises DiskFullError, LogOfflineError."""
+        """Write a new journal in a directory without one. Raises DiskFullError, LogOfflineError."""
         self._filesystem.make_dirs(self._directory)
         self._filesystem.sync_dir(parent(self._directory))
         self.identity = identity
@@ -84,7 +84,7 @@ class Journal:
         self._rewrite()
 
     def open(self, node_id: int) -> None:
-        """Read the file, truncate a torn tail, be ready to append.
+        """Read the file, truncate a torn tail, and prepare to append.
 
         Raises CorruptLogError for damage, StorageError for another version, DataDirectoryError for the
         journal of another node.
@@ -139,9 +139,9 @@ class Journal:
     def align(self, previous: Entry, last: Entry) -> None:
         """Make the log agree with a stored snapshot, which ends with these two entries.
 
-        A log that contains both is kept as a whole: a crash between a snapshot and the compaction leaves a
-        log that begins earlier, and a snapshot from the leader may end before entries that this node has
-        acknowledged (R17). Any other log is replaced by the two entries.
+        A log that contains both entries is kept completely: a crash between a snapshot and the
+        compaction leaves a log that begins earlier, and a snapshot from the leader may end before
+        entries that this node has acknowledged (R17). Any other log is replaced by the two entries.
         """
         log, index = self._log, last[1]
         if log and log[0][1] > index:
@@ -158,7 +158,7 @@ class Journal:
         self.sync()
 
     def contains_end_of_snapshot(self, previous: Entry, last: Entry) -> bool:
-        """Whether the log is kept beside a snapshot that ends with these two entries (R17)."""
+        """Whether to keep the log beside a snapshot that ends with these two entries (R17)."""
         at = previous[1] - self._log[0][1] if self._log else -1
         return at >= 0 and [entry[1:] for entry in self._log[at : at + 2]] == [previous[1:], last[1:]]
 
@@ -180,8 +180,8 @@ class Journal:
     def sync(self) -> None:
         """Make all changes durable.
 
-        Raises DiskFullError, with the file as it was, and LogOfflineError if the disk fails and the outcome
-        is not known: the journal must not be used any more (R26).
+        Raises DiskFullError, with the file unchanged, and LogOfflineError if the disk fails and the
+        outcome is unknown: then the journal must not be used any more (R26).
         """
         if not self._unsynced:
             return
@@ -212,7 +212,7 @@ class Journal:
         self._unsynced.clear()
 
     def set_eligibility(self, *, is_voter: bool, bootstrap_voters: BootstrapVoters) -> None:
-        """Durable on return. Raises the same errors as ``sync``."""
+        """Store the eligibility. Durable on return. Raises the same errors as ``sync``."""
         self.identity = replace(self.identity, is_voter=is_voter, bootstrap_voters=bootstrap_voters)
         self._unsynced.append([_ELIGIBILITY, is_voter, list(bootstrap_voters.items())])
         self.sync()
@@ -220,14 +220,14 @@ class Journal:
     def compact(self, first_index: int) -> None:
         """Drop the entries before ``first_index``, which a durable snapshot covers.
 
-        Raises DiskFullError, with the file as it was, and LogOfflineError.
+        Raises DiskFullError, with the file unchanged, and LogOfflineError.
         """
         self.sync()
         del self._log[: max(0, first_index - self._log[0][1])]
         self._rewrite()
 
     def _rewrite(self) -> None:
-        """Replace the file by the present entries, term and identity."""
+        """Replace the file by the current entries, term and identity."""
         identity = self.identity
         header = [
             _FORMAT,
@@ -272,7 +272,7 @@ class Journal:
         raise AssertionError("RaftNode compacts the log, not pysyncobj")
 
     def setCurrentTerm(self, term: int, vote: int | None) -> None:  # noqa: N802
-        """Durable on return, before any message that carries it (R17). Raises the same errors as ``sync``."""
+        """Store the term, durable on return, before any message carries it (R17). Raises as ``sync``."""
         if (term, vote) == (self._term, self._vote):
             return
         assert term >= self._term, f"term {self._term} would go back to {term}"
@@ -287,7 +287,7 @@ class Journal:
         return self._vote
 
     def setRaftCommitIndex(self, index: int) -> None:  # noqa: N802
-        """Not stored: after a start it is that of the snapshot until the leader sends a newer one."""
+        """Set the commit index in memory. It starts as the snapshot's until the leader sends a newer one."""
         self._commit_index = max(self._commit_index, index)
 
     def getRaftCommitIndex(self) -> int:  # noqa: N802

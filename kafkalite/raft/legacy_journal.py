@@ -1,4 +1,4 @@
-"""Reads the metadata files that a node on its own wrote before it used the journal of a voter.
+"""Reads the metadata files that a single-node cluster wrote before it used the journal of a voter.
 
 ::
 
@@ -6,8 +6,8 @@
     metadata.log        first frame: ["kafkalite-metadata-log", 1, base_offset]
                         then frames: [[offset, [record, …]], …]     the entries of one sync
 
-The snapshot replaced its predecessor before an empty log replaced the old one, so the first entries of the
-log may be in the snapshot already. ``MetadataLog`` converts the files at the start of a node.
+The snapshot replaced its predecessor before an empty log replaced the old one, so the first entries of
+the log may be in the snapshot already. ``MetadataLog`` converts the files at the start of a node.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _VERSION: Final = 1
 
 
 def exists(filesystem: FileSystem, directory: str) -> bool:
-    """Whether the directory holds any of the files."""
+    """Whether the directory holds any of these files."""
     return any(filesystem.exists(join(directory, name)) for name in (LOG_FILE, SNAPSHOT_FILE))
 
 
 def read(filesystem: FileSystem, directory: str) -> tuple[int, bytes]:
-    """Return the last offset, 0 for an empty log, and the encoded records of the state there.
+    """Return the last offset (0 for an empty log) and the encoded records of the state at that offset.
 
     A torn tail, which was never acknowledged, is ignored. Raises CorruptLogError, StorageError.
     """
@@ -65,7 +65,7 @@ def read(filesystem: FileSystem, directory: str) -> tuple[int, bytes]:
 
 
 def remove(filesystem: FileSystem, directory: str) -> None:
-    """Remove the files, if any, after their contents are durable elsewhere."""
+    """Remove the files, if there are any, after their contents are durable elsewhere."""
     names = [name for name in (LOG_FILE, SNAPSHOT_FILE) if filesystem.exists(join(directory, name))]
     for name in names:
         filesystem.unlink(join(directory, name))

@@ -1,7 +1,7 @@
 """The messages between voters, as bytes: msgpack arrays of ``[kind, field, …]``, never a pickle.
 
-Every message has a schema. A message that does not conform to it is refused here. Any other becomes a dict
-with the library's own names, and has the types that the library relies on.
+Every message has a schema. A message that does not conform to its schema is refused here. A valid
+message becomes a dict with the library's own names and the types that the library relies on.
 
 ::
 
@@ -77,7 +77,7 @@ def _is_bootstrap_voters(value: Any) -> bool:
     )
 
 
-#: The fields that are no count: a name means the same in every kind of message.
+#: Checks of the fields that are not counts. A name means the same in every kind of message.
 _CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
     "entries": _is_entries,
     "serialized": _is_chunk,
@@ -90,7 +90,7 @@ _CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
     "bootstrap_voters": _is_bootstrap_voters,
 }
 
-#: The first field of a message is its kind. Never give a number a second meaning.
+#: The first field of a message is its kind. Never reuse a number for another kind.
 _SCHEMA: Final[dict[int, tuple[str, tuple[str, ...]]]] = {
     1: ("append", ("term", "commit_index", "seq", "prevLogIdx", "prevLogTerm", "entries")),
     2: ("chunk", ("term", "commit_index", "seq", "serialized")),

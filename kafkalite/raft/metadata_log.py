@@ -1,7 +1,7 @@
 """The metadata log of one directory: its journal, and the snapshot that the journal begins with.
 
-A node on its own (``SingleQuorum``) and a voter (``RaftNode``) open the same files. What they may do with a
-directory depends on the bootstrap voters in its journal::
+A single node (``SingleQuorum``) and a voter (``RaftNode``) open the same files. The bootstrap voters in
+the journal decide how they may use the directory::
 
     bootstrap voters        a node on its own       a voter of several
     none: never voted       refused                 abstains, see ``eligibility``
@@ -28,7 +28,7 @@ from kafkalite.storage.filesystem import FileSystem
 
 DIRECTORY_ID_BYTES: Final = 16
 
-_FIRST_TERM: Final = 1  # of a node on its own, which leads it
+_FIRST_TERM: Final = 1  # of a single node, which is its leader
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class MetadataLog:
         voters: Iterable[int] | None = None,
         snapshots: SnapshotStore | None = None,
     ) -> None:
-        """Without ``voters`` the node is on its own."""
+        """Without ``voters`` the node is a single-node cluster."""
         self.journal = Journal(filesystem, directory)
         self.snapshots = snapshots or SnapshotStore(filesystem, directory)
         self._filesystem = filesystem
@@ -114,7 +114,7 @@ class MetadataLog:
         _log.info("converted the metadata log of an older version %s", fields)
 
     def _check_bootstrap_voters(self) -> None:
-        """A majority of one set of voters need not overlap with a majority of another."""
+        """Raise if the voters changed: majorities of two voter sets need not overlap."""
         known = sorted(self.journal.identity.bootstrap_voters)
         if self._voters is None and known != [self._node_id]:
             raise DataDirectoryError(
@@ -130,7 +130,7 @@ class MetadataLog:
     def store_snapshot(self, snapshot: Snapshot, first_index: int) -> None:
         """Store a snapshot, then drop the journal's entries before ``first_index``.
 
-        Raises DiskFullError, with the files as usable as before, and LogOfflineError.
+        Raises DiskFullError, after which the files remain usable, and LogOfflineError.
         """
         self.snapshots.store(snapshot)
         self.journal.compact(first_index)

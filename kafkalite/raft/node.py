@@ -1,11 +1,11 @@
-"""One voter at work: files, links and the Raft protocol, on the Raft loop, ticking when there is work.
+"""Runs one voter on the Raft loop: files, links and the Raft protocol. Ticks when there is work.
 
-It handles encoded entries and their order. The records in them are for the quorum, which lives on the
-broker's loop and is notified of everything by ``post``. A change takes effect only on the state that it was
+The node handles encoded entries and their order. The quorum, which runs on the broker's loop and is
+notified through ``post``, decodes their records. A change takes effect only on the state that it was
 decided on (``entries``), so offsets are Raft indices, with gaps.
 
-Any exception stops the node: it sends nothing more, and the quorum receives the error. Nothing is retried,
-because the state of the library in the midst of a failure is not known (R26).
+Any exception stops the node: it sends nothing more, and the quorum receives the error. Nothing is
+retried, because the state of the library after a failure is unknown (R26).
 """
 
 # Tests: tests/raft/test_raft_quorum.py, tests/raft/test_raft_schedules.py
@@ -40,22 +40,22 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
-    """Of an applied command: its offset, or, if it is void, the offset of the state that it met."""
+    """An applied command's outcome: its offset, or, if void, the offset of the state it was applied to."""
 
     took_effect: bool
     offset: int
 
 
 class VoterStatus(NamedTuple):
-    """The leader's view of a voter, itself included."""
+    """The leader's view of a voter, including the leader itself."""
 
     node_id: int
     match_offset: int  #: last index where its log agrees with the leader's; -1 if unknown
-    last_contact_ms: int  #: since its last response; 0 for the node itself, -1 if unknown
+    last_contact_ms: int  #: ms since its last response; 0 for the node itself, -1 if unknown
 
 
 class QuorumStatus(NamedTuple):
-    """The quorum as one voter sees it. ``nodes`` have match offsets only on the leader."""
+    """The quorum as one voter sees it. Match offsets in ``nodes`` are known only on the leader."""
 
     node_id: int
     leader_id: int | None
@@ -69,28 +69,28 @@ class QuorumStatus(NamedTuple):
 
 
 class NodeListener(Protocol):
-    """Notified of everything that the node does, in order. ``post`` makes each call in the right thread."""
+    """Receives all events of the node in order. ``post`` makes each call in the right thread."""
 
     def on_entry(self, index: int, offset: int, records: bytes) -> None:
-        """An entry has taken effect."""
+        """Called when an entry has taken effect."""
         ...
 
     def on_void(self, index: int) -> None:
-        """An entry without effect is committed."""
+        """Called when an entry without effect is committed."""
         ...
 
     def on_snapshot(self, index: int, offset: int, records: bytes) -> None:
-        """A snapshot replaces the state."""
+        """Called when a snapshot replaces the state."""
         ...
 
     def on_leader(self, leader_id: int | None, term: int) -> None: ...
 
     def on_snapshot_wanted(self) -> None:
-        """The log has grown: call ``RaftNode.take_snapshot``."""
+        """Called when the log has grown, to request a call of ``RaftNode.take_snapshot``."""
         ...
 
     def on_failure(self, error: BaseException) -> None:
-        """The node has stopped for good."""
+        """Called when the node has stopped permanently."""
         ...
 
 
@@ -99,7 +99,7 @@ Post = Callable[[list[tuple[Any, ...]]], None]
 
 
 class RaftNode:
-    """Used on the Raft loop only. Invariant: after a failure nothing is sent, written or applied."""
+    """A voter's node; use it on the Raft loop only. After a failure nothing is sent, written or applied."""
 
     def __init__(
         self,
@@ -123,14 +123,14 @@ class RaftNode:
         self._listener = listener
         self._post = post
         self._allow_new = allow_new
-        # The voter would take a longer pause between two ticks for a sleep of the process.
+        # The voter would mistake a longer time between two ticks for a pause of the process.
         self._max_tick_s = min(_MAX_TICK_S, settings.election_timeout_ms / 4_000)
         self._events: list[tuple[Any, ...]] = []
         self._is_running = False
         self._failure: BaseException | None = None
         self._is_tick_due = False
         self._timer: asyncio.TimerHandle | None = None
-        #: The quorum as of the last tick: replaced by a new value, so any thread may read it.
+        #: The quorum at the last tick. Replaced by a new value, so any thread may read it.
         self.status = QuorumStatus(node_id, None, 0, 0, 0, 1, 0, False, ())
         self._offset = 0  # of the last applied entry that took effect
         self._last_leader: tuple[int | None, int] = (None, 0)
@@ -171,7 +171,7 @@ class RaftNode:
             bootstrap_voters=identity.bootstrap_voters,
         )
         if eligibility.was_alone:
-            journal.setRaftCommitIndex(journal.last_index)  # what a single node has synced is committed
+            journal.setRaftCommitIndex(journal.last_index)  # entries synced by a single node are committed
         self.voter = Voter(
             self._node_id,
             self._others,
@@ -194,7 +194,7 @@ class RaftNode:
         self._on_timer()
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Hand over to another leader, close the files, and post ``done``."""
+        """Transfer leadership, close the files, and post ``done``."""
         if self._is_running:
             self._work(self.voter.hand_over)
         self._end()
@@ -262,7 +262,7 @@ class RaftNode:
             self._notify(self._listener.on_leader, *leader)
 
     def kick(self) -> None:
-        """``AdapterHost.kick``: schedule one tick for all calls in this turn of the loop."""
+        """``AdapterHost.kick``: schedule one tick for all calls in this iteration of the loop."""
         if not self._is_tick_due and self._is_running:
             self._is_tick_due = True
             self._runner.loop.call_soon(self._tick)
@@ -284,7 +284,7 @@ class RaftNode:
             self._timer = loop.call_later(delay, self._on_timer)
 
     def _warn_if_abstaining(self) -> None:
-        """Log once which voters are missing, for the operator who waits for the cluster to start."""
+        """Log once which voters are missing, for an operator who is waiting for the cluster to start."""
         if self._eligibility.is_voter or self._has_warned:
             return
         if self._runner.loop.time() - self._opened > _ABSTAINS_QUIETLY_S:
@@ -349,10 +349,10 @@ class RaftNode:
             self._post([(self._listener.on_snapshot_wanted,)])
 
     def take_snapshot(self, index: int, offset: int, records: Iterable[MetadataRecord]) -> None:
-        """Store the state after entry ``index``, then drop the log before it except for a tail.
+        """Store the state after entry ``index``, then drop the earlier entries except for a tail.
 
-        The records are encoded in another thread: with many partitions it takes longer than a leader may be
-        silent.
+        The records are encoded in another thread: with many partitions encoding takes longer than a
+        leader may be silent.
         """
         self._runner.offload(
             lambda: record_codec.to_bytes(records),
@@ -371,7 +371,7 @@ class RaftNode:
         self._compacted_bytes = journal.size_bytes
 
     def _first_retained(self, index: int) -> int:
-        """Return the first index of the tail that is kept before a snapshot."""
+        """Return the first index of the entries that are retained before a snapshot."""
         settings, size_bytes = self._settings, 0
         first = max(self.journal.first_index, index - settings.retained_entries)
         for candidate in range(index, first, -1):

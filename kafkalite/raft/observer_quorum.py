@@ -1,7 +1,7 @@
-"""The quorum of a node that is no voter: it follows the metadata log at some voter, and never commits.
+"""The quorum of a node that is not a voter: it follows the metadata log of any voter, and never commits.
 
-It keeps nothing on disk. At start it fetches the state of a voter, then every entry after it. Voters return
-committed entries only, so it does not matter which voter is asked, nor whether that one is behind.
+It stores nothing on disk. At start it fetches the state of a voter, then every entry after it. Voters
+return committed entries only, so any voter can serve the request, even if it is behind.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ObserverQuorum(QuorumState):
         self._follower: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to follow. The state is loaded once a voter is reached."""
+        """Start following. The state is loaded once a voter is reached."""
         self._follower = asyncio.create_task(self._follow(self.machine), name="metadata observer")
 
     async def commit(self, records: Sequence[MetadataRecord], after_offset: int) -> int:
@@ -56,7 +56,7 @@ class ObserverQuorum(QuorumState):
             await asyncio.wait([self._follower])
 
     async def _follow(self, machine: StateMachine) -> None:
-        """Fetch and apply entries until cancelled, or until one can't be applied."""
+        """Fetch and apply entries until cancelled, or until an entry can't be applied."""
         try:
             await self._fetch_forever(machine)
         except Exception as error:

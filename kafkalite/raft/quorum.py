@@ -1,9 +1,9 @@
 """The seam to consensus: entries of records, appended by comparison, delivered in order once committed.
 
-An entry holds the records of one ``commit``, which take effect together or not at all. Offsets grow, and may
-have gaps. An entry is appended only if it was decided on the state that it changes (``after_offset``).
-Otherwise it is void, and its author receives StaleImageError and decides again. So a deposed leader that
-still believes to lead can change nothing.
+An entry holds the records of one ``commit``, which take effect together or not at all. Offsets grow,
+and may have gaps. An entry is appended only if it was decided on the state that it changes
+(``after_offset``). Otherwise it is void, and its author receives StaleImageError and decides again. So
+a deposed leader that still considers itself the leader can change nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kafkalite.metadata.records import MetadataRecord
 
 
 class StaleImageError(KafkaliteError):
-    """Another entry was appended since the image that this one was decided on. ``offset`` is that entry's."""
+    """Another entry was appended after the image that this entry was decided on, at ``offset``."""
 
     def __init__(self, *, decided_on: int, offset: int) -> None:
         super().__init__(
@@ -32,7 +32,7 @@ class StateMachine(Protocol):
     """The owner of the state. All calls are on the event loop, in log order, and do not overlap."""
 
     def load(self, offset: int, records: Iterable[MetadataRecord]) -> None:
-        """Replace the state by that of a snapshot at ``offset``."""
+        """Replace the state by the snapshot's state at ``offset``."""
         ...
 
     def apply(self, offset: int, records: Sequence[MetadataRecord]) -> None:
@@ -40,11 +40,11 @@ class StateMachine(Protocol):
         ...
 
     def snapshot(self) -> tuple[int, Iterable[MetadataRecord]]:
-        """Return (offset, records of the present state). The records may be read later, in another thread."""
+        """Return (offset, records of the current state). The records may be read later, in another thread."""
         ...
 
     def fail(self, error: BaseException) -> None:
-        """The quorum has stopped; nothing more will be delivered."""
+        """Called when the quorum has stopped; nothing more will be delivered."""
         ...
 
 
@@ -62,16 +62,16 @@ class Quorum(Protocol):
 
     @property
     def leader_id(self) -> int | None:
-        """The node believed to lead, None while there is none."""
+        """The presumed leader's node id, None while there is none."""
         ...
 
     @property
     def offset(self) -> int:
-        """Of the last entry delivered here; 0 before the first."""
+        """The offset of the last entry delivered here; 0 before the first."""
         ...
 
     def attach(self, machine: StateMachine) -> None:
-        """Drive ``machine``. Once, before ``start``."""
+        """Drive ``machine``. Call it once, before ``start``."""
         ...
 
     async def start(self) -> None:
@@ -81,9 +81,9 @@ class Quorum(Protocol):
     async def commit(self, records: Sequence[MetadataRecord], after_offset: int) -> int:
         """Append one entry decided on the state at ``after_offset``; return its offset once committed.
 
-        Nothing took effect after StaleImageError, DiskFullError and NotControllerError. The outcome is not
-        known after RequestTimedOutError and LogOfflineError, nor if the commit is cancelled: the entry may
-        still take effect, unless another one decided on the same state does.
+        Raises StaleImageError, DiskFullError and NotControllerError, after which nothing took effect.
+        The outcome is unknown after RequestTimedOutError, LogOfflineError and cancellation: the entry
+        may still take effect, unless another entry decided on the same state does.
         """
         ...
 
@@ -100,7 +100,7 @@ class Quorum(Protocol):
 
 
 class QuorumState:
-    """The state that every ``Quorum`` keeps. Invariant: ``offset`` is that of the machine, and grows."""
+    """The state of every ``Quorum``. Invariant: ``offset`` is the machine's offset and never decreases."""
 
     is_single_node = False
 
@@ -168,14 +168,14 @@ class OffsetWaiters:
                 self._waiting.append(waiter)
 
     def fail(self, error: Exception) -> None:
-        """Raise ``error`` in all that wait."""
+        """Raise ``error`` in all waiting tasks."""
         waiting, self._waiting = self._waiting, []
         for _, reached in waiting:
             complete(reached, error)
 
 
 def complete(future: asyncio.Future[Any], outcome: Any) -> None:
-    """Set the outcome, a result or an exception, unless the future is done, e.g. cancelled."""
+    """Set a result or exception, unless the future is already done, for example cancelled."""
     if future.done():
         return
     if isinstance(outcome, BaseException):

@@ -1,10 +1,11 @@
 """The quorum of several voters, as the broker's loop uses it: ``Quorum`` on top of a ``RaftNode``.
 
 Committed entries arrive from the Raft loop in log order and are applied here, on the broker's loop. The
-outcome of a commit follows the entry itself. So when a commit returns, the machine has reached its offset;
-and ``leader_id`` is this node only after it has applied all entries that were committed before its term.
+outcome of a commit follows the entry itself. So when a commit returns, the machine has reached its
+offset; and ``leader_id`` is this node only after it has applied all entries that were committed before
+its term.
 
-Recent entries are kept in their encoded form, for the brokers that are no voters.
+Recent entries are kept encoded, for the brokers that are not voters.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from kafkalite.raft.runner import Runner
 from kafkalite.rng import Rng
 from kafkalite.storage.filesystem import FileSystem
 
-_EVENTS_PER_TURN = 500  # called before the loop turns to other work
+_EVENTS_PER_TURN = 500  # processed before the loop runs other callbacks
 
 
 class MetadataChunk(NamedTuple):
-    """Committed entries after an offset, (offset, encoded records) each; or one that is a snapshot."""
+    """Committed entries after an offset, each (offset, encoded records), or a single snapshot."""
 
     is_snapshot: bool
     entries: Sequence[tuple[int, bytes]]
-    committed_offset: int  #: of the last entry known here
+    committed_offset: int  #: of the last entry received here
     leader_id: int | None
 
 
@@ -60,7 +61,7 @@ class RaftQuorum(QuorumState):
         settings: RaftSettings | None = None,
         allow_new: bool = True,
     ) -> None:
-        """``allow_new`` False refuses a directory without a journal: for a node that has had one."""
+        """``allow_new`` False refuses a directory without a journal, for a node that once had a journal."""
         assert node_id in voters, "a node that is no voter needs an ObserverQuorum"
         super().__init__(node_id)
         self._settings = settings or RaftSettings()
@@ -74,9 +75,13 @@ class RaftQuorum(QuorumState):
         self._recent_bytes = 0
         self._events: deque[tuple[Any, ...]] = deque()
         self._is_draining = False
-        self._waiting: dict[asyncio.Future[Any], None] = {}  # commits and reads: ended by a failure or a stop
+        self._waiting: dict[
+            asyncio.Future[Any], None
+        ] = {}  # commits and reads; a failure or a stop completes them
         self._beyond = OffsetWaiters()
-        self._snapshot_bytes: tuple[int, bytes] | None = None  # offset, encoded: the last one requested
+        self._snapshot_bytes: tuple[int, bytes] | None = (
+            None  # (offset, encoded records) of the last requested snapshot
+        )
         self.node = RaftNode(
             filesystem,
             directory,
@@ -114,7 +119,7 @@ class RaftQuorum(QuorumState):
         self._is_open = True
 
     async def stop(self) -> None:
-        """Hand leadership over, and refuse new commits."""
+        """Transfer leadership and refuse new commits."""
         was_open, self._is_open = self._is_open, False
         if was_open:
             assert self._loop is not None
@@ -124,7 +129,7 @@ class RaftQuorum(QuorumState):
         self._release_all(ShuttingDownError("the node stops; the outcome is not known"))
 
     def halt(self) -> None:
-        """Stop at once, as if the process had died, without handing leadership over. Then call ``stop``."""
+        """Stop at once without transferring leadership, as if the process had died. Then call ``stop``."""
         if self._is_open:
             self._runner.call(self.node.halt)
 
@@ -154,7 +159,7 @@ class RaftQuorum(QuorumState):
             self._drain()
 
     def _drain(self) -> None:
-        """Make the calls in order, with a turn for other work after each ``_EVENTS_PER_TURN``."""
+        """Make the calls in order. Other callbacks of the loop run after each ``_EVENTS_PER_TURN`` calls."""
         self._is_draining = False
         for _ in range(min(len(self._events), _EVENTS_PER_TURN)):
             function, *arguments = self._events.popleft()
@@ -300,7 +305,7 @@ class RaftQuorum(QuorumState):
         return self.node.status
 
     def entries_after(self, offset: int, max_bytes: int) -> MetadataChunk:
-        """Return entries after ``offset``, at least one if there is any, or a snapshot if they are gone.
+        """Return entries after ``offset``, at least one if any exists, or a snapshot if they were dropped.
 
         Raises LogOfflineError, ShuttingDownError.
         """

@@ -1,4 +1,4 @@
-"""Where Raft runs: in a thread with its own event loop, or on the broker's loop.
+"""Runs Raft in a thread with its own event loop, or on the broker's loop.
 
 A sync of the journal blocks the loop that it runs on. In its own thread it delays only Raft. Embedded
 clusters and simulations, whose disks do not block, run it inline.
@@ -31,7 +31,7 @@ class Runner(Protocol):
 
 
 class InlineRunner:
-    """Raft on the broker's own loop: the one given, or the running loop at first use."""
+    """Runs Raft on the broker's loop: the given loop, or the running loop at first use."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop
@@ -50,14 +50,14 @@ class InlineRunner:
         self.call(done, _outcome(work))
 
     def start(self) -> None:
-        """Do nothing: the loop runs already."""
+        """Do nothing, because the loop already runs."""
 
     def stop(self) -> None:
-        """Do nothing: the loop is not this runner's own."""
+        """Do nothing, because the runner does not own the loop."""
 
 
 class ThreadRunner:
-    """A thread with a loop of its own (uvloop where it is installed), between ``start`` and ``stop``."""
+    """A thread with its own loop (uvloop if installed), which runs between ``start`` and ``stop``."""
 
     def __init__(self, name: str = "raft") -> None:
         self._name = name

@@ -1,7 +1,7 @@
-"""A quorum of one node, with a journal of its own or only in memory.
+"""A quorum of one node, with a journal or only in memory.
 
-The node writes the file of a voter, without the Raft library, so it can become a voter of several
-later. Commits that arrive during a sync share the next one. One task writes as long as there is
+The node writes a voter's journal without the Raft library, so that it can later become one of several
+voters. Commits that arrive during a sync share the next one. One task writes as long as there is
 something to write. Blocking calls run in an executor.
 """
 
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Recovered(NamedTuple):
-    """The contents of a log: the snapshot (offset 0 and no records without one), and the entries after it."""
+    """The contents of a log: the snapshot (if none: offset 0, no records), and the entries after it."""
 
     snapshot_offset: int
     snapshot_records: list[MetadataRecord]
@@ -42,7 +42,7 @@ class Recovered(NamedTuple):
 
 
 class SingleNodeLog:
-    """The metadata log of a node on its own: an entry is committed once it is synced. Blocking.
+    """The metadata log of a single node: an entry is committed once it is synced. Blocking.
 
     Invariant: after every call that returns, all entries up to ``last_index`` are synced.
     """
@@ -59,7 +59,7 @@ class SingleNodeLog:
 
     @property
     def size_bytes(self) -> int:
-        """Of the journal."""
+        """The size of the journal."""
         return self._journal.size_bytes
 
     @property
@@ -86,9 +86,10 @@ class SingleNodeLog:
         return Recovered(snapshot_offset, records, entries)
 
     def append(self, entries: Iterable[tuple[int, Sequence[MetadataRecord]]]) -> None:
-        """Write (offset, records) of consecutive offsets and sync them: all durable on return, or none.
+        """Write (offset, records) of consecutive offsets and sync them: all are durable on return, or
+        none.
 
-        Raises DiskFullError, with nothing written, and LogOfflineError as ``Journal.sync``.
+        Raises DiskFullError, with nothing written, and LogOfflineError, as ``Journal.sync`` does.
         """
         journal, last_index, offset = self._journal, self._journal.last_index, self._offset
         term = max(journal.getCurrentTerm(), journal.last_term)
@@ -104,9 +105,9 @@ class SingleNodeLog:
         self._offset = offset
 
     def write_snapshot(self, offset: int, records: Iterable[MetadataRecord]) -> None:
-        """Store the state at ``offset``, that of the last entry, and drop the journal before it.
+        """Store the state at the last entry's ``offset``, and drop the entries before it.
 
-        Raises DiskFullError, with the log as usable as before, and LogOfflineError.
+        Raises DiskFullError, after which the log remains usable, and LogOfflineError.
         """
         journal = self._journal
         last = journal.entry(offset)
@@ -129,8 +130,9 @@ class _Pending(NamedTuple):
 class SingleQuorum(QuorumState):
     """Invariant: offset <= appended offset; the entries in between wait for their sync.
 
-    A snapshot replaces the journal when that has ``snapshot_min_bytes`` and at least the size of the last
-    snapshot. So disk use stays within about twice the state, and each byte is written about twice.
+    A snapshot replaces the journal once the journal has at least ``snapshot_min_bytes`` and at least
+    the size of the last snapshot. So disk use stays within about twice the state, and each byte is
+    written about twice.
     """
 
     is_single_node = True
@@ -145,9 +147,9 @@ class SingleQuorum(QuorumState):
         snapshot_min_bytes: int = SNAPSHOT_MIN_BYTES,
         rng: Rng | None = None,
     ) -> None:
-        """Without a file system nothing is stored. ``executor`` None: the default one of the loop."""
+        """Without a file system nothing is stored. ``executor`` None: the loop's default executor."""
         super().__init__(node_id)
-        self._leader_id = node_id  # from the start: listeners are never called
+        self._leader_id = node_id  # leader from the start: listeners are never called
         self._disk_log: SingleNodeLog | None = None
         if filesystem is not None:
             assert directory is not None, "a file system needs a directory"
@@ -155,7 +157,7 @@ class SingleQuorum(QuorumState):
             self._disk_log = SingleNodeLog(filesystem, directory, node_id, directory_id)
         self._executor = executor
         self._snapshot_min_bytes = snapshot_min_bytes
-        self._next_snapshot_bytes = 0  # after a failed snapshot: not before the journal has this size
+        self._next_snapshot_bytes = 0  # set after a failed snapshot: the journal size at which to try again
         self._appended_offset = 0
         self._first_offset = FIRST_ENTRY[1] + 1  # a lower bound of the next offset
         self._pending: list[_Pending] = []
@@ -197,7 +199,7 @@ class SingleQuorum(QuorumState):
         return self._offset
 
     async def _write(self, log: SingleNodeLog) -> None:
-        """Write until nothing is pending. Does not raise: an error goes to the pending commits."""
+        """Write until nothing is pending. Does not raise: errors are set on the pending commits."""
         try:
             while self._pending:
                 group, self._pending = self._pending, []
@@ -230,7 +232,7 @@ class SingleQuorum(QuorumState):
                 pending.done.set_result(pending.offset)
 
     def _refuse(self, group: list[_Pending], error: Exception) -> None:
-        """Fail the commits of a group that was not written, and all later ones, which were decided on it."""
+        """Fail the commits of a group that was not written, and all later commits, which depend on them."""
         group, self._pending = group + self._pending, []
         self._appended_offset = self._offset
         for pending in group:

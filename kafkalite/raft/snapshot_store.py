@@ -1,4 +1,4 @@
-"""The snapshot that a metadata log begins with: stored as a whole, sent in chunks, checked before its use.
+"""The snapshot at the start of a metadata log: stored as one file, sent in chunks, checked before use.
 
 ::
 
@@ -8,8 +8,8 @@
     records         the msgpack bytes of the metadata records that make the state
 
 A new snapshot replaces the old one atomically; the log is compacted only after that. A leader sends the
-bytes of the file. The store has the methods that pysyncobj calls of its own serializer, except those that
-take snapshots: ``RaftNode`` does.
+bytes of the file. The store has the methods that pysyncobj calls of its own serializer, except those
+that take snapshots: ``RaftNode`` does.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Snapshot(NamedTuple):
 
     @property
     def last_index(self) -> int:
-        """Of the last entry that the snapshot covers."""
+        """The index of the last entry that the snapshot covers."""
         return self.last[1]
 
 
 class SnapshotStore:
-    """Used by one thread at a time. Invariant: ``current`` is what the file holds."""
+    """Use it in one thread at a time. Invariant: ``current`` is the content of the file."""
 
     def __init__(self, filesystem: FileSystem, directory: str, *, chunk_bytes: int = 256 * KIB) -> None:
         self.current: Snapshot | None = None
@@ -51,7 +51,7 @@ class SnapshotStore:
         self._filesystem = filesystem
         self._path = join(directory, SNAPSHOT_FILE)
         self._chunk_bytes = chunk_bytes
-        self._sending: dict[Any, tuple[bytes, int]] = {}  # node → file, position
+        self._sending: dict[Any, tuple[bytes, int]] = {}  # node → (file, position)
         self._receiving: bytearray | None = None
 
     @property
@@ -66,7 +66,7 @@ class SnapshotStore:
             self.size_bytes = len(data)
 
     def store(self, snapshot: Snapshot) -> None:
-        """Durable on return. Raises DiskFullError, with the file as it was, and LogOfflineError."""
+        """Store the snapshot, durable on return. Raises DiskFullError (file unchanged) or LogOfflineError."""
         previous, last, offset, records = snapshot
         data = frame([_FORMAT, _VERSION, previous, last, offset, records])
         try:
@@ -96,7 +96,7 @@ class SnapshotStore:
         raise corrupt(self._path, 0, "a snapshot of this format", "something else with a good checksum")
 
     def receive(self, data: bytes, *, is_first: bool, is_last: bool) -> Snapshot | None:
-        """Take one chunk. Return the leader's snapshot, not stored yet, if this completes an intact one."""
+        """Add one chunk. Return the leader's snapshot, not stored yet, if the chunk completes it intact."""
         if is_first:
             self._receiving = bytearray()
         if self._receiving is None or len(self._receiving) + len(data) > _MAX_RECEIVED_BYTES:
@@ -131,4 +131,4 @@ class SnapshotStore:
         self._sending.pop(node, None)
 
     def checkSerializing(self) -> tuple[int, None]:  # noqa: N802
-        return 0, None  # "not serializing": RaftNode decides when to take a snapshot
+        return 0, None  # "not serializing", because RaftNode decides when to take a snapshot

@@ -1,7 +1,8 @@
 """Raft's messages between authenticated peers: encoding, links and their order.
 
-It knows no socket. The broker authenticates and dials a peer, and attaches a link for messages to it.
-It passes each received message to ``receive`` with the authenticated id of its sender.
+This module uses no sockets. The broker connects to and authenticates a peer, and attaches a link for
+messages to the peer. It passes each received message to ``receive`` with the authenticated id of the
+sender.
 
 A message may be lost, but is not repeated, and the messages of one link arrive in order. After
 ``attach`` no earlier message arrives on the new link.
@@ -27,7 +28,7 @@ class PeerLink(Protocol):
 
 
 class RaftTransport:
-    """Used on the Raft loop only. The callbacks are the node's."""
+    """Use it on the Raft loop only. The callbacks belong to the node."""
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class RaftTransport:
         on_detached: Callable[[int], None],
         on_message: Callable[[int, Message], None],
     ) -> None:
-        self.refused_count = 0  #: malformed messages, and messages or links of nodes that are no voters
+        self.refused_count = 0  #: malformed messages, and messages and links of nodes that are not voters
         self._peers = frozenset(peers)
         self._links: dict[int, PeerLink] = {}
         self._on_attached = on_attached
@@ -45,7 +46,7 @@ class RaftTransport:
         self._on_message = on_message
 
     def attach(self, peer_id: int, link: PeerLink) -> None:
-        """Use ``link`` for messages to ``peer_id`` from now on. Refuses nodes that are no voters."""
+        """Use ``link`` for messages to ``peer_id`` from now on. Ignores nodes that are not voters."""
         if peer_id not in self._peers:
             self._refuse("a link to %d, which is no voter", peer_id)
             return
@@ -66,7 +67,7 @@ class RaftTransport:
         return sorted(self._links)
 
     def receive(self, peer_id: int, message: bytes | memoryview) -> None:
-        """Decode a message of ``peer_id`` and pass it on. A malformed one is dropped."""
+        """Decode a message of ``peer_id`` and pass it on. Drops a malformed message."""
         if peer_id not in self._peers:
             self._refuse("a message from %d, which is no voter", peer_id)
             return

@@ -1,6 +1,7 @@
 """The parts of Raft that the library lacks: pre-vote, read-index, and eligibility to vote.
 
-Pure protocol on top of ``adapter.RaftAdapter``: messages, terms and deadlines, and no names of the library.
+Pure protocol on top of ``adapter.RaftAdapter``: messages, terms and deadlines. Uses no names of the
+library.
 """
 
 # Tests: tests/raft/test_raft_schedules.py, tests/raft/test_eligibility.py
@@ -14,7 +15,7 @@ from kafkalite.raft.adapter import LEADER, RaftAdapter
 from kafkalite.raft.eligibility import UNKNOWN, BootstrapVoters
 from kafkalite.raft.messages import Message
 
-NO_CANDIDATE: Final = -1  #: the vote of a term in which any vote might be the second
+NO_CANDIDATE: Final = -1  #: stored in a term in which any vote might be a second vote
 _NEVER: Final = 1e12
 
 ReadDone = Callable[[bool], None]
@@ -35,18 +36,22 @@ class _Confirmation(NamedTuple):
 
 
 class Voter(RaftAdapter):
-    """``RaftAdapter`` with the messages that the library does not know."""
+    """``RaftAdapter`` with the messages that the library lacks."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._prevote_seq, self._prevote_term = 0, -1
         self._prevotes: set[int] = set()
         self._has_won_prevote = False
         self._probe_seq = 0
-        self._reads: dict[int, _Read] = {}  # which wait for a majority to confirm the leader
-        self._reads_ready: list[_Read] = []  # ... and then for the entries committed by then to be applied
+        self._reads: dict[int, _Read] = {}  # reads that wait for a majority to confirm the leader
+        self._reads_ready: list[
+            _Read
+        ] = []  # confirmed reads that wait until the entries committed by then are applied
         self._next_inquiry = 0.0
         self._confirmation: _Confirmation | None = None
-        self._log_holders: set[int] = set()  # peers that hold all that this node, once alone, has committed
+        self._log_holders: set[int] = (
+            set()
+        )  # peers that hold all entries that this node committed as the only voter
         super().__init__(*args, **kwargs)
         self._started = self._loop_time()
 
@@ -88,7 +93,7 @@ class Voter(RaftAdapter):
 
     def _on_append_entries(self, node: Any, message: Message) -> None:
         if self._eligibility.was_alone:
-            return  # this log holds committed entries that no leader can have
+            return  # this log holds committed entries that no other leader can have
         super()._on_append_entries(node, message)
         if self._eligibility.abstains and message["term"] == self.raftCurrentTerm:
             self._seek_confirmation(node.id)
@@ -105,7 +110,7 @@ class Voter(RaftAdapter):
         )
 
     def _ask_for_prevotes(self, now: float) -> None:
-        """The leader is silent. Begin a new term only if a majority would vote for this node."""
+        """Ask for pre-votes: a new term begins only if a majority would vote for this node."""
         self.set_deadline(now + self.draw_timeout())
         self.forget_leader()
         self._prevote_seq += 1
@@ -159,7 +164,7 @@ class Voter(RaftAdapter):
         self._host.kick()
 
     def _on_probe(self, node: Any, message: Message) -> None:
-        """Confirm the leader of the present term."""
+        """Confirm the leader of the current term."""
         if self._eligibility.abstains or message["term"] != self.raftCurrentTerm:
             return
         if self.followed() == message["leader"]:
@@ -184,7 +189,7 @@ class Voter(RaftAdapter):
             read.done(False)
 
     def is_leadership_confirmed(self, confirmations: int) -> bool:
-        """Whether a leader may read: once a majority, itself included, confirms that it leads (R19)."""
+        """Whether a leader may read: a majority, including itself, confirms that it leads (R19)."""
         return self._majority(1 + confirmations)
 
     def _release_reads(self) -> None:
@@ -210,7 +215,7 @@ class Voter(RaftAdapter):
         return self._is_log_new() or self._log_holders == self._nodes.keys()
 
     def _seek_eligibility(self, now: float) -> None:
-        """Every heartbeat, ask the others for their eligibility, or bootstrap a cluster of one."""
+        """Every heartbeat interval, ask the others for their eligibility, or bootstrap a cluster of one."""
         if now < self._next_inquiry:
             return
         self._next_inquiry = now + self.conf.appendEntriesPeriod
@@ -221,7 +226,7 @@ class Voter(RaftAdapter):
             self.send_all({"type": "inquire", "seq": self._eligibility.round})
 
     def _share_log(self, now: float) -> None:
-        """Lead the others, which have never voted, until they hold the log of this node."""
+        """Lead the other voters, none of which has ever voted, until they hold this node's log."""
         if self.raft_state() == LEADER:
             self._seek_eligibility(now)
         elif self._eligibility.is_round_complete:
@@ -262,7 +267,7 @@ class Voter(RaftAdapter):
             self._bootstrap(bootstrap_voters)
 
     def _bootstrap(self, bootstrap_voters: BootstrapVoters) -> None:
-        """This directory is a bootstrap voter's: it has promised nothing that it could have forgotten."""
+        """Become eligible as a bootstrap voter: this directory has made no promises that could be lost."""
         self._become_voter(bootstrap_voters)
         self.send_all(self._own_eligibility(0))
         if self.selfNode.id == min(bootstrap_voters) and self._is_log_new():
@@ -276,13 +281,13 @@ class Voter(RaftAdapter):
         self._host.kick()
 
     def _has_caught_up(self) -> bool:
-        """Whether this node has applied all committed entries, one of the leader's own term among them."""
+        """Whether all committed entries are applied, including one of the leader's own term."""
         last = self._journal.entry(self.raftLastApplied)
         is_of_term = last is not None and last[2] == self.raftCurrentTerm
         return is_of_term and self.raftLastApplied >= self._leader_commit
 
     def _seek_confirmation(self, leader: int) -> None:
-        """Ask all others whether that node leads, once this node has all that it has committed."""
+        """Ask all others whether that node leads, once this node has all entries the leader committed."""
         now, term = self._loop_time(), self.raftCurrentTerm
         former = self._confirmation
         if not self._has_caught_up():
@@ -298,10 +303,10 @@ class Voter(RaftAdapter):
         if asked is None or (asked.seq, asked.term) != (seq, self.raftCurrentTerm):
             return
         asked.confirmed.add(peer)
-        # With more than three voters the confirming majority may not know of a candidate that still counts
-        # the vote of the lost disk. No candidacy lasts longer than the longest election timeout.
+        # With more than three voters, the confirming majority may not know a candidate that still counts the
+        # vote of the lost disk. No candidacy lasts longer than the longest election timeout.
         lived = self._loop_time() - self._started
         is_candidate_gone = len(self._nodes) <= 2 or lived > 2 * self.conf.raftMaxTimeout
         if self._majority(len(asked.confirmed)) and self._has_caught_up() and is_candidate_gone:
-            self.take_term(self.raftCurrentTerm, NO_CANDIDATE)  # a vote in this term might be the second
+            self.take_term(self.raftCurrentTerm, NO_CANDIDATE)  # a vote in this term might be a second vote
             self._become_voter(dict.fromkeys([self.selfNode.id, *self._nodes], UNKNOWN))

@@ -1,4 +1,4 @@
-"""Free ports for servers that must know theirs before they start, such as the voters of a quorum."""
+"""Free ports for servers that need their port numbers before they start, such as the voters of a quorum."""
 
 # Tests: tests/testing/test_process_cluster.py
 
@@ -16,7 +16,7 @@ _STOP: Final = 32_000
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1", rng: Rng | None = None) -> list[int]:
-    """Return ``count`` random ports that are free now. Raises ListenError."""
+    """Return ``count`` random ports that are currently free. Raises ListenError."""
     rng = rng or system_rng()
     found: dict[int, None] = {}
     for _ in range(100 * count):

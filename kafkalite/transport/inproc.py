@@ -30,18 +30,18 @@ from kafkalite.transport.stream_end import StreamEnd
 
 _SCHEME: Final = "inproc://"
 
-# Delivered by one call of the loop at most, so that other callbacks run in between.
+# The most that one call of the loop delivers, so that other callbacks run in between.
 _DELIVERY_BYTES: Final = 1 * MIB
 
 _listeners: dict[str, InprocListener] = {}
 _numbers = itertools.count(1)
 
-# Queued behind the last data. Data is never empty.
+# Queued after the last data. Data is never empty.
 _EOF: Final = memoryview(b"")
 
 
 class InprocTransport:
-    """Connects and listens at ``inproc://name``; ``inproc://`` alone listens under a new name."""
+    """Connects and listens at ``inproc://name``. ``inproc://`` alone listens at a new name."""
 
     async def connect(self, address: str, protocol_factory: Callable[[], P]) -> P:
         listener = _listeners.get(address)
@@ -57,7 +57,7 @@ class InprocTransport:
         protocol = protocol_factory()
         try:
             listener.accept(server)
-        except RuntimeError as error:  # its loop is closed
+        except RuntimeError as error:  # the listener's loop is closed
             listener.close()
             raise ConnectionFailedError(
                 f"cannot connect to {address}: the event loop of its broker is closed"
@@ -81,7 +81,7 @@ class InprocTransport:
 
 
 class InprocListener:
-    """A registered name."""
+    """A registered name that accepts connections."""
 
     def __init__(self, address: str, factory: ProtocolFactory, loop: asyncio.AbstractEventLoop) -> None:
         self.address = address
@@ -135,7 +135,7 @@ class InprocEnd(StreamEnd):
     # --- opening ----------------------------------------------------------------------------------
 
     def join(self, peer: InprocEnd) -> None:
-        """Make the two ends each other's peer, before either is opened."""
+        """Connect the two ends to each other, before either is opened."""
         self._peer, peer._peer = peer, self
         if self._loop is peer._loop:
             # How the other side wakes this one: within one loop there is no need to interrupt its select.
@@ -198,7 +198,7 @@ class InprocEnd(StreamEnd):
                 self._peer._reset()
 
     def _reset(self) -> None:
-        """Drop what the peer wrote: the peer is gone. Called by the peer's side."""
+        """Drop the data that the peer wrote, because the peer is closed. Called by the peer's side."""
         self._was_reset = True
         self._wake()
 
@@ -230,7 +230,7 @@ class InprocEnd(StreamEnd):
                 return
 
     def _fill(self) -> int:
-        """Fill the protocol's buffer from the queue once. Returns the number of bytes."""
+        """Fill the protocol's buffer from the queue once. Return the number of bytes."""
         assert self._protocol is not None
         filled = 0
         try:

@@ -23,7 +23,7 @@ class Listener(Protocol):
         ...
 
     async def wait_closed(self) -> None:
-        """Return when the address is free. Close the accepted connections first: some loops wait for them."""
+        """Return when the address is free. Close accepted connections first: some loops wait for them."""
         ...
 
 
@@ -40,12 +40,12 @@ class Transport(Protocol):
         """Return the connected protocol after its ``connection_made`` was called.
 
         Raises ConnectionFailedError if there is no listener, ConfigError if ``address`` is malformed.
-        Has no timeout of its own; cancel it instead.
+        There is no timeout; cancel the call instead.
         """
         ...
 
     async def listen(self, address: str, protocol_factory: ProtocolFactory) -> Listener:
-        """Accept connections, each with a protocol of its own, in the running event loop.
+        """Accept connections in the running event loop, with a new protocol for each.
 
         Raises ListenError if the address is taken or unavailable, ConfigError if it is malformed.
         """

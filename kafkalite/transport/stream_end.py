@@ -1,8 +1,8 @@
-"""StreamEnd: what the ends of all streams without a socket have in common.
+"""StreamEnd: the common base of the ends of all streams without a socket.
 
-The state of an ``asyncio.Transport``: its protocol, whether it reads, its write buffer limits, how it closes.
-How bytes travel is up to the subclass: ``InprocEnd`` joins two protocols of one process, ``SimEnd`` two
-processes of a simulation.
+The state of an ``asyncio.Transport``: its protocol, whether it reads, its write buffer limits, how it
+closes. How bytes travel is up to the subclass: ``InprocEnd`` joins two protocols of one process,
+``SimEnd`` two processes of a simulation.
 """
 
 # Tests: tests/transport/test_seam.py, tests/sim/test_network.py
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from kafkalite.limits import KIB
 
-# As asyncio's own transports: writers pause above the first and go on at or below the second.
+# As in asyncio's transports: writers pause above the first value and resume at or below the second.
 _HIGH_WATER_BYTES: Final = 64 * KIB
 _LOW_WATER_BYTES: Final = 16 * KIB
 
@@ -39,7 +39,7 @@ class StreamEnd(asyncio.Transport):
         self._arrived: deque[Any] = deque()
         self._is_scheduled = False
         self._sent_bytes = 0
-        self._taken_bytes = 0  # of what arrived
+        self._taken_bytes = 0  # bytes of the received data
         self._high_water_bytes = _HIGH_WATER_BYTES
         self._low_water_bytes = _LOW_WATER_BYTES
 
@@ -51,15 +51,15 @@ class StreamEnd(asyncio.Transport):
 
     @abstractmethod
     def _wake(self) -> None:
-        """Have the loop deliver what arrived."""
+        """Schedule the delivery of received data."""
 
     @abstractmethod
     def _send_eof(self) -> None:
-        """Send the end of the stream behind what was written."""
+        """Send the end of the stream after all written data."""
 
     @abstractmethod
     def _reset_peer(self) -> None:
-        """Break the connection: the peer may lose what was written."""
+        """Break the connection. The peer may lose written data."""
 
     @abstractmethod
     def _end(self, error: Exception | None) -> None:
@@ -127,7 +127,7 @@ class StreamEnd(asyncio.Transport):
             assert self._protocol is not None
             self._is_paused = True
             self._protocol.pause_writing()
-            self._resume_if_drained()  # the peer, in another thread, may have taken it meanwhile
+            self._resume_if_drained()  # the peer, in another thread, may have taken the data meanwhile
 
     def _resume_if_drained(self) -> None:
         if self._is_paused and self.get_write_buffer_size() <= self._low_water_bytes:
@@ -138,13 +138,13 @@ class StreamEnd(asyncio.Transport):
     # --- asyncio.Transport: closing
 
     def close(self) -> None:
-        """End the stream: the peer receives what was written first. ``connection_lost`` comes soon."""
+        """End the stream after the peer has received all written data. ``connection_lost`` is called soon."""
         if not self._is_closing:
             self.write_eof()
             self._end(None)
 
     def abort(self) -> None:
-        """End the stream at once: the peer may lose what it has not received."""
+        """End the stream at once. The peer may lose data that it has not received."""
         if not self._is_closing:
             self._reset_peer()
             self._end(None)

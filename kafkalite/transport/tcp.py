@@ -111,7 +111,7 @@ def _tune(opened: socket.socket) -> None:
         ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_S),
         ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
     ):
-        option = getattr(socket, name, None)  # not every system has all three
+        option = getattr(socket, name, None)  # not every system has all three options
         if option is not None:
             opened.setsockopt(socket.IPPROTO_TCP, option, value)
 

@@ -47,7 +47,7 @@ class BatchProgress:
 
     @classmethod
     def parse(cls, progress: Mapping[str, Any]) -> BatchProgress:
-        """Parse a progress in Spark's json form."""
+        """Parse a progress report in Spark's JSON form."""
         positions: Positions = {}
         ends: Positions = {}
         for source in progress.get("sources", ()):
@@ -71,7 +71,7 @@ class BatchProgress:
 
 
 def _positions(offset: Any) -> Positions:
-    """Parse an offset in a progress, json or text. Return {} if it is of another kind of source."""
+    """Parse an offset in a progress report, json or text. Return {} if it is of another kind of source."""
     try:
         progress = json.loads(offset) if isinstance(offset, str) else offset
         return StreamOffset.parse(progress).positions if isinstance(progress, Mapping) else {}

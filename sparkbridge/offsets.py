@@ -1,9 +1,9 @@
 """The offsets of a stream as values, and as the json that Spark writes into its offset log. Pure.
 
 The json is that of Spark's Kafka connector, ``{"topic": {"0": 23}}``, with additional keys that begin with
-``@``, as no topic can: ``@ids`` distinguishes a topic from a later one of the same name, ``@from`` is where
-the batch that ends here began in partitions that its start does not have, and ``@initial`` marks the result
-of ``initialOffset``. So a batch has all that a replay needs.
+``@``, as no topic can: ``@ids`` distinguishes a topic from a later one of the same name, ``@from`` is
+where the batch that ends here began in partitions that its start offset lacks, and ``@initial`` marks the
+result of ``initialOffset``. So the offset of a batch contains everything that a replay needs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """The end of a batch and the start of the next. ``from_`` has partitions that its start lacks."""
+    """The end of a batch and the start of the next. ``from_`` has the partitions that the start lacks."""
 
     positions: Positions
     ids: dict[str, str] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class StreamOffset:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> StreamOffset:
-        """Raises OffsetFormatError, also for unknown keys with ``@``: a newer version needs them."""
+        """Parse an offset. Raises OffsetFormatError, also for unknown keys with ``@``, of a newer version."""
         if not isinstance(document, Mapping):
             raise _refused(document, "an object of topics")
         topics = {name: value for name, value in document.items() if not name.startswith("@")}

@@ -1,4 +1,4 @@
-"""How options are declared and read: names, defaults, bounds, and one warning for each that has no effect.
+"""Declares and reads options: names, defaults, bounds, and one warning for each option without effect.
 
 Keys are case-insensitive, because Spark lower-cases them.
 """
@@ -20,7 +20,7 @@ from sparkbridge.errors import SparkOptionError, UnknownSparkOptionWarning
 
 Applies = Literal["both", "stream", "batch"]
 
-# Options that Spark sets itself or that have a meaning to Spark: no reason for a warning.
+# Options that Spark sets itself or uses itself, so that they need no warning.
 _OF_SPARK: Final = {"path", "paths", "checkpointlocation", "queryname", "outputmode", "header"}
 _SECURITY: Final = re.compile(r"kafka\.(sasl|ssl|security)\.")
 
@@ -65,17 +65,17 @@ def row(
 
 
 def declared(*rows: SparkOption) -> Any:
-    """A dataclass field that is made from these options. A field with one option has that option's value."""
+    """Return a dataclass field made from these options. With one option, its value is the field's."""
     return field(metadata={"options": rows})
 
 
 def option(name: str, kind: Kind, doc: str, **more: Any) -> Any:
-    """A dataclass field that has the value of one option."""
+    """Return a dataclass field that has the value of one option."""
     return declared(row(name, kind, doc, **more))
 
 
 def rows_of(cls: Any) -> tuple[SparkOption, ...]:
-    """The options that a dataclass declares, in the order of its fields."""
+    """Return the options that a dataclass declares, in the order of its fields."""
     return tuple(each for found in fields(cls) for each in found.metadata.get("options", ()))
 
 
@@ -83,7 +83,7 @@ def rows_of(cls: Any) -> tuple[SparkOption, ...]:
 
 
 class OptionReader:
-    """The options of one source or sink, by lower-case name. ``registry`` has the settings of its client."""
+    """The options of one source or sink, by lower-case name. ``registry`` defines its client's settings."""
 
     def __init__(
         self,

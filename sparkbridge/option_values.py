@@ -1,4 +1,4 @@
-"""How the text of single options becomes a value. All functions raise SparkOptionError. Pure."""
+"""Parses the text of single options. All functions raise SparkOptionError. Pure."""
 
 # Tests: tests/sparkbridge/test_options.py
 
@@ -27,7 +27,7 @@ def option_text(value: object) -> str:
 
 
 def parse_size(text: str, name: str) -> int:
-    """``10m`` -> bytes, as Spark reads sizes: k, m, g, t are powers of 1024."""
+    """Parse ``10m`` into bytes, as Spark reads sizes: k, m, g, t are powers of 1024."""
     match = _SIZE.fullmatch(text.strip())
     size = 0 if match is None else int(match[1]) * _SIZE_FACTOR[(match[2] or "").lower()]
     if not 1 <= size <= _MAX_LONG:
@@ -38,7 +38,7 @@ def parse_size(text: str, name: str) -> int:
 
 
 def parse_duration(text: str, name: str) -> int:
-    """``15m`` -> milliseconds; a number without a unit is in milliseconds, as in Spark."""
+    """Parse ``15m`` into milliseconds; a number without a unit is in milliseconds, as in Spark."""
     try:
         return durations.parse_duration(text, bare_unit="ms")
     except ValueError as cause:
@@ -48,7 +48,7 @@ def parse_duration(text: str, name: str) -> int:
 
 
 def parse_servers(text: str, name: str) -> str:
-    """``a:1, [::1]:2`` -> ``a:1,[::1]:2``."""
+    """Turn ``a:1, [::1]:2`` into ``a:1,[::1]:2``."""
     servers = [part.strip() for part in text.split(",") if part.strip()]
     if not servers:
         raise SparkOptionError(f"{name} names no broker", hint="write host:port, several of them with commas")
@@ -63,7 +63,7 @@ def parse_servers(text: str, name: str) -> str:
 
 
 def parse_assign(text: str, name: str) -> dict[str, tuple[int, ...]]:
-    """``{"t":[2,0]}`` -> {"t": (0, 2)}."""
+    """Turn ``{"t":[2,0]}`` into {"t": (0, 2)}."""
     example = 'write {"topic1":[0,1],"topic2":[0]}'
     try:
         parsed = json.loads(text)

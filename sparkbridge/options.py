@@ -37,9 +37,9 @@ _MAX_LONG: Final = 2**63 - 1
 _LONG: Final = {"minimum": 1, "maximum": _MAX_LONG}
 _REQUEST_TIMEOUT_MS: Final[int] = CONSUMER_OPTIONS.get("request.timeout.ms").default
 
-# The guide of the connector lists it for the sink too, but there the column headers decides.
+# Spark's connector guide lists it for the sink too, but there only the column ``headers`` has an effect.
 _SILENT_AT_SINK: Final = {"includeheaders"}
-# The consumer settings that the source uses; it fetches ranges of offsets, so the others have no effect.
+# The consumer settings that the source uses. It fetches ranges of offsets, so others have no effect.
 _READ_BY_SOURCE: Final = {
     "bootstrap.servers",
     "client.id",
@@ -474,7 +474,7 @@ def _check_subscription(given: OptionReader) -> None:
 
 
 def _starting(given: OptionReader, group_id: str | None) -> StartingSpec:
-    """startingTimestamp overrides startingOffsetsByTimestamp, which overrides startingOffsets."""
+    """Return where to start: startingTimestamp, startingOffsetsByTimestamp or startingOffsets."""
     is_latest = given.value("startingOffsetsByTimestampStrategy") == "latest"
     spec: StartingSpec | None = None
     for name in ("startingTimestamp", "startingOffsetsByTimestamp"):
@@ -500,7 +500,7 @@ def _starting(given: OptionReader, group_id: str | None) -> StartingSpec:
 
 
 def _ending(given: OptionReader) -> EndingSpec | None:
-    """The same order as for the start. None for a stream without a bound."""
+    """Return where to end, by the same precedence as the start. None for a stream without a bound."""
     for name in ("endingTimestamp", "endingOffsetsByTimestamp"):
         text = given.value(name)
         if text is not None:

@@ -56,7 +56,7 @@ class PositionSpec:
 
 @dataclass(frozen=True, slots=True)
 class StartingSpec(PositionSpec):
-    """Where a query starts. ``is_latest_without_match``: a time later than every record means the end."""
+    """Where a query starts. With ``is_latest_without_match``, a time after every record means the end."""
 
     is_latest_without_match: bool = False
 

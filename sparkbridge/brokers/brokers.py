@@ -114,7 +114,7 @@ class Brokers:
     # --- trying again --------------------------------------------------------------------------
 
     def deadline_s(self, extra_ms: int = 0) -> float:
-        """When a call that begins now gives up: in request.timeout.ms, and ``extra_ms`` later."""
+        """Return when a call that begins now gives up: after request.timeout.ms plus ``extra_ms``."""
         return time.monotonic() + (self.options.request_timeout_ms + extra_ms) / 1000
 
     def until_answered(
@@ -201,7 +201,7 @@ class Brokers:
         )
 
     def patient_until_s(self, deadline_s: float, patience_s: float) -> float:
-        """Return the deadline for one of several brokers; a single broker has until ``deadline_s``."""
+        """Return the deadline for one broker's response; a single broker has until ``deadline_s``."""
         if len(self._addresses()) < 2:
             return deadline_s
         return min(deadline_s, time.monotonic() + patience_s)
@@ -336,7 +336,7 @@ class Brokers:
     ) -> Reply:
         """Return the response of ``tp``'s leader. Stops waiting if the other brokers report another leader.
 
-        The leader may hold the response for ``extra_ms``. Raises as BrokerConnection.receive.
+        The leader may hold the response for ``extra_ms``. Raises the errors of BrokerConnection.receive.
         """
         patience_s = PATIENCE_S + extra_ms / 1000
         while not connection.wait(reply, min(deadline_s, time.monotonic() + patience_s)):

@@ -47,13 +47,13 @@ from sparkbridge.brokers.long_poll import LongPolls
 from sparkbridge.offsets import Positions, TopicSnapshot
 from sparkbridge.options import ClientOptions
 
-# A process rarely uses more than two ClientOptions: a query has one or two.
+# A process rarely uses more than two ClientOptions, one for each source or sink of a query.
 MAX_SHARED: Final = 16
 
 # The search for the record of a timestamp reads the log in steps of this size after the first batch.
 _STEP_BYTES: Final = MIB
 
-# A topic may be deleted, created again or truncated between two requests; then both are repeated.
+# A topic may be deleted, created again or truncated between two requests; then both requests are repeated.
 _ROUNDS: Final = 5
 
 
@@ -63,7 +63,7 @@ class TopicInfo(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The response for one partition. ``payload`` is whole batches; the first may begin before the offset."""
+    """The response for one partition, in complete batches. The first may begin before the offset."""
 
     payload: memoryview
     aborted: list[AbortedTransaction]
@@ -261,7 +261,7 @@ class SparkCluster:
                 try:
                     return self._look_up_times(state.brokers, times)
                 except OffsetOutOfRangeError as error:
-                    gone = error  # deleted between the two requests; look for a later record
+                    gone = error  # deleted between the two requests: look for a later record
         assert gone is not None, "every round ended so"
         raise gone
 
@@ -292,9 +292,9 @@ class SparkCluster:
     ) -> Positions:
         """Return positions between ``starts`` and ``ends`` with about ``max_bytes`` of batches before them.
 
-        Each partition gets bytes in proportion to its size, in whole batches. A partition whose first batch
-        is larger than that gets the batch if the other partitions leave room for it. ``first`` is served
-        before the others, with all the bytes it can use. At least one batch is included, if there is one.
+        Each partition gets bytes in proportion to its size, in complete batches. A partition whose first
+        batch exceeds its bytes gets that batch if the other partitions leave room for it. ``first`` is
+        served before the others, with all the bytes it can use. At least one batch, if any, is included.
         """
         reached = dict(ends)
         open_ = {tp: end for tp, end in ends.items() if starts.get(tp, end) < end}
@@ -344,10 +344,10 @@ class SparkCluster:
     # --- records -------------------------------------------------------------------------------
 
     def fetch(self, tp: TopicPartition, offset: int, *, max_bytes: int, max_wait_ms: int = 0) -> Fetched:
-        """Return whole batches from ``offset`` on: about ``max_bytes``, at least one batch if there is one.
+        """Return complete batches from ``offset`` on: about ``max_bytes``, at least one if there is one.
 
-        Waits up to ``max_wait_ms`` for the first one. Raises OffsetOutOfRangeError with the range of existing
-        offsets, UnknownTopicOrPartitionError.
+        Waits up to ``max_wait_ms`` for the first batch. Raises OffsetOutOfRangeError with the range of
+        existing offsets, UnknownTopicOrPartitionError.
         """
         return self.receive_fetch(self.send_fetch(tp, offset, max_bytes=max_bytes, max_wait_ms=max_wait_ms))
 
@@ -443,7 +443,7 @@ def _find_time_in(fetched: Fetched, timestamp_ms: int, from_offset: int) -> tupl
 def _shares(
     totals: Mapping[TopicPartition, int], max_bytes: int, first: TopicPartition | None
 ) -> dict[TopicPartition, int]:
-    """Divide ``max_bytes`` in proportion to ``totals`` (above 0), after ``first`` got all it can use."""
+    """Divide ``max_bytes`` in proportion to ``totals`` (above 0), after ``first`` gets all it can use."""
     of_first = min(totals.get(first, 0), max_bytes) if first is not None else 0
     left_bytes = max_bytes - of_first
     left_total = sum(size for tp, size in totals.items() if tp != first)

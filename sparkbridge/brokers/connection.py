@@ -1,10 +1,10 @@
 """One blocking connection to one broker: a socket around ``kafkalite.protocol.connection.ClientConnection``.
 
-``send`` writes a request and returns at once, ``receive`` waits for its response; several requests may be in
-flight, and their responses arrive in the order of the requests. A ``Reply`` may be dropped. Every wait ends
-at a deadline on the monotonic clock, in seconds.
+``send`` writes a request and returns at once, ``receive`` waits for its response; several requests may be
+in flight, and their responses arrive in the order of the requests. A ``Reply`` may be dropped. Every wait
+ends at a deadline on the monotonic clock, in seconds.
 
-Here error codes of responses, lost connections and missing responses become exceptions.
+This module turns error codes of responses, lost connections and missing responses into exceptions.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class BrokerConnection:
         return reply
 
     def wait(self, reply: Reply, deadline_s: float) -> bool:
-        """Whether the reply is done by ``deadline_s``. Raises nothing and keeps the connection open."""
+        """Return whether the reply is done by ``deadline_s``. Raises nothing, keeps the connection open."""
         while not reply.is_done:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not self._read_some(left_s):
@@ -165,7 +165,7 @@ class BrokerConnection:
         return self.receive(self.send(message, deadline_s), deadline_s)
 
     def read_ready(self) -> None:
-        """Read from a socket that is ready. Raises nothing: the replies have the errors."""
+        """Read from a socket that is ready. Raises nothing: errors are stored in the replies."""
         self._read_some(1.0)
 
     def _read_some(self, timeout_s: float) -> bool:

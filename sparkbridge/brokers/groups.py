@@ -22,8 +22,8 @@ from sparkbridge.offsets import Positions
 
 _GROUP_KEY: Final = 0
 
-# If a coordinator does not respond in time, it is looked up again: it may be dead. Replicating a commit takes
-# less time than this.
+# If a coordinator does not respond in time, it is looked up again, because it may be dead. Replicating a
+# commit takes less time than this.
 PATIENCE_S: Final = 6.0
 
 
@@ -35,7 +35,7 @@ class GroupOffsets:
         self._coordinators: dict[str, str] = {}  #: address by group
 
     def fetch(self, group: str) -> Positions:
-        """Return the committed offsets of ``group``. Raises BrokerError, and as Brokers.until_answered."""
+        """Return the group's committed offsets. Raises BrokerError, and as Brokers.until_answered."""
         entries = self._call(group, OffsetFetchRequest(group, "", NO_EPOCH, False, None), ())
         return {
             TopicPartition(entry.topic, entry.partition): entry.offset
@@ -44,7 +44,7 @@ class GroupOffsets:
         }
 
     def commit(self, group: str, positions: Positions, metadata: str) -> None:
-        """Commit ``positions``. Raises BrokerError if the group has members, or as Brokers.until_answered."""
+        """Commit. Raises BrokerError if the group has members, and as Brokers.until_answered."""
         entries = [
             CommittedOffset(tp.topic, tp.partition, offset, NO_EPOCH, metadata, NO_TIMESTAMP, "", 0, None)
             for tp, offset in positions.items()

@@ -29,10 +29,10 @@ POLL_MS: Final = 5_000
 # A fetch of 0 bytes responds when there is data, without the data.
 WATCH_BYTES: Final = 0
 
-# Pauses between attempts to reach a leader; polls at other leaders go on meanwhile.
+# Pauses between attempts to reach a leader; polls at other leaders continue meanwhile.
 _BACKOFF: Final = Backoff(10, 100)
 
-# The least time for opening a connection, even if the wait is only a few milliseconds.
+# The least time for opening a connection, in seconds, even if the wait is only a few milliseconds.
 _LEAST_S: Final = 1.0
 
 
@@ -44,12 +44,12 @@ class _Poll(NamedTuple):
     reply: Reply
 
     def covers(self, wanted: Mapping[TopicPartition, int]) -> bool:
-        """Whether its response arrives no later than the response to a poll for ``wanted``."""
+        """Whether this poll's response arrives no later than the response to a poll for ``wanted``."""
         return all(self.positions.get(tp, at + 1) <= at for tp, at in wanted.items())
 
 
 class LongPolls:
-    """For one caller at a time. Invariant: each address in ``_polls`` is in ``_connections``."""
+    """The long polls of one caller. Invariant: each address in ``_polls`` is in ``_connections``."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -103,7 +103,7 @@ class LongPolls:
     # --- asking --------------------------------------------------------------------------------
 
     def _ask(self, watched: Positions, limit_s: float) -> bool:
-        """Have one poll at each leader and no other. Return False if a partition could not be polled."""
+        """Ensure one poll at each leader and no others. Return False if a partition could not be polled."""
         by_address, is_complete = self._by_leader(watched, limit_s)
         for address, connection in list(self._connections.items()):
             wanted, poll = by_address.get(address), self._polls.get(address)

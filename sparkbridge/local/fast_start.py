@@ -1,14 +1,14 @@
 """Makes Spark start quickly on one machine: unpacked Python modules, and an archive of loaded Java classes.
 
-pyspark ships its Python modules to workers as a zip of sources, so that each new worker compiles them again
-for 0.6 s. ``shadow_home`` is a SPARK_HOME of symlinks in which that zip is the installed package itself.
-``class_archive`` is an AppCDS archive of the JVM, with parsed classes: it halves the start of a session.
+pyspark ships its Python modules to workers as a zip of sources, so that each new worker compiles them
+again for 0.6 s. ``shadow_home`` is a SPARK_HOME of symlinks in which that zip is the installed package
+itself. ``class_archive`` is an AppCDS archive of the JVM, with parsed classes: it halves the start time.
 
 Both are in a cache directory that may be removed at any time: ``KAFKALITE_SPARK_CACHE``, or
-``kafkalite/spark`` below ``XDG_CACHE_HOME`` (``~/.cache``). Both are optional: if they cannot be made, Spark
-starts without them. Two processes that make the same file at once both end with a complete one.
+``kafkalite/spark`` below ``XDG_CACHE_HOME`` (``~/.cache``). Both are optional: if they cannot be made,
+Spark starts without them. If two processes make the same file at once, each gets a complete one.
 
-Sessions of ``sparkbridge.session`` make the first, which is small, and use the second if it exists: ``kl
+Sessions of ``sparkbridge.session`` make the small SPARK_HOME, and use the archive if it exists: ``kl
 pipeline warm-up`` or ``python -m sparkbridge.local.fast_start`` makes it.
 """
 
@@ -179,7 +179,7 @@ def make_class_archive(cache: str | os.PathLike[str] | None = None) -> Path:
 
 
 def can_make_class_archive(cache: str | os.PathLike[str] | None = None) -> bool:
-    """Whether there is no archive, but a place for one."""
+    """Whether there is no archive, but a directory in which it can be made."""
     java, home = find_java(), shadow_home(cache)
     return (
         java is not None
@@ -247,7 +247,7 @@ def _record(home: Path, archive: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[bool]:
-    """Whether this process alone holds the lock, which ends with the process."""
+    """Yield whether this process alone holds the lock, which ends with the process."""
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -272,7 +272,7 @@ def _digest(text: str) -> str:
 
 
 def main() -> int:
-    """Make what is missing, and print where it is."""
+    """Make the missing parts, and print their paths."""
     try:
         archive = make_class_archive()
     except FastStartError as error:

@@ -5,8 +5,8 @@ writes. pyspark then ends the worker and prints a BrokenPipeError to the termina
 All other errors of workers are reported as usual.
 
 Spark runs it for the workers of tasks, as ``spark.python.daemon.module``; workers that plan a query always
-use pyspark's own. A copy of this file runs, in a SPARK_HOME of ``fast_start``, where kafkalite may not be
-installed. So it imports pyspark alone.
+use pyspark's own. Spark runs a copy of this file in a SPARK_HOME of ``fast_start``, where kafkalite may
+not be installed. So this module imports only pyspark.
 """
 
 # Tests: tests/sparkbridge/test_spark_session.py

@@ -39,7 +39,7 @@ def is_local(master: str) -> bool:
 
 
 def missing_requirements() -> list[str]:
-    """Return the missing requirements of Spark, a sentence each with what to do; [] if there are none."""
+    """Return Spark's missing requirements, one sentence each, with advice; [] if there are none."""
     missing: list[str] = []
     for package, least in (("pyspark", MIN_PYSPARK), ("pyarrow", (18,))):
         wanted = ".".join(map(str, least))
@@ -168,7 +168,7 @@ def session(
 def _end_forgotten_jvm(error: BaseException) -> None:
     """Kill the JVM that pyspark was waiting for when ``error``, such as Ctrl-C, was raised.
 
-    pyspark forgets it and removes the directory to which it would report, so the JVM would run for ever.
+    pyspark loses track of it and removes the directory to which it would report, so it would run for ever.
     """
     trace = error.__traceback__
     while trace is not None:

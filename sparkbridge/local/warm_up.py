@@ -1,4 +1,4 @@
-"""Runs a Spark session that uses what pipelines use; its JVM then writes an archive of the loaded classes.
+"""Runs a Spark session with the features that pipelines use, so that its JVM archives the loaded classes.
 
 Run by ``fast_start`` as ``python -m sparkbridge.local.warm_up ARCHIVE`` with SPARK_HOME set.
 """

@@ -1,8 +1,8 @@
 """Reduces garbage collection in Spark's Python workers.
 
 Spark makes a worker collect garbage after every task and every call of the driver, which scans all loaded
-modules: some 20 ms of a core that the next step of the micro-batch needs. When a worker does something for
-the second time, all of its current objects are excluded from then on.
+modules: about 20 ms of a core that the next step of the micro-batch needs. When a worker does something
+for the second time, all of its current objects are excluded from later collections.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _uses: dict[Use, int] = {}
 
 
 def spare_collections(use: Use) -> None:
-    """Call this at the start of each ``use`` of a process. It does nothing if Spark does not reuse workers.
+    """Count a ``use`` of this process, at its start. Does nothing if Spark does not reuse workers.
 
-    Current objects that become cyclic garbage later are never freed: so this is done once per use.
+    Current objects that become cyclic garbage later are never freed, so they are excluded once per use.
     """
     if not os.environ.get("SPARK_REUSE_WORKER"):
         return

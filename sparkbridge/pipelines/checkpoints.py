@@ -44,7 +44,7 @@ def require_own_checkpoint(directory: str, pipeline: Pipeline) -> None:
 def require_own_output(output: str, checkpoint: str) -> None:
     """Raise PipelineError if Spark would silently skip batches of this query.
 
-    Beside Parquet files it stores the numbers of the written batches, of any query that writes there.
+    Beside the Parquet files, Spark stores the numbers of written batches, whichever query wrote them.
     """
     if is_url(output) or is_url(checkpoint):
         return
@@ -58,7 +58,7 @@ def require_own_output(output: str, checkpoint: str) -> None:
 
 
 def written_files(output: Path) -> list[Path] | None:
-    """Return the files of finished batches, by Spark's own list beside them; None if there is no such list.
+    """Return the files of finished batches, from Spark's list beside them; None if there is no such list.
 
     A killed run leaves other files: empty ones, and those that the repeated batch wrote again.
     """

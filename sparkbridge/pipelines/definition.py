@@ -46,7 +46,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """``subscribe`` and ``subscribe_pattern``: exactly one is not empty."""
+    """A pipeline's source. Exactly one of ``subscribe`` and ``subscribe_pattern`` is not empty."""
 
     subscribe: tuple[str, ...] = ()
     subscribe_pattern: str = ""
@@ -74,7 +74,7 @@ class Watermark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One transform: ``sql`` or ``python``, exactly one. Its result is a view called ``name``."""
+    """One transform: exactly one of ``sql`` and ``python``. Its result is a view called ``name``."""
 
     name: str
     sql: str = ""
@@ -122,7 +122,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """Input to try a pipeline: ``load`` makes the records, ``topics`` have that many partitions."""
+    """Input to try a pipeline: ``load`` makes the records, ``topics`` maps each topic to its partitions."""
 
     load: FunctionRef
     topics: Mapping[str, int] = field(default_factory=dict)

@@ -23,7 +23,7 @@ _RECORDS_PER_SEND: Final = 2_000
 
 
 class DemoRecord(NamedTuple):
-    """``timestamp_ms`` None is the time of sending."""
+    """A record of the demo. ``timestamp_ms`` None is the time of sending."""
 
     topic: str
     key: bytes | None
@@ -81,7 +81,7 @@ def _make_topics(topics: Mapping[str, int], servers: str) -> None:
 
     with Admin(servers) as admin:
         there = [topic.name for topic in admin.list_topics() if topic.name in topics]
-        if there:  # raised before a topic is created, which the next try would find
+        if there:  # raised before any topic is created, which the next attempt would find
             raise TopicAlreadyExistsError(
                 f"{', '.join(there)} exist{'s' * (len(there) == 1)}; a demo creates its topics itself",
                 hint=f"kl topic delete {' '.join(there)}, or leave -b and KL_BOOTSTRAP_SERVERS out:"

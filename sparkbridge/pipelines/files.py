@@ -49,7 +49,7 @@ class PipelineFile:
 
 
 def is_url(path: str) -> bool:
-    """Whether it is ``s3a://bucket/x`` or ``hdfs:/x``, not a path of this machine."""
+    """Whether ``path`` is a URL such as ``s3a://bucket/x`` or ``hdfs:/x``, not a path of this machine."""
     return _URL.match(path) is not None
 
 
@@ -76,7 +76,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> PipelineFile:
 
 
 def apply_override(document: dict[str, Any], override: str) -> None:
-    """Apply ``sink.topic=out``: the value is parsed as TOML, else it is a string. Raises PipelineError."""
+    """Apply ``sink.topic=out``. The value is parsed as TOML, or else is a string. Raises PipelineError."""
     name, equals, text = override.partition("=")
     parts = [part.strip() for part in name.split(".")]
     if not equals or not all(parts):
@@ -121,7 +121,7 @@ def named_by(path: Path) -> Path:
 
 
 def short_name(path: Path) -> str:
-    """Return the name of a pipeline by its location, whatever its file says."""
+    """Return the name of a pipeline by its location; the name inside the file is ignored."""
     return path.parent.name if path.name == FILE_NAME else path.stem
 
 
@@ -164,7 +164,7 @@ def find_line(text: str, table: str, key: str) -> int:
 
 
 def _headings(text: str, number: int, listed: str) -> list[tuple[str, int, list[str]]]:
-    """Return (name, line, the lines under it) of each table; of the tables called ``listed`` only one."""
+    """Return (name, line, lines below) of each table; of those called ``listed``, only one."""
     found: list[tuple[str, int, list[str]]] = [("", 0, [])]
     seen = 0
     for at, line in enumerate(text.splitlines(), 1):
@@ -223,7 +223,7 @@ def _check_files(file: PipelineFile, pipeline: Pipeline) -> list[Problem]:
 
 
 def _no_problem(path: Path) -> None:
-    """Accept a path that a run creates."""
+    """Return None: accept a path that a run creates."""
 
 
 def _table_problem(table: Table, path: Path) -> tuple[str, str] | None:
@@ -246,7 +246,7 @@ def _nearest_file(path: Path) -> str:
 
 
 def _function_problem(function: FunctionRef, path: Path) -> tuple[str, str] | None:
-    """Return (message, hint) or None, by parsing: the file is not run."""
+    """Return (message, hint) or None. The file is parsed, not run."""
     try:
         tree = ast.parse(path.read_text("utf-8"), str(path))
     except FileNotFoundError:

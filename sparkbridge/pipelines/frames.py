@@ -1,4 +1,4 @@
-"""Makes DataFrames of a pipeline's declared parts: decode, tables, steps, and a topic's columns."""
+"""Builds the DataFrames of a pipeline's parts: decoded source, tables, steps, and a topic's columns."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def record_columns(pipeline: Pipeline) -> tuple[str, ...]:
 
 
 def wanted_columns(pipeline: Pipeline) -> str:
-    """Return the schema of the record's columns that are read; "" is all of them.
+    """Return the schema of the record's columns that are read; "" means all columns.
 
-    Spark requests all columns of a Python source, used or not: those left out here are not built.
+    Spark requests all columns of a Python source, used or not, so columns left out here are not built.
     """
     named = record_columns(pipeline)
     if pipeline.source.decode.format == "none" or "headers" in named:

@@ -411,7 +411,7 @@ def _warn_of_aggregations(root: Section, steps: tuple[Step, ...], sinks: tuple[S
 def _check_targets(root: Section, source: Source, sinks: tuple[Sink, ...]) -> None:
     """Report sinks that share a directory, and topics that are read and written.
 
-    Two queries into one directory would take each other's batches for their own.
+    Two queries that write to one directory would mistake each other's batches for their own.
     """
     seen: dict[str, Sink] = {}
     for sink in sinks:

@@ -44,12 +44,12 @@ class Tally:
 
     @property
     def rows_per_second(self) -> float:
-        """The rate over the time spent in batches."""
+        """Return the rows per second of the time spent in batches."""
         return self.rows * 1000 / self.busy_ms if self.busy_ms else 0.0
 
     @property
     def batch_ms(self) -> float:
-        """The mean duration of a batch."""
+        """Return the mean duration of a batch in milliseconds."""
         return self.busy_ms / self.batches if self.batches else 0.0
 
 

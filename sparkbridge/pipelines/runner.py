@@ -36,8 +36,8 @@ def _nothing(*_: Any) -> None:
 class Listener:
     """Callbacks during a run. ``on_tick`` is called several times a second.
 
-    ``is_stopping``: whether the run is being stopped, so that a query's failure is expected. A signal to the
-    whole process group ends Spark's JVM, too.
+    ``is_stopping`` returns whether the run is being stopped, so that a query's failure is expected. A
+    signal to the whole process group ends Spark's JVM, too.
     """
 
     on_start: Callable[[Run], None] = _nothing
@@ -49,7 +49,7 @@ class Listener:
 
 @dataclass(slots=True)
 class Report:
-    """The result of a run. ``was_stopped``: by Ctrl-C, before its end."""
+    """The result of a run. ``was_stopped``: it was stopped by Ctrl-C before its end."""
 
     run: Run
     findings: list[checks.Finding] = field(default_factory=list)
@@ -101,7 +101,7 @@ def spark_session(
 
 @contextlib.contextmanager
 def _last_words_of(log: Path | None) -> Iterator[None]:
-    """Add the reason to the error if the JVM ended at once: only ``log`` has it."""
+    """Add the reason, which only ``log`` contains, to the error if the JVM ended at once."""
     before_bytes = log.stat().st_size if log is not None and log.exists() else 0
     try:
         yield

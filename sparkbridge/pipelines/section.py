@@ -38,7 +38,7 @@ class Problem:
 
     @property
     def place(self) -> str:
-        """``[source] topic``, or "" for the file as a whole."""
+        """Return ``[source] topic``, or "" for the file as a whole."""
         if not self.table:
             return self.key
         return f"[{self.table}] {self.key}".rstrip()
@@ -70,11 +70,11 @@ class Section:
         return key in self.values
 
     def has_nearly(self, keys: Sequence[str]) -> bool:
-        """Whether an unread key is similar to one of ``keys``: ``finish`` reports it."""
+        """Whether an unread key, which ``finish`` will report, is similar to one of ``keys``."""
         return any(key not in keys and nearest(key, keys) for key in self.values if key not in self._known)
 
     def get(self, key: str, kind: type[T], default: T) -> T:
-        """Return the value if it is of ``kind``; a boolean is not a number."""
+        """Return the value if it is of ``kind``, otherwise ``default``. A boolean is not a number."""
         self._known.append(key)
         if key not in self.values:
             return default

@@ -1,4 +1,4 @@
-"""Finds the cause of an error of Spark, as one sentence."""
+"""Finds the cause of a Spark error, as one sentence."""
 
 # Tests: tests/sparkbridge/pipelines/test_progress.py
 
@@ -63,14 +63,14 @@ def cause(error: BaseException) -> str:
 
 
 def hint(error: BaseException) -> str:
-    """Return what to do, or "" if the cause says it. Call it while Spark's JVM runs."""
+    """Return advice on the error, or "" if the cause contains it. Call this while Spark's JVM runs."""
     if _OTHER_STATE.search(_all_text(error)):
         return "the checkpoint belongs to other steps: use another --checkpoint DIR to start again"
     return "" if _is_named(error) else SEE_LOG
 
 
 def _is_named(error: BaseException) -> bool:
-    """Whether the cause says what to do: our error, a wrong query, or a line of the file."""
+    """Whether the cause contains the advice: our error, a wrong query, or a line of the file."""
     if type(error).__name__ in _WRONG_QUERY or place(error):
         return True
     return _OURS.search(_all_text(error)) is not None

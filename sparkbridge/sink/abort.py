@@ -1,8 +1,8 @@
 """Aborts the transactions of a batch that failed or was stopped, which would block read_committed consumers.
 
-Spark passes the driver the messages of finished tasks and stops the others: to such a task its input seems to
-end, so it prepares, but its message is never delivered. So the driver looks for the open attempts by name. It
-knows only the options of the query: a hash of its checkpoint is part of the name.
+Spark passes the driver the messages of finished tasks and stops the other tasks. A stopped task sees the
+end of its input, so it prepares, but its message is never delivered. So the driver looks for the open
+attempts by name. It has only the options of the query: a hash of the checkpoint is part of the name.
 """
 
 # Tests: tests/sparkbridge/test_stream_writer.py, tests/spark/test_sink.py
@@ -23,7 +23,7 @@ from sparkbridge.sink.commit import Written, attempt_writer, driver_config
 
 #: The timeout of an abort. The next commit or the transaction timeout aborts the remaining transactions.
 ABORT_TIMEOUT_MS: Final = 10_000
-#: An attempt may join while others are looked for.
+#: How often open attempts are listed, because an attempt may join after a listing.
 MAX_LOOKS: Final = 3
 MARK_DIGITS: Final = 16
 
@@ -31,7 +31,7 @@ logger = logging.getLogger("sparkbridge")
 
 
 class Attempt(NamedTuple):
-    """A task attempt as the brokers know it."""
+    """A task attempt as identified to the brokers."""
 
     sink_id: str
     batch_id: int

@@ -19,11 +19,11 @@ from sparkbridge.sink.task_writer import TaskIdentity, check_settings, write_tas
 
 
 class KafkaliteWriter(DataSourceArrowWriter):
-    """Created once per job; the tasks and the commit have copies of it.
+    """The writer of one job. Spark copies it to the tasks and to the commit.
 
     With ``txnAppId`` and ``txnVersion``, a job that is submitted again with the same pair writes nothing;
-    with ``sinkName``, a job that foreachBatch repeats for the same batch of the stream writes nothing. Raises
-    SparkOptionError and SinkSchemaError before the job starts.
+    with ``sinkName``, a job that foreachBatch repeats for the same batch of the stream writes nothing.
+    Raises SparkOptionError and SinkSchemaError before the job starts.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:
@@ -63,7 +63,7 @@ class KafkaliteWriter(DataSourceArrowWriter):
         commit_batch(self.options, messages, is_last=is_random)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Abort what the tasks wrote: the job failed or was cancelled."""
+        """Abort the tasks' writes after the job failed or was cancelled."""
         may_be_named = self.options.sink_name is not None and self.options.txn_app_id is None
         sink_id = None if may_be_named else self.sink_id  # only a task knows whether it runs in foreachBatch
         abort_batch(self.options, messages, self.job_id, sink_id=sink_id)

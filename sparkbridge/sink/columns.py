@@ -85,9 +85,9 @@ class PartitionSlice(NamedTuple):
 
 
 class Splitter:
-    """Splits Arrow batches. ``partition_count`` returns that of a topic, and raises if it is missing.
+    """Splits Arrow batches. ``partition_count`` returns a topic's number of partitions, or raises.
 
-    ``keyless`` returns the partition for rows without a key that come in one batch with others; it is not
+    ``keyless`` returns the partition for rows without a key in a batch that also has other rows; it is not
     called if all rows of a batch have no key.
     """
 
@@ -251,17 +251,17 @@ def _milliseconds(timestamps: Any, now_ms: int) -> Any:
 
 
 def record_overhead(columns: SinkColumns) -> int:
-    """Return the size of a record without its data, at most: offsets, timestamp, the length of its headers.
+    """Return the maximum size of a record without its data: offsets, timestamp, the length of its headers.
 
-    It covers all columns of the task's rows, because records without a key may share a batch with others. The
-    two validity bits come in addition.
+    It covers all columns of the task's rows, because records without a key may share a batch with others.
+    The two validity bits are not included.
     """
     sizes = ((columns.key, 4), (columns.timestamp, 8), (columns.headers, 5))
     return 4 + sum(size for index, size in sizes if index is not None)
 
 
 class Sizes:
-    """Computes the size of records in a batch from the offsets of their columns: an upper bound."""
+    """Computes an upper bound of the size of records in a batch, from the offsets of their columns."""
 
     def __init__(self, records: Records, overhead: int) -> None:
         self._overhead = overhead

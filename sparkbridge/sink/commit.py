@@ -31,7 +31,7 @@ from sparkbridge.errors import SinkCommitError
 from sparkbridge.local.worker_garbage import spare_collections
 from sparkbridge.options import SinkOptions
 
-#: How long a commit waits for its markers. It is decided before that; the markers make it visible.
+#: How long a commit waits for its markers, which make it visible. It is decided before they are written.
 COMPLETE_WAIT_MS: Final = 10_000
 #: The timeout of a commit, including failovers of the coordinator.
 COMMIT_TIMEOUT_MS: Final = 120_000
@@ -119,7 +119,7 @@ def _witness(options: SinkOptions, one: Written) -> list[PreparedWriter]:
             )
         ) as joined:
             prepared = joined.prepare()
-    except InvalidTransactionTimeoutError:  # brokers that allow less get no witness
+    except InvalidTransactionTimeoutError:  # brokers with a lower maximum get no witness
         prepared = None
     return [] if prepared is None else [prepared]
 
@@ -145,7 +145,7 @@ C = TypeVar("C", bound=_Client)
 
 
 def started(make: Callable[[], C], timeout_ms: int) -> C:
-    """Create and start a client, again until a broker can be reached.
+    """Create and start a client. Repeats this until a broker can be reached.
 
     Restarting brokers must not end a query. Raises ConnectionFailedError after ``timeout_ms``.
     """

@@ -25,7 +25,7 @@ from sparkbridge.errors import SinkSchemaError, UnknownSparkOptionWarning
 
 SINK_COLUMNS: Final = ("value", "key", "headers", "topic", "partition", "timestamp")
 
-#: Further columns of the source: no typing errors in a query that copies topics.
+#: Other columns of the source, which are no typing errors in a query that copies topics.
 _OF_THE_SOURCE: Final = frozenset({"offset", "timestampType"})
 _ALLOWED: Final = {
     "value": "string or binary",

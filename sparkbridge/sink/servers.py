@@ -1,6 +1,6 @@
 """Checks in the driver, before the job, whether the sink's brokers can be reached.
 
-A task would try for as long, and Spark would run it four times.
+Without this check, each task would wait for the timeout, and Spark would run it four times.
 """
 
 # Tests: tests/sparkbridge/test_sink_servers.py

@@ -18,10 +18,10 @@ from sparkbridge.sink.task_writer import TaskIdentity, check_settings, write_tas
 
 
 class KafkaliteStreamWriter(DataSourceStreamArrowWriter):
-    """Spark pickles one for the tasks and makes another for each commit: they share only the messages.
+    """Spark pickles an instance for the tasks and makes another for each commit: they share only messages.
 
-    ``overwrite`` is true in complete mode: the whole result is appended then, as by Spark's Kafka connector.
-    Raises SparkOptionError and SinkSchemaError before the query starts.
+    ``overwrite`` is true in complete mode: the whole result is appended then, as by Spark's Kafka
+    connector. Raises SparkOptionError and SinkSchemaError before the query starts.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:
@@ -40,7 +40,7 @@ class KafkaliteStreamWriter(DataSourceStreamArrowWriter):
         commit_batch(self.options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Abort what the tasks wrote: the batch failed or was stopped. The next start runs it again."""
+        """Abort the tasks' writes after the batch failed or was stopped. The next start runs it again."""
         name = self.options.sink_name
         sink_id = None if name is None else f"{self.options.transactional_id_prefix}-{name}"
         abort_batch(self.options, messages, self.mark, sink_id=sink_id, batch_id=batchId)

@@ -130,7 +130,7 @@ def _aborted(error: KafkaliteError, options: SinkOptions, task: TaskIdentity) ->
 
 
 def _check_is_last(options: SinkOptions, task: TaskIdentity) -> None:
-    """Raise SinkCommitError if a decided batch is not the last one: Spark repeats no other."""
+    """Raise SinkCommitError if a decided batch is not the last: Spark repeats only the last batch."""
     with TransactionGroup(task.sink_id, config=driver_config(options, 60_000)) as group:
         last = group.last_batch_id()
     if last > task.batch_id:
@@ -178,7 +178,7 @@ def _joined(options: SinkOptions, task: TaskIdentity) -> TransactionGroupWriter:
     timeout_ms = options.transaction_timeout_ms
     try:
         return _join(options, task, timeout_ms)
-    except InvalidTransactionTimeoutError:  # the brokers allow less: use their maximum
+    except InvalidTransactionTimeoutError:  # the brokers have a lower maximum: use it
         with Admin(config=driver_config(options, 60_000)) as admin:
             node_id = admin.describe_cluster().brokers[0].node_id
             allowed = admin.describe_configs("broker", str(node_id))["transaction.max.timeout.ms"].value
@@ -214,7 +214,7 @@ def _pooled_producer(options: SinkOptions) -> Producer:
 
 
 def _forget_producer(producer: Producer) -> None:
-    """Never use the producer again. Its batches in flight may still be written, as at least once allows."""
+    """Drop the producer. Its batches in flight may still be written, as at least once allows."""
     for key, pooled in list(_producers.items()):
         if pooled is producer:
             del _producers[key]
@@ -264,7 +264,7 @@ class _OpenBatch:
     def own(self) -> None:
         """Copy the last piece into memory of its own, so that the rest of its Arrow batch can be freed.
 
-        Small pieces are joined with preceding ones that are no larger, so that there are few.
+        Small pieces are joined with preceding pieces that are no larger, which limits their number.
         """
         last = [self.records.pop()]
         row_count = last[0].row_count

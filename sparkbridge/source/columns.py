@@ -279,7 +279,7 @@ def _repeated_text(text: str, count: int) -> pa.Array:
 
 
 def _headers(pieces: Pieces, count: int, kind: pa.DataType, where: str) -> pa.Array:
-    """Records without headers have null, as in the connector."""
+    """Return the column of headers. Records without headers have null, as in the connector."""
     if all(piece.body.headers is None for piece in pieces):
         return pa.nulls(count, kind)
     rows: list[Headers] = []

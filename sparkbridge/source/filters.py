@@ -1,7 +1,7 @@
 """Turns the filters that Spark pushes to a batch reader into limits of the ranges to read. Pure.
 
-They only exclude records that no filter lets through; Spark applies all filters to the records again. Filters
-are recognized by their class name, so pyspark is not imported here.
+The limits exclude only records that the filters reject; Spark applies all filters to the records again.
+Filters are recognized by their class name, so pyspark is not imported here.
 """
 
 from __future__ import annotations

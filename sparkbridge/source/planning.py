@@ -1,8 +1,8 @@
 """Decides in the driver how far the next batch of a source goes, and which records were lost.
 
-Pure: positions, a snapshot of the logs and the time are arguments, and losses are results; the readers make
-the look-ups, raise or warn. The end of a batch, with the start that Spark stores, has all that a replay
-needs: ``ranges`` depends only on these two and on the current log starts.
+Pure: positions, a snapshot of the logs and the time are arguments, and losses are results; the readers
+make the look-ups, raise or warn. The end of a batch and the start that Spark stores contain all that a
+replay needs: ``ranges`` depends only on these two and on the current log starts.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _NOWHERE: Final = -1  # the position in a partition that was never read
 
 
 class BytesLookup(NamedTuple):
-    """Asks where to end between ``starts`` and ``ends`` (exclusive) so that at most ``max_bytes`` are read.
+    """A look-up of where to end between ``starts`` and ``ends`` (exclusive) to read at most ``max_bytes``.
 
-    ``first`` has priority: it got no records at the last trigger.
+    ``first`` has priority, because it got no records at the last trigger.
     """
 
     starts: Positions
@@ -61,7 +61,7 @@ class _Reading(NamedTuple):
 
 
 class _Draft(NamedTuple):
-    """A trigger before the limits.
+    """The state of a trigger before the limits are applied.
 
     ``new`` has the first offsets of new partitions. With ``is_forced`` there is a batch even if it reads
     nothing, so that a change is logged.
@@ -147,10 +147,10 @@ class SourcePlan:
         self._cap = None
 
     def needed_lookups(self, snapshot: Snapshot, now_ms: int) -> Lookups:
-        """Return the ending times that ``latest`` needs offsets for and that are not found yet. Mostly none.
+        """Return the ending times whose offsets ``latest`` needs but does not have yet. Mostly none.
 
-        Look them up after the snapshot: then no record of the snapshot can be behind a bound that is not
-        found.
+        Look them up after the snapshot: then, if a bound is not found, no record of the snapshot is behind
+        it.
         """
         spec = self.options.ending
         if spec is None:
@@ -326,8 +326,8 @@ def share_out(
 ) -> dict[TopicPartition, int]:
     """Divide ``limit`` in proportion to the lags, exactly, or return the lags if they fit. Lags are above 0.
 
-    The remainder of rounding goes first to partitions that got less than one offset, the longest waiting
-    first (``waits``), so that each of them has its turn; then to the largest remainders.
+    The remainder of rounding goes first to partitions with less than one offset, the longest waiting first
+    (``waits``), so that none of them waits for ever; then to the largest remainders.
     """
     total = sum(lags.values())
     if total <= limit:
@@ -348,8 +348,8 @@ def whole_ranges(
 ) -> tuple[list[OffsetRange], list[Loss]]:
     """Return one range per partition that has offsets between ``first`` (None: the log start) and ``until``.
 
-    Only log starts and topic ids of the snapshot matter, so that a replay returns the same, whatever was
-    written since. Deleted records are omitted and returned as losses.
+    Of the snapshot, only log starts and topic ids matter, so a replay returns the same ranges after
+    further writes. Deleted records are omitted and returned as losses.
     """
     ranges: list[OffsetRange] = []
     losses: list[Loss] = []
@@ -375,7 +375,7 @@ def whole_ranges(
 
 
 def went_back(start: StreamOffset, snapshot: Snapshot) -> list[TopicPartition]:
-    """Return the partitions whose log ends before the position: ask again (fetchOffset.numRetries)."""
+    """Return the partitions whose log ends before the position, to retry (fetchOffset.numRetries)."""
     return [
         tp
         for tp, bounds in assigned(snapshot).items()

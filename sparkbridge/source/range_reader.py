@@ -1,12 +1,12 @@
 """Reads the records of one OffsetRange in a task, as Arrow batches in Spark's schema.
 
-The next fetch is sent before the last response is unpacked, so that the broker works while the rows go to the
-JVM. A task holds one response and has one in flight, each of about ``CHUNK_BYTES`` (or one batch, if that is
-larger), and the rows for the next RecordBatch, which are no larger.
+The next fetch is sent before the last response is unpacked, so that the broker works while the rows go to
+the JVM. A task holds one response and has one in flight, each of about ``CHUNK_BYTES`` (or one batch, if
+that is larger), and the rows for the next RecordBatch, which are no larger.
 
-A range has offsets without a record: transaction markers, aborted transactions, compacted records. They are
-no loss. Lost are records before the log start or beyond the end of the log, and those of a topic that was
-deleted or created again; failOnDataLoss decides whether that is an error or a warning.
+Offsets of a range without a record (transaction markers, aborted transactions, compacted records) are no
+loss. Records before the log start, beyond the end of the log, or of a topic that was deleted or created
+again are lost; failOnDataLoss decides whether that is an error or a warning.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sparkbridge.options import SourceOptions
     from sparkbridge.source.columns import SparkBatchBuilder
 
-#: The size of a fetch, unless one of these settings gives another.
+#: The size of a fetch, unless one of the settings ``_LIMITS`` gives another.
 CHUNK_BYTES: Final = 1 * MIB
 _LIMITS: Final = ("max.partition.fetch.bytes", "fetch.max.bytes")
 #: Limits of a RecordBatch, unless one record is larger; the JVM is fastest at 5,000 to 10,000 rows.
@@ -247,10 +247,10 @@ class _RangeReader:
         return False
 
     def _check_topic(self) -> None:
-        """After the last of several responses: raise DataLossError if some may be of another topic.
+        """Raise DataLossError, after the last of several responses, if some may be of another topic.
 
-        It is raised even if failOnDataLoss is false, because rows were already returned: when the task is run
-        again, it detects the loss at its start. Unreachable brokers do not matter any more.
+        It is raised even if failOnDataLoss is false, because rows were already returned: when the task is
+        run again, it detects the loss at its start. Errors of unreachable brokers are ignored.
         """
         range_ = self._range
         try:

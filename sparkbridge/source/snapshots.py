@@ -97,8 +97,8 @@ def _steady(
 def _let_stand(snapshot: dict[str, TopicSnapshot], positions: Positions, ends: Positions) -> None:
     """Move the end of a partition to its position if that is not beyond the high watermark (``ends``).
 
-    Only an open transaction hides such records, which were read with read_uncommitted or are asked for: they
-    are not lost.
+    Records before that position are only hidden by an open transaction, not lost: they were read with
+    read_uncommitted, or the user asked for them.
     """
     for tp, position in positions.items():
         known = snapshot[tp.topic]

@@ -22,8 +22,7 @@ def split(
     if min_partitions is None or min_partitions <= len(pieces):
         return pieces
     total = sum(piece.size for piece in pieces)
-    # Ranges that are not split do not take part in the proportions, or the large ones would get too few
-    # tasks.
+    # Ranges that are not split do not count for the proportions, or the large ranges would get too few tasks.
     is_large = [_share(piece.size, total, min_partitions) > 1 for piece in pieces]
     large_total = sum(piece.size for piece, large in zip(pieces, is_large, strict=True) if large)
     left = max(min_partitions - is_large.count(False), 1)
@@ -42,5 +41,5 @@ def cut(whole: OffsetRange, count: int) -> list[OffsetRange]:
 
 
 def _share(size: int, total: int, count: int) -> int:
-    """Return ``count`` in proportion, rounded half up, at least 1. Offsets exceed float precision."""
+    """Return ``count * size / total``, rounded half up, at least 1. Offsets exceed float precision."""
     return max((2 * size * count + total) // (2 * total), 1)

@@ -38,7 +38,7 @@ class Lookups(NamedTuple):
 
 
 class LookupResults(NamedTuple):
-    """None for a time: every record is older. Partitions that the group never committed are absent."""
+    """The results of look-ups: None for a time after every record; partitions without a commit are absent."""
 
     times: Mapping[TopicPartition, int | None] = {}
     committed: Mapping[TopicPartition, int] = {}
@@ -191,7 +191,7 @@ def ending_offset(spec: EndingSpec, tp: TopicPartition, bounds: Bounds, results:
 
 
 def check_order(starting: Mapping[TopicPartition, int], ending: Mapping[TopicPartition, int]) -> None:
-    """Raise StartAfterEndError for the first partition that starts after its end."""
+    """Raise StartAfterEndError for the first partition whose start is after its end."""
     for tp, end in sorted(ending.items()):
         start = starting.get(tp, 0)
         if start > end:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 GROUP_COMMIT_TIMEOUT_MS: Final = 5_000
 GROUP_COMMIT_PAUSE_S: Final = 30.0
 
-#: The pause after data that makes no batch: too little for minOffsetsPerTrigger, or beyond a bound.
+#: The pause after data that is not enough for a batch (minOffsetsPerTrigger) or is beyond a bound.
 UNUSABLE_DATA_PAUSE_S: Final = 0.1
 
 OffsetJson = dict[str, Any]
@@ -104,7 +104,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._plan.initial(snapshot, starting)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Only set a flag: a batch that a crash left behind is run again before the first latestOffset."""
+        """Only set a flag: a batch that a crash cut short is run again before the first latestOffset."""
         self._is_available_now = True
         self._plan.prepare_available_now()
 
@@ -177,11 +177,11 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return None if self._seen is None else dict(positions_to_json(self._seen))
 
     def commit(self, end: OffsetJson) -> None:
-        """Commit the group's offsets. Everything before ``end`` is finished. Spark calls one batch late."""
+        """Commit the group's offsets: all before ``end`` is processed. Spark calls this one batch late."""
         self._commit_group(StreamOffset.parse(end))
 
     def stop(self) -> None:
-        """Nothing to release: Spark ends the process, mostly without calling this."""
+        """Do nothing: Spark ends the process, mostly without calling this."""
 
     def _commit_group(self, finished: StreamOffset) -> None:
         """Commit the query's progress for its group. Never fails the query."""

@@ -226,11 +226,9 @@ class AssignedPartitions:
     # --- reading -------------------------------------------------------------------------------
 
     def next_batch(self) -> FetchedBatch | None:
-        """Return the next batch of the partition whose turn it is, or None, and move its position past the
-        batch.
+        """Return the next batch of the least recently read partition, or None, and move past the batch.
 
-        Raises the error of a partition that has no batch before it. The other partitions have their
-        turn first.
+        Raises the error of the partition if it has no batch before the error.
         """
         for state in list(self.partitions.values()):
             if state.paused:

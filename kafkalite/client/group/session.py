@@ -389,11 +389,10 @@ class GroupSession:
             self._notify_pending()
 
     def _reset_of(self, tp: TopicPartition) -> str:
-        """Return auto.offset.reset for a partition without a committed offset. ``latest`` skips no new
-        records.
+        """Return auto.offset.reset for a partition without a committed offset.
 
-        A partition is new if its topic did not have it when a partition of that topic was first
-        assigned here.
+        A new partition has "earliest" instead of "latest", which would skip records. A partition is new
+        if its topic did not have it when a partition of that topic was first assigned here.
         """
         reset = self._config.auto_offset_reset
         known = self._partition_counts.get(tp.topic)

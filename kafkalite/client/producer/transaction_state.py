@@ -37,7 +37,7 @@ from kafkalite.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
 
 class Phase(enum.Enum):
-    """The values are how an error names it."""
+    """The phases of a transactional producer, as errors name them."""
 
     NONE = "not open yet"
     READY = "ready to begin a transaction"
@@ -48,7 +48,7 @@ class Phase(enum.Enum):
     FENCED = "fenced"
 
 
-#: After these another one owns the transactional id, or the coordinator has ended the transaction itself.
+#: After these errors another producer owns the id, or the coordinator has ended the transaction.
 _FENCING: Final = frozenset(
     {
         ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -60,7 +60,7 @@ _FENCING: Final = frozenset(
 
 
 def is_fencing(error: BaseException) -> bool:
-    """Whether ``error`` says that this producer's identity is no longer valid."""
+    """Whether ``error`` means that this producer's identity is no longer valid."""
     return isinstance(error, BrokerError) and error.code in _FENCING
 
 
@@ -85,7 +85,7 @@ class TransactionState:
     # --- transitions -----------------------------------------------------------------------------
 
     def on_initialized(self, producer_id: int, producer_epoch: int) -> None:
-        """The coordinator has registered this producer; no earlier transaction is open."""
+        """Handle the registration of this producer; no earlier transaction is open."""
         assert self.phase is Phase.NONE, "once"
         self._set_identity(producer_id, producer_epoch)
 
@@ -123,7 +123,7 @@ class TransactionState:
             raise self._refused("commit", "it is being committed already")
 
     def commit(self) -> None:
-        """All records are in the logs; it can't be aborted any more. Raises as ``check_may_commit``."""
+        """Commit; no abort is possible any more. Raises the same errors as ``check_may_commit``."""
         self.raise_if_failed()
         assert self.phase in {Phase.OPEN, Phase.COMMITTING}, "check_may_commit() first"
         self.phase = Phase.COMMITTING
@@ -138,7 +138,7 @@ class TransactionState:
         self.cause = None
 
     def on_ended(self, producer_id: int, producer_epoch: int) -> None:
-        """The end is decided (R32). The next transaction has this identity; without one there is no next."""
+        """Record the decided end (R32) and the identity of the next transaction, if there can be one."""
         assert self.phase in {Phase.COMMITTING, Phase.ABORTING}, "it was committing or aborting"
         if producer_id == NO_PRODUCER_ID:
             self._fence(
@@ -171,7 +171,7 @@ class TransactionState:
         return self._abortable(error)
 
     def on_end_failed(self, error: KafkaliteError) -> KafkaliteError:
-        """The coordinator refused the end, or did not respond. Returns the error for the caller.
+        """Handle a refused or missing response to the end. Returns the error for the caller.
 
         Without a response the outcome is unknown: the phase stays, and the same end may be requested
         again.
@@ -183,7 +183,7 @@ class TransactionState:
         return error
 
     def on_finished(self, error: FinishedBatchError) -> None:
-        """There is nothing to write, because the batch is already decided."""
+        """Record that the batch is already decided, so that there is nothing to write."""
         assert self.phase is Phase.NONE, "in place of on_initialized"
         self._fence(error)
 

@@ -1,1 +1,1 @@
-"""Replicas of one partition: a pure role (``leader``) joined to a log (``partition``). Without any await."""
+"""Replicas of one partition: a pure role (``leader``) joined to a log (``partition``). Nothing awaits."""

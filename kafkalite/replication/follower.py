@@ -1,9 +1,9 @@
-"""The follower of one partition: what it reports to its leader, and what a response does to its log.
+"""The follower of one partition: the position it reports to its leader, and how it applies a response.
 
 R1  batches are appended as the leader sent them
 R3  a response counts only if it answers the latest fetch in the epoch that is followed: a fetch carries a
-    version, and every change of the log or of the role makes a new one
-R4  a log is truncated where the leader's epochs and its own meet, and nowhere else
+    version, and every change of the log or of the role increments it
+R4  a log is truncated only where the leader's epochs and its own meet
 R10 high watermark := min(the leader's, the follower's log end)
 """
 
@@ -28,8 +28,8 @@ _BASE_OFFSET: Final = struct.Struct(">q")
 
 
 class FetchPosition(NamedTuple):
-    """What a follower reports in a fetch. Two positions have the same ``version`` if neither the log's
-    batches nor the role changed between them: a response to one is then valid for the other."""
+    """The position that a follower reports in a fetch. Two positions have the same ``version`` if neither
+    the batches nor the role changed in between: a response to either is then valid for the other."""
 
     leader_epoch: int
     fetch_offset: int  #: the log end
@@ -45,11 +45,11 @@ class NextFetch(Enum):
     NOT_DUE = auto()  #: nothing has changed
     AFTER_SYNC = auto()  #: the log grew; its new end counts as soon as it is synced
     NOW = auto()
-    REPEATED = auto()  #: now, and the leader must send again what it has sent already
+    REPEATED = auto()  #: now, and the leader must send its last response again
 
 
 class FollowerStep(NamedTuple):
-    """What a response did. If ``is_ignored``, it did not answer the latest fetch and changed nothing."""
+    """The effect of a response. If ``is_ignored``, it did not answer the latest fetch and changed nothing."""
 
     appended_bytes: int = 0
     truncated_to: int | None = None
@@ -57,7 +57,7 @@ class FollowerStep(NamedTuple):
     is_ignored: bool = False
 
     def next_fetch(self, *, is_synced_only: bool) -> NextFetch:
-        """``is_synced_only``: the leader counts only what is synced (``durability=fsync``)."""
+        """Return when to fetch next. ``is_synced_only``: the leader counts only synced bytes."""
         if self.is_ignored or self.truncated_to is not None:
             return NextFetch.REPEATED
         if self.appended_bytes and is_synced_only:
@@ -81,7 +81,7 @@ class PartitionFollower:
     version: int
 
     def position(self) -> FetchPosition:
-        """Return what the next fetch must report."""
+        """Return the position to report in the next fetch."""
         log = self.log
         return FetchPosition(
             self.leader_epoch,
@@ -103,15 +103,15 @@ class PartitionFollower:
 
     @property
     def youngest_epoch(self) -> int | None:
-        """The greatest leader epoch that a batch from this leader may have (R3); None: any."""
+        """Return the greatest leader epoch that a batch may have (R3); None if there is no limit."""
         return self.leader_epoch
 
     def reported_synced_end(self) -> int:
-        """Up to where, exclusive, the leader may count this replica (R7)."""
+        """Return the offset, exclusive, up to which the leader may count this replica (R7)."""
         return self.log.synced_end_offset
 
     def truncation_offset(self, response: ReplicaFetchedPartition) -> int:
-        """Where to truncate the log after a divergence (R4)."""
+        """Return the offset to truncate the log to after a divergence (R4)."""
         log = self.log
         own = log.end_offset_for_epoch(response.diverging_epoch)
         return truncation_target(response.diverging_end_offset, own, log.log_end_offset)
@@ -132,8 +132,8 @@ class PartitionFollower:
         )
 
     def apply(self, response: ReplicaFetchedPartition, batches: memoryview, now_ms: int) -> FollowerStep:
-        """Append, truncate or start over as the leader's response says; its only error code may be
-        OFFSET_OUT_OF_RANGE. Raises as ``Partition.on_fetched``."""
+        """Append, truncate or start over as the leader's response requires. Its only possible error code
+        is OFFSET_OUT_OF_RANGE. Raises the same errors as ``Partition.on_fetched``."""
         if response.error_code:
             return self._start_over_behind(response)
         if response.diverging_epoch != NO_EPOCH:
@@ -143,8 +143,8 @@ class PartitionFollower:
     def _extend(self, response: ReplicaFetchedPartition, batches: memoryview, now_ms: int) -> FollowerStep:
         log = self.log
         if batches and _BASE_OFFSET.unpack_from(batches)[0] < log.log_end_offset <= response.log_start_offset:
-            # The leader's log starts inside its first batch, behind this log's end: what this log holds was
-            # deleted there.
+            # The leader's log starts inside its first batch, behind this log's end: the leader has deleted
+            # all records that this log holds.
             self._start_over(_BASE_OFFSET.unpack_from(batches)[0])
         before = log.log_end_offset
         if batches:
@@ -167,9 +167,9 @@ class PartitionFollower:
         return FollowerStep(len(batches), None, is_deleting)
 
     def advance(self, leader_high_watermark: int, log_end_offset: int) -> bool:
-        """Take the leader's high watermark as far as the log reaches (R10). Returns whether it moved.
+        """Raise the high watermark to the leader's, at most to the log end (R10). Return whether it moved.
 
-        A new leader's may be lower for a while. Committed records stay committed, so it never goes back.
+        A new leader's may be lower for a while. Committed records stay committed: this one only rises.
         """
         known = min(leader_high_watermark, log_end_offset)
         if known <= self.high_watermark:
@@ -178,11 +178,11 @@ class PartitionFollower:
         return True
 
     def _join_at(self, response: ReplicaFetchedPartition, batches: memoryview) -> FollowerStep:
-        """Truncate to the beginning of the leader's first batch, inside which this log ends.
+        """Truncate to the base offset of the leader's first batch, inside which this log ends.
 
-        That happens if this log's end came from another leader, which had compacted the batch. The batch is
-        committed and incomplete here, so this replica is not in sync and loses nothing that counts (R8).
-        Raises CorruptBatchError.
+        That happens if this log's end came from another leader, which had compacted the batch. The
+        batch is committed and incomplete here, so this replica is not in sync and loses no acknowledged
+        copy (R8). Raises CorruptBatchError.
         """
         log = self.log
         header = check(batches[: total_length(batches)])
@@ -204,7 +204,7 @@ class PartitionFollower:
         return self._ends_at(self.log.truncate_to(target))
 
     def _start_over_behind(self, response: ReplicaFetchedPartition) -> FollowerStep:
-        """Start over where the leader's log starts: it has deleted what comes next here."""
+        """Start over at the leader's log start: the leader has deleted the next records of this log."""
         log = self.log
         if response.log_start_offset <= log.log_end_offset and log.latest_epoch != NO_EPOCH:
             raise OffsetOutOfRangeError(
@@ -224,9 +224,9 @@ class PartitionFollower:
 
 
 def diverging_at(last_epoch: int, fetch_offset: int, leaders: EpochEnd) -> EpochEnd | None:
-    """The leader's side of R4: ``leaders`` is its lookup of the follower's last epoch.
+    """Return the epoch end to send instead of records, or None if the follower's log is a prefix (R4).
 
-    Returns what to send instead of records, or None if the follower's log is a prefix of the leader's.
+    Called by the leader. ``leaders`` is the leader's lookup of the follower's last epoch.
     """
     if leaders.leader_epoch < last_epoch or leaders.end_offset < fetch_offset:
         return leaders
@@ -234,5 +234,5 @@ def diverging_at(last_epoch: int, fetch_offset: int, leaders: EpochEnd) -> Epoch
 
 
 def truncation_target(leaders_end_offset: int, own: EpochEnd, log_end_offset: int) -> int:
-    """The follower's side of R4: ``own`` is its lookup of the epoch that the leader sent."""
+    """Return where a follower truncates (R4). ``own`` is its lookup of the epoch that the leader sent."""
     return min(leaders_end_offset, own.end_offset, log_end_offset)

@@ -1,19 +1,19 @@
-"""The leader's account of one partition: each replica's progress, the high watermark, the in-sync set.
+"""The leader's state of one partition: each replica's progress, the high watermark, the in-sync set.
 
-A replica's *progress* is the exclusive offset up to which it holds the log for good: its synced end, or its
-log end with ``durability=page-cache`` (R7). The rules:
+A replica's *progress* is the exclusive offset up to which it holds the log durably: its synced end, or
+its log end with ``durability=page-cache`` (R7). The rules:
 
 R8  high watermark := max(high watermark, least progress over the *maximal* in-sync set and the leader);
-    maximal is the set in force together with the proposed one, because either may turn out to hold
+    maximal is the current set united with the proposed one, because the controller may decide for either
 R9  it does not move while fewer replicas than min.insync.replicas are in sync, whatever the acks
 R10 no monotonic answer may be derived from it before it has reached the offset where this epoch started
-R12 a replica joins by what it fetched in this epoch: past the high watermark and the start of the epoch.
+R12 a replica joins once it has fetched, in this epoch, past the high watermark and the start of the epoch.
     Under load a replica that keeps up could always be a moment behind a high watermark that faster replicas
     move. The high watermark waits for such a replica, briefly and not often (Kafka's
     shouldWaitForReplicaToJoinIsr)
 R13 a replica joins as the incarnation that has fetched: its broker epoch is part of the proposal
-R14 a proposal stands until a greater partition epoch is known; an error or a timeout does not end it
-R15 a replica leaves if for replica.lag.time.max.ms it has not had everything that the leader's log held
+R14 a proposal is pending until a greater partition epoch is known; an error or a timeout does not end it
+R15 a replica leaves if it has not reached the leader's log end within replica.lag.time.max.ms
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Final, NamedTuple
 
 from kafkalite.model import NO_BROKER_EPOCH, NO_EPOCH
 
-#: The high watermark waits at most this long for a replica that was caught up no longer ago than this...
+#: The high watermark waits at most this long for a replica that was caught up within the same time.
 JOIN_WAIT_MS: Final = 500
-#: ...and not again before this has passed: a replica that never joins delays acknowledgements by a tenth.
+#: The minimum time between two such waits: a replica that never joins delays acknowledgements by a tenth.
 JOIN_PAUSE_MS: Final = 10 * JOIN_WAIT_MS
 
 
@@ -40,8 +40,8 @@ class ProposedIsr(NamedTuple):
 class _Follower:
     """One follower as this leadership has seen it.
 
-    ``(target_offset, target_ms)`` is a log end of the leader that the follower has not reached yet, and when
-    it was the log end. When the follower reaches it, it was caught up as of that time.
+    ``target_offset`` is a former log end of the leader that the follower has not reached yet, and
+    ``target_ms`` the time of that log end. A follower that reaches it was caught up at that time.
     """
 
     __slots__ = (
@@ -74,8 +74,8 @@ class _Follower:
 class PartitionLeader:
     """One leadership: from becoming leader in ``leader_epoch`` to the next epoch.
 
-    Invariants: ``high_watermark`` never goes back; ``isr`` is that of ``partition_epoch``; a pending
-    proposal is one for ``partition_epoch``; all replicas in ``isr`` or proposed are in ``_quorum``.
+    Invariants: ``high_watermark`` never moves back; ``isr`` is that of ``partition_epoch``; a pending
+    proposal is for ``partition_epoch``; all replicas in ``isr`` or proposed are in ``_quorum``.
     """
 
     __slots__ = (
@@ -113,7 +113,7 @@ class PartitionLeader:
     ) -> None:
         """``epoch_start_offset`` is the log end at the moment of becoming leader.
 
-        ``high_watermark`` is what this replica already knows to be committed.
+        ``high_watermark`` is the one that this replica already knows.
         """
         self.leader_epoch = leader_epoch
         self.partition_epoch = partition_epoch
@@ -128,7 +128,7 @@ class PartitionLeader:
         }
         self._pending: ProposedIsr | None = None
         self._is_pending_sent = False
-        self._joining: dict[int, int] = {}  # replicas that the high watermark waits for, and until when
+        self._joining: dict[int, int] = {}  # replica that the high watermark waits for -> end of the wait
         self._may_wait_again_ms = now_ms
         self.configure(isr, min_insync_replicas)
 
@@ -139,14 +139,14 @@ class PartitionLeader:
         return self._take_quorum()
 
     def set_min_insync_replicas(self, min_insync_replicas: int) -> bool:
-        """Returns whether the high watermark moved."""
+        """Set the minimum. Return whether the high watermark moved."""
         return self.configure(self.isr, min_insync_replicas)
 
     def take_state(self, partition_epoch: int, isr: Iterable[int]) -> bool:
-        """Take the committed in-sync set. A state that is not newer than the known one is ignored.
+        """Apply the committed in-sync set. A state that is not newer than the current one is ignored.
 
-        A greater partition epoch than the pending proposal's ends that proposal, however it was decided
-        (R14). Returns whether the high watermark moved.
+        A greater partition epoch than the pending proposal's ends that proposal, whatever the decision
+        was (R14). Returns whether the high watermark moved.
         """
         if partition_epoch <= self.partition_epoch:
             return False
@@ -166,7 +166,7 @@ class PartitionLeader:
     # --- rules -----------------------------------------------------------------------------------------
 
     def maximal_isr(self) -> frozenset[int]:
-        """The in-sync set in force together with the proposed one: either may turn out to hold (R8)."""
+        """Return the current in-sync set united with the proposed one: either may be decided (R8)."""
         return self.isr if self._pending is None else self.isr.union(self._pending.isr)
 
     def may_move_high_watermark(self) -> bool:
@@ -186,15 +186,15 @@ class PartitionLeader:
     def is_live_incarnation(broker_epoch: int | None, seen_broker_epoch: int) -> bool:
         """Whether the incarnation that has fetched is the one that may join (R13).
 
-        ``broker_epoch`` is that of the registered broker, None if it may not be in sync.
+        ``broker_epoch`` is that of the registered broker, or None if the broker may not be in sync.
         """
         return broker_epoch is not None and broker_epoch == seen_broker_epoch
 
     # --- progress --------------------------------------------------------------------------------------
 
     def on_progress(self, broker_id: int, offset: int) -> bool:
-        """Note that a replica, possibly this one, holds all below ``offset``. Returns whether the high
-        watermark moved."""
+        """Record that a replica, possibly this one, holds all records below ``offset``. Returns whether
+        the high watermark moved."""
         if self._is_alone and broker_id == self._broker_id:
             self._progress[broker_id] = offset
             if offset <= self.high_watermark:
@@ -225,7 +225,7 @@ class PartitionLeader:
         return self.on_progress(replica_id, progress)
 
     def forget_follower(self, replica_id: int) -> None:
-        """The follower stops or opens a new session: its progress is unknown until it fetches (R12)."""
+        """Discard the progress of a follower that stops or opens a new session (R12)."""
         self._progress.pop(replica_id, None)
 
     @property
@@ -240,7 +240,7 @@ class PartitionLeader:
         return self._followers[replica_id].broker_epoch
 
     def low_watermark(self, own_log_start_offset: int) -> int:
-        """Below it no replica of the maximal in-sync set has records; -1 while one has not fetched."""
+        """Return the offset below which no maximal in-sync replica has records; -1 if one has not fetched."""
         others = (self._followers[one].log_start_offset for one in self._quorum if one in self._followers)
         return min((own_log_start_offset, *others))
 
@@ -264,7 +264,7 @@ class PartitionLeader:
         return progress >= self.high_watermark and self.has_epoch_start(progress)
 
     def is_close(self, replica_id: int, now_ms: int) -> bool:
-        """Whether a follower lacks only the records of the last moment to join."""
+        """Whether a follower lacks only the newest records to join."""
         if replica_id in self.isr or self._pending is not None or now_ms < self._may_wait_again_ms:
             return False
         progress = self._progress.get(replica_id, -1)
@@ -275,7 +275,7 @@ class PartitionLeader:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the high watermark waits for a replica that is about to join: call ``end_waits`` soon."""
+        """Whether the high watermark waits for a replica about to join. If so, call ``end_waits`` soon."""
         return bool(self._joining)
 
     def _await_joining(self, replica_id: int, now_ms: int) -> None:
@@ -298,11 +298,11 @@ class PartitionLeader:
         leader_end_offset: int,
         live: Callable[[int], int | None],
     ) -> ProposedIsr | None:
-        """Return the in-sync set to request from the controller. None if the present one is right, or if a
-        response is due.
+        """Return the in-sync set to request from the controller. None if the current set is right, or if a
+        response is pending.
 
-        ``live`` returns a node's broker epoch if it may be in sync at all: unfenced and not shutting down.
-        A proposal without a decision is returned again, unchanged (R14).
+        ``live`` returns a node's broker epoch if it may be in sync at all: unfenced and not shutting
+        down. A proposal without a decision is returned again, unchanged (R14).
         """
         if self._pending is not None:
             if self._is_pending_sent:
@@ -328,7 +328,7 @@ class PartitionLeader:
         return None if isr == self.isr else self._begin_proposal(isr)
 
     def _begin_proposal(self, isr: Iterable[int]) -> ProposedIsr:
-        """From now on ``isr`` counts beside the set in force, until it is known which of them holds (R8)."""
+        """Count ``isr`` beside the current set from now on, until the controller's decision is known (R8)."""
         replica_ids = tuple(sorted(isr))
         followers = self._followers
         epochs = tuple(
@@ -340,5 +340,5 @@ class PartitionLeader:
         return self._pending
 
     def on_undecided(self) -> None:
-        """The proposal was refused or its response was lost: it stands, and may be sent again (R14)."""
+        """Let a refused or lost proposal be sent again. It remains pending (R14)."""
         self._is_pending_sent = False

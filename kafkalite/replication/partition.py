@@ -6,8 +6,8 @@ StorageErrors of the log pass through, for the dispatcher to translate. Uncommit
 of role; only a leader's response truncates a log (R4).
 """
 
-# Long because one object is what clients, followers and the leader elsewhere see of a partition. The
-# leader's arithmetic is in `leader`, what a follower does to its log in `follower`.
+# Long because one object holds all that clients, followers and the leader see of a partition. The
+# leader's arithmetic is in `leader`, the handling of a follower's log in `follower`.
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 
 Role = Literal["leader", "follower", "none"]
 
-#: A client may set these attributes only in a batch of a transaction, or never.
+#: A client may set these attributes only in a batch of a transaction, or not at all.
 _SPECIAL: Final = TRANSACTIONAL_BIT | CONTROL_BIT | TIMESTAMP_TYPE_BIT
 _ACKS_ALL: Final = int(Acks.ALL)
 _ACKS_LEADER: Final = int(Acks.LEADER)
@@ -88,7 +88,7 @@ _NO_BROKER: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class PartitionSettings:
-    """The part of a topic's configuration that is not the log's: Kafka's options of the same names."""
+    """The options of a topic's configuration that the log does not use, under Kafka's names."""
 
     min_insync_replicas: int = 1
     message_timestamp_before_max_ms: int = _NOTHING_CAN_BE_OLDER
@@ -96,10 +96,10 @@ class PartitionSettings:
 
 
 class ReplicaFetchResult(NamedTuple):
-    """What a follower's fetch did. If ``diverging`` is set, no records may be sent (R4)."""
+    """The effect of a follower's fetch. If ``diverging`` is set, no records may be sent (R4)."""
 
     diverging: EpochEnd | None
-    moved: bool  #: the high watermark
+    moved: bool  #: whether the high watermark moved
     may_join: bool  #: ``propose_isr`` would admit the follower if it is live, or wait for it
 
 
@@ -154,13 +154,13 @@ class Partition:
         self.key = key
         self.topic_id = topic_id
         self.is_internal = key.topic.startswith(INTERNAL_PREFIX)  #: no client may write to it
-        self.log = log  #: of this room and of the partition's owner; others use the operations below
+        self.log = log  #: only for this package and the partition's owner; others use the operations below
         self.observer: Observer | None = None
         self.partition_epoch = NO_EPOCH
         self._broker_id = broker_id
         self._leader: PartitionLeader | None = None
         self._follower: PartitionFollower | None = None
-        self._version = 0  # of the latest FetchPosition of earlier roles
+        self._version = 0  # of the latest FetchPosition in earlier roles
         self._resigned_high_watermark = log.log_start_offset
         self._take_settings(settings or PartitionSettings())
 
@@ -178,7 +178,7 @@ class Partition:
         self._max_message_bytes = config.max_message_bytes
 
     def reconfigure(self, config: LogConfig, settings: PartitionSettings) -> bool:
-        """Take the topic's changed configuration. Returns whether the high watermark moved."""
+        """Apply the topic's changed configuration. Returns whether the high watermark moved."""
         self.log.reconfigure(config)
         self._take_settings(settings)
         if self._leader is None:
@@ -209,26 +209,26 @@ class Partition:
 
     @property
     def leader_id(self) -> int:
-        """The broker that this replica knows as leader: itself, the one it follows, or -1."""
+        """Return the leader's broker id: this broker, the leader that it follows, or -1."""
         if self._leader is not None:
             return self._broker_id
         return _NO_BROKER if self._follower is None else self._follower.leader_id
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch this replica leads or follows in; NO_EPOCH without a role."""
+        """The epoch that this replica leads or follows in; NO_EPOCH without a role."""
         if self._leader is not None:
             return self._leader.leader_epoch
         return NO_EPOCH if self._follower is None else self._follower.leader_epoch
 
     @property
     def in_sync_replicas(self) -> frozenset[int]:
-        """As far as this leader knows; empty when it does not lead."""
+        """Return the in-sync set as this leader knows it; empty if this replica does not lead."""
         return frozenset() if self._leader is None else self._leader.isr
 
     @property
     def high_watermark(self) -> int:
-        """Consumers read below it: exclusive. The last known one when this replica has no role."""
+        """The exclusive end of what consumers may read. Without a role, the last known high watermark."""
         if self._leader is not None:
             return self._leader.high_watermark
         return self._resigned_high_watermark if self._follower is None else self._follower.high_watermark
@@ -243,29 +243,29 @@ class Partition:
 
     @property
     def offline_reason(self) -> str | None:
-        """Why the log takes no more; None as long as it does."""
+        """The reason why the log accepts no more writes; None while it is online."""
         return self.log.offline_reason
 
     @property
     def last_stable_offset(self) -> int:
-        """Where read_committed ends, exclusive: at the first transaction that is open or whose marker is not
-        committed, or at the high watermark (R33). Raises the log's StorageErrors: headers may have to be read
-        for it."""
+        """Return where read_committed ends, exclusive: at the first transaction that is open or whose
+        marker is not committed, or at the high watermark (R33). May read headers; raises the log's
+        StorageErrors."""
         return self.log.last_stable_offset(self.high_watermark)
 
     def known_stable_offset(self, high_watermark: int) -> int:
-        """As ``last_stable_offset`` if it is known without reading headers, else the high watermark."""
+        """Return ``last_stable_offset`` if no headers must be read for it, else ``high_watermark``."""
         return self.log.known_stable_offset(high_watermark)
 
     @property
     def low_watermark(self) -> int:
-        """The offset below which no replica in sync has records, so that they stay deleted whichever of them
-        leads next. The log start when this replica does not lead."""
+        """Return the offset below which no replica in sync has records, so that they stay deleted
+        whichever replica leads next. The log start if this replica does not lead."""
         start = self.log.log_start_offset
         return start if self._leader is None else self._leader.low_watermark(start)
 
     def acknowledged_end(self, acks: int) -> int:
-        """Up to where, exclusive, batches are acknowledged to a producer with these ``acks`` (1 or all)."""
+        """Return the exclusive end of the batches acknowledged with these ``acks`` (1 or all)."""
         if acks == _ACKS_LEADER:
             log = self.log
             return log.synced_end_offset if self.is_synced_only else log.log_end_offset
@@ -274,11 +274,11 @@ class Partition:
     # --- role ------------------------------------------------------------------------------------------
 
     def become_leader(self, state: PartitionState, *, now_ms: int = 0, known_high_watermark: int = 0) -> bool:
-        """Lead in the epoch of ``state``, or take its in-sync set when leading in that epoch already.
+        """Lead in the epoch of ``state``, or apply its in-sync set if this replica leads in it already.
 
-        ``known_high_watermark`` is the one that the metadata knows. A first leadership on an empty disk, or
-        after a restart, starts from what the log itself has for sure. A state older than a known one changes
-        nothing. Returns whether the high watermark moved.
+        ``known_high_watermark`` is the one in the metadata. A first leadership on an empty disk, or
+        after a restart, starts from the offset that the log itself guarantees. A state older than a
+        known one changes nothing. Returns whether the high watermark moved.
         """
         assert state.leader == self._broker_id, f"{self.key} is led by {state.leader}"
         leader = self._leader
@@ -340,15 +340,15 @@ class Partition:
         )
 
     def resign(self) -> None:
-        """Have no role: every request is refused with NOT_LEADER_OR_FOLLOWER from now on."""
+        """Give up the role. Every later request is refused with NOT_LEADER_OR_FOLLOWER."""
         self._resigned_high_watermark = self.high_watermark
         self._version = 1 + (self._version if self._follower is None else self._follower.version)
         self._leader = self._follower = None
 
     def check_leader_epoch(self, current_leader_epoch: int) -> None:
-        """Fence a request by the leader epoch it was made for; NO_EPOCH: any (R3).
+        """Fence a request by the leader epoch that the client expects; NO_EPOCH accepts any (R3).
 
-        Raises NotLeaderOrFollowerError, FencedLeaderEpochError (the request's is older),
+        Raises NotLeaderOrFollowerError, FencedLeaderEpochError (the request's epoch is older),
         UnknownLeaderEpochError (it is newer: this broker is behind).
         """
         leader_epoch = self._leading().leader_epoch
@@ -363,7 +363,7 @@ class Partition:
         return self._leader
 
     def on_synced(self) -> bool:
-        """Take the log's synced end, which may have moved. Returns whether the high watermark moved."""
+        """Apply the log's synced end, which may have moved. Returns whether the high watermark moved."""
         if self._leader is None:
             return False
         log = self.log
@@ -382,14 +382,14 @@ class Partition:
     ) -> Appended:
         """Append one batch from a client; offset and leader epoch are stamped into ``batch`` itself.
 
-        ``header`` is what ``records.header.check`` returned for it, ``now_ms`` the wall clock. With
-        ``durability=fsync`` the high watermark follows after the sync (``on_synced``), otherwise at once.
-        ``is_verified``: the coordinator has added this partition to the batch's transaction (R31).
-        Raises InvalidTopicError (an internal topic), NotLeaderOrFollowerError, KafkaStorageError (log
-        offline), MessageTooLargeError, InvalidRecordError, InvalidTimestampError, NotEnoughReplicasError
-        (acks=all, R6), for batches of idempotent producers what ``ProducerStates.check`` and ``check_open``
-        raise, for transactional ones also InvalidRequiredAcksError and InvalidTxnStateError, and the log's
-        StorageErrors.
+        ``header`` is the result of ``records.header.check`` for the batch, ``now_ms`` the wall clock.
+        With ``durability=fsync`` the high watermark follows after the sync (``on_synced``), otherwise
+        at once. ``is_verified``: the coordinator has added this partition to the batch's transaction
+        (R31). Raises InvalidTopicError (an internal topic), NotLeaderOrFollowerError, KafkaStorageError
+        (log offline), MessageTooLargeError, InvalidRecordError, InvalidTimestampError,
+        NotEnoughReplicasError (acks=all, R6), for idempotent producers the errors of
+        ``ProducerStates.check`` and ``check_open``, for transactional batches also
+        InvalidRequiredAcksError and InvalidTxnStateError, and the log's StorageErrors.
         """
         if self.is_internal:
             raise InvalidTopicError(f"{self.key} is internal: only brokers write to it")
@@ -422,9 +422,9 @@ class Partition:
     def append_state(self, batch: bytearray | memoryview, header: BatchHeader, now_ms: int) -> Appended:
         """Append a coordinator's own batch, as with acks=all.
 
-        A transactional one belongs to a transaction that is known to include this partition, and has no
-        sequence. Raises NotLeaderOrFollowerError, KafkaStorageError, NotEnoughReplicasError,
-        InvalidRecordError (a control batch), what ``ProducerStates.check_open`` raises, and the log's
+        A transactional batch belongs to a transaction that is known to include this partition, and has
+        no sequence. Raises NotLeaderOrFollowerError, KafkaStorageError, NotEnoughReplicasError,
+        InvalidRecordError (a control batch), the errors of ``ProducerStates.check_open``, and the log's
         StorageErrors.
         """
         leader = self._appending()
@@ -439,11 +439,11 @@ class Partition:
     ) -> Appended:
         """Append the marker that ends the producer's transaction here, as with acks=all (R33).
 
-        ``producer_epoch`` is the one after the transaction's, and from now on the producer's (R31). If the
-        log has the marker already, nothing is appended; the result then ends with the log, so that it counts
-        as committed only when the marker certainly is. Raises NotLeaderOrFollowerError, KafkaStorageError,
-        NotEnoughReplicasError, TransactionCoordinatorFencedError (R32), InvalidProducerEpochError, and the
-        log's StorageErrors.
+        ``producer_epoch`` is the transaction's epoch plus one, and becomes the producer's (R31). If the
+        log has the marker already, nothing is appended; the result then ends at the log end, so that it
+        counts as committed only when the marker certainly is. Raises NotLeaderOrFollowerError,
+        KafkaStorageError, NotEnoughReplicasError, TransactionCoordinatorFencedError (R32),
+        InvalidProducerEpochError, and the log's StorageErrors.
         """
         leader = self._appending()
         log = self.log
@@ -455,7 +455,7 @@ class Partition:
         return self._write(leader, batch, parse_header(batch), now_ms)
 
     def _appending(self) -> PartitionLeader:
-        """Return this leadership. Raises unless it may append as with acks=all."""
+        """Return this leadership. Raises an error unless it may append as with acks=all."""
         leader = self._leading()
         if self.log.offline_reason is not None:
             raise self._offline()
@@ -474,7 +474,7 @@ class Partition:
         return appended
 
     def _appended_before(self, batch: SequencedBatch) -> Appended:
-        """Return the offsets of a repeated batch (R28). It is acknowledged when it is committed, as any."""
+        """Return the offsets of a repeated batch (R28). Like any batch, it is acknowledged once committed."""
         time_ms = NO_TIMESTAMP if self._is_create_time else batch.max_timestamp_ms
         return Appended(
             batch.base_offset, batch.last_offset, time_ms, self.log.log_end_offset, is_duplicate=True
@@ -540,10 +540,10 @@ class Partition:
     def read(self, offset: int, max_bytes: int, is_committed_only: bool = False) -> Slice:
         """Return whole batches from the one that holds ``offset`` on, below the high watermark (R11).
 
-        ``is_committed_only``: below the last stable offset, so that every transaction's outcome is known;
-        ``aborted_between`` returns those that were aborted. Empty when there are none yet. The first batch is
-        returned whole even if it alone has more than ``max_bytes``. Raises OffsetOutOfRangeError,
-        NotLeaderOrFollowerError, OffsetNotAvailableError.
+        ``is_committed_only``: below the last stable offset, so that every transaction's outcome is
+        known; ``aborted_between`` returns the aborted ones. Empty if there are no batches yet. The
+        first batch is returned whole even if it alone has more than ``max_bytes``. Raises
+        OffsetOutOfRangeError, NotLeaderOrFollowerError, OffsetNotAvailableError.
         """
         leader = self._leader or self._leading()
         log = self.log
@@ -555,7 +555,7 @@ class Partition:
         return log.read(offset, max_bytes=max_bytes, up_to=end)
 
     def readable_end(self, offset: int, is_committed_only: bool = False) -> int:
-        """Return where a ``read`` from ``offset`` on would have to stop, exclusive. Raises as ``read``."""
+        """Return the exclusive end of a ``read`` from ``offset`` on. Raises the same errors as ``read``."""
         leader = self._leader or self._leading()
         log = self.log
         if offset > log.log_end_offset and not leader.is_settled:
@@ -565,7 +565,7 @@ class Partition:
         return log.last_stable_offset(end) if is_committed_only else end
 
     def _settled_end(self, is_committed_only: bool) -> int:
-        """As ``readable_end``; raises OffsetNotAvailableError while it may go back (R10)."""
+        """Return the readers' exclusive end. Raises OffsetNotAvailableError while it may move back (R10)."""
         leader = self._leading()
         if not leader.is_settled:
             raise self._unsettled()
@@ -584,10 +584,11 @@ class Partition:
     def offset_for_bytes(
         self, start_offset: int, end_offset: int, max_bytes: int, is_committed_only: bool = False
     ) -> BytesEnd:
-        """As ``Log.offset_for_bytes``, up to the high watermark or the last stable offset.
+        """Return the result of ``Log.offset_for_bytes``, up to the high watermark or the last stable
+        offset.
 
-        Raises InvalidRequestError for an invalid range, OffsetOutOfRangeError when it begins above what is
-        readable, NotLeaderOrFollowerError, OffsetNotAvailableError (R10).
+        Raises InvalidRequestError for a bad range, OffsetOutOfRangeError if it begins above the
+        readable end, NotLeaderOrFollowerError, OffsetNotAvailableError (R10).
         """
         self._leading()
         if not 0 <= start_offset <= end_offset:
@@ -600,8 +601,8 @@ class Partition:
     def list_offset(self, timestamp_ms: int, is_committed_only: bool = False) -> OffsetAndTimestamp:
         """Return the offset for a timestamp, or for EARLIEST, LATEST, MAX_TIMESTAMP; see ``ListedOffset``.
 
-        With ``is_committed_only`` the readable part ends at the last stable offset. NO_OFFSET when every
-        readable record is older. Raises InvalidRequestError for another negative number,
+        With ``is_committed_only`` the readable part ends at the last stable offset. Returns NO_OFFSET
+        if every readable record is older. Raises InvalidRequestError for another negative number,
         NotLeaderOrFollowerError, OffsetNotAvailableError (R10).
         """
         epoch = self._leading().leader_epoch
@@ -626,8 +627,8 @@ class Partition:
         return self.log.end_offset_for_epoch(leader_epoch)
 
     def deletion_end(self, before_offset: int) -> int:
-        """Return up to where a DeleteRecords before that offset deletes, exclusive; LATEST means the high
-        watermark. Raises OffsetOutOfRangeError above the high watermark, NotLeaderOrFollowerError."""
+        """Return the new log start for a DeleteRecords request. LATEST is the high watermark. Raises
+        OffsetOutOfRangeError (negative, or above the high watermark), NotLeaderOrFollowerError."""
         high_watermark = self._leading().high_watermark
         if before_offset == LATEST:
             before_offset = high_watermark
@@ -643,7 +644,7 @@ class Partition:
         return list(self.log.producers)
 
     def open_transactions(self) -> list[OpenTransaction]:
-        """Return those without a marker here, by first offset. Raises NotLeaderOrFollowerError."""
+        """Return the transactions without a marker here, by first offset. Raises NotLeaderOrFollowerError."""
         self._leading()
         return self.log.producers.open_transactions()
 
@@ -661,11 +662,11 @@ class Partition:
         log_start_offset: int,
         now_ms: int,
     ) -> ReplicaFetchResult:
-        """Take the position that a follower reports (R3, R4, R7, R8).
+        """Record the position that a follower reports (R3, R4, R7, R8).
 
-        A fetch that diverges, or is refused, does not count. Raises NotLeaderOrFollowerError (also for a
-        broker without a replica), FencedLeaderEpochError, UnknownLeaderEpochError, StaleBrokerEpochError (an
-        earlier incarnation of that broker), OffsetOutOfRangeError (the follower ends before this log starts).
+        A diverging or refused fetch does not count. Raises NotLeaderOrFollowerError (also for a broker
+        without a replica), FencedLeaderEpochError, UnknownLeaderEpochError, StaleBrokerEpochError (an
+        earlier incarnation of it), OffsetOutOfRangeError (the follower ends before this log starts).
         """
         leader = self._leading()
         if leader_epoch != leader.leader_epoch:
@@ -698,12 +699,12 @@ class Partition:
         return ReplicaFetchResult(None, moved, may_join)
 
     def forget_follower(self, replica_id: int) -> None:
-        """The follower stops fetching or opens a new session: it does not count until it fetches again."""
+        """Discard the progress of a follower that stops or opens a new session, until it fetches again."""
         if self._leader is not None:
             self._leader.forget_follower(replica_id)
 
     def read_for_replica(self, offset: int, max_bytes: int) -> Slice:
-        """As ``read``, up to the log end (R11)."""
+        """Return whole batches as ``read`` does, but up to the log end (R11)."""
         self._leading()
         return self.log.read(offset, max_bytes=max_bytes, up_to=self.log.log_end_offset)
 
@@ -736,7 +737,7 @@ class Partition:
         )
 
     def on_undecided(self) -> None:
-        """The proposal was refused or its response was lost: ``propose_isr`` returns it again (R14)."""
+        """Make ``propose_isr`` return the proposal again, after a refusal or a lost response (R14)."""
         if self._leader is not None:
             self._leader.on_undecided()
 
@@ -748,9 +749,10 @@ class Partition:
     # --- following -------------------------------------------------------------------------------------
 
     def fetch_position(self) -> FetchPosition:
-        """Return what to report in the next fetch, and to pass to ``on_fetched`` with its response.
+        """Return the position to report in the next fetch, and to pass to ``on_fetched`` with its
+        response.
 
-        Raises NotLeaderOrFollowerError when not following, KafkaStorageError when the log is offline.
+        Raises NotLeaderOrFollowerError if not following, KafkaStorageError if the log is offline.
         """
         return self._following().position()
 

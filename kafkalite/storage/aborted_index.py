@@ -1,8 +1,7 @@
 """AbortedIndex: the aborted transactions of a log, for readers of committed records.
 
-Entries are ordered by where the transactions end. The *bound* of an entry is an offset that no
-transaction that ends later begins below, so that a lookup knows where to stop. An entry takes about 32
-bytes.
+Entries are ordered by the last offset of the transaction. All later entries begin at or above
+the *bound* of an entry, so that a lookup knows where to stop. An entry takes about 32 bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Aborted(NamedTuple):
 
 
 class AbortedIndex:
-    """Invariant: last offsets strictly increase, bounds do not decrease."""
+    """The aborted transactions. Invariant: last offsets strictly increase, bounds do not decrease."""
 
     __slots__ = ("_bounds", "_first_offsets", "_last_offsets", "_producer_ids")
 
@@ -47,7 +46,7 @@ class AbortedIndex:
         return zip(*columns, strict=True)
 
     def lines(self) -> Iterator[str]:
-        """Yield one line per entry, for a snapshot. There may be very many."""
+        """Yield one line per entry, for a snapshot. The number of entries has no limit."""
         return map(_LINE.__mod__, self._rows())
 
     def add_line(self, text: str) -> None:
@@ -66,7 +65,7 @@ class AbortedIndex:
         return f"<AbortedIndex {list(self)}>"
 
     def add(self, entry: Aborted) -> None:
-        """Add an aborted transaction. Called once for each, in the order of their markers."""
+        """Add an aborted transaction. Called once per transaction, in the order of their markers."""
         producer_id, first_offset, last_offset, bound = entry
         self._producer_ids.append(producer_id)
         self._first_offsets.append(first_offset)
@@ -87,7 +86,7 @@ class AbortedIndex:
         return found
 
     def delete_before(self, log_start_offset: int) -> None:
-        """Forget the transactions that lie wholly below the log start."""
+        """Forget the transactions that end below the log start."""
         count = bisect_left(self._last_offsets, log_start_offset)
         for column in (self._producer_ids, self._first_offsets, self._last_offsets, self._bounds):
             del column[:count]

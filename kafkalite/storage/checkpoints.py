@@ -1,7 +1,7 @@
-"""The content of the small files of a data directory. Each is written whole and atomically.
+"""The content of the small files of a data directory. Each file is replaced atomically as a whole.
 
 All but ``node.json`` and ``partition.json`` are lines of text that end with their own CRC-32C, so that
-people can read them and damage cannot pass for content::
+people can read them and damage is detected::
 
     kafkalite log-state 1
     log_start_offset 100
@@ -9,7 +9,7 @@ people can read them and damage cannot pass for content::
     truncated_to 340
     crc32c 5d3c9a01
 
-A file that exists but fails its CRC is damage, never "nothing here" (R25).
+A file that exists but fails its CRC is damage, and is never treated as missing (R25).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _COMPACTION: Final = "compaction"
 
 
 class LogState(NamedTuple):
-    """What a log remembers beside its batches.
+    """The durable state of a log beside its batches.
 
     ``truncations`` counts the truncations that removed a batch. Any other file with a lower count was
-    written before the last truncation and holds only below ``truncated_to`` (exclusive).
+    written before the last truncation and is valid only below ``truncated_to`` (exclusive).
     """
 
     log_start_offset: int = 0
@@ -48,12 +48,12 @@ class LogState(NamedTuple):
     truncated_to: int = NO_OFFSET
 
     def cap(self, end_offset: int, truncations: int) -> int:
-        """Return the exclusive end up to which "true below ``end_offset``" of ``truncations`` still holds."""
+        """Return ``end_offset`` of a file with this count, capped to its part that is still valid."""
         return end_offset if truncations >= self.truncations else min(end_offset, self.truncated_to)
 
 
 class RecoveryPoint(NamedTuple):
-    """``recovery_point`` is exclusive: a lower bound of what was synced when it was written (R24)."""
+    """``recovery_point`` is exclusive. All below it was synced when it was written (R24)."""
 
     recovery_point: int = 0
     truncations: int = 0
@@ -62,8 +62,8 @@ class RecoveryPoint(NamedTuple):
 class CompactionPoints(NamedTuple):
     """How far a log was compacted. Offsets are exclusive.
 
-    ``passes``: (compacted up to, wall-clock time in milliseconds), both ascending. A pass that followed
-    closely on another may be left out; its range then counts as compacted later.
+    ``passes``: (compacted up to, wall-clock time in milliseconds), both ascending. A pass soon after
+    another may be left out; its range then counts as compacted later.
     """
 
     truncations: int = 0
@@ -71,7 +71,7 @@ class CompactionPoints(NamedTuple):
     passes: tuple[tuple[int, int], ...] = ()
 
     def after(self, state: LogState) -> CompactionPoints:
-        """Return the part that still holds for a log of ``state``: truncations void what lies above them."""
+        """Return the points that are still valid for a log of ``state``, below any truncation."""
         if state.truncations == self.truncations:
             return self
         is_next = state.truncations == self.truncations + 1
@@ -81,7 +81,7 @@ class CompactionPoints(NamedTuple):
 
 
 class CleanEnd(NamedTuple):
-    """The range of a log at an orderly stop; ``log_end_offset`` is exclusive and everything is synced."""
+    """The range of a log at an orderly stop, when all of it is synced. ``log_end_offset`` is exclusive."""
 
     log_start_offset: int
     log_end_offset: int
@@ -167,7 +167,7 @@ def encode_compaction(points: CompactionPoints) -> bytes:
 
 
 def decode_compaction(data: bytes, path: str) -> CompactionPoints:
-    """Raises CorruptLogError, ValueError."""
+    """Return the compaction points. Raises CorruptLogError, ValueError."""
     first, second, *lines = decode_lines(_COMPACTION, data, path)
     rows = (line.split() for line in lines)
     passes = tuple((int(offset), int(wall_ms)) for offset, wall_ms in rows)
@@ -202,7 +202,7 @@ def encode_node(identity: NodeIdentity) -> bytes:
 
 
 def decode_node(data: bytes, path: str) -> NodeIdentity:
-    """Raises DataDirectoryError for anything but a node file of this format version."""
+    """Return the node's identity. Raises DataDirectoryError unless the format version matches."""
     try:
         fields = json.loads(data)
         version = fields["format_version"]

@@ -7,21 +7,21 @@ Pure: bytes in, bytes out. A pass reads the closed segments three times, in orde
 2. ``LatestOffsets`` reads the keys of batches that were never compacted: {key: offset of its latest record}.
 3. ``Rewriter`` reads everything from the log start on and returns the batches that stay.
 
-Offsets never change. Removed records leave a gap batch (``records.gaps``), so that a compacted log has no
-missing offsets and damage in it is found as in any other log (R24). The rules, with their reasons:
+Offsets never change. Removed records leave a gap batch (``records.gaps``), so that a compacted log has
+no missing offsets and damage in it is found as in any other log (R24). The rules, with their reasons:
 
 * A record is removed if its key has a later committed record. Records without a key stay.
 * Records of aborted transactions are removed; committed ones lose their producer and transactional bit.
-  Undecided ones are never reached.
+  Records of undecided transactions are never reached.
 * A batch that a producer's state refers to stays whole, byte for byte, so that a repeated batch and the next
   sequence are still recognised. A batch that would not become smaller stays whole too.
 * A tombstone is removed in the second pass after everything before it was compacted at least
   ``delete.retention.ms`` ago, so that a consumer that reads from the start has seen it, and no older record
-  of its key is left in a batch that stayed whole or cannot be read. The owner chooses the offsets: none
-  while a replica is away that may have the older records but not the tombstone (R41).
-* An abort marker stays, since the index of aborted transactions leads readers to it. A commit marker is
-  removed as a tombstone is, except a producer's last one, which carries its epoch (R31), and the last one
-  before an abort: a replica away since before it must not take the abort for the end of its transaction.
+  of its key remains in a batch that stayed whole or cannot be read. The caller chooses the offsets: none
+  while an absent replica may have the older records but not the tombstone (R41).
+* An abort marker stays, since the index of aborted transactions refers to it. A commit marker is removed as
+  a tombstone is, except a producer's last marker, which carries its epoch (R31), and the last one before an
+  abort: a replica absent since before it must not take the abort for the end of its transaction.
 """
 
 from __future__ import annotations
@@ -156,14 +156,14 @@ tombstone may be removed."""
 class LatestOffsets:
     """{map key: offset of its latest record} of the batches read.
 
-    ``end_offset``, exclusive, is that of the last batch read. ``is_full``: there is no memory for more
+    ``end_offset``, exclusive, is that of the last batch read. ``is_full``: no memory is left for more
     keys.
     """
 
     __slots__ = ("_max_keys", "end_offset", "offsets")
 
     def __init__(self, max_keys: int, remembered: Remembered) -> None:
-        """``remembered``: by the pass before."""
+        """``remembered``: the tombstones and markers that the previous pass saw."""
         self._max_keys = max(max_keys, 1) + len(remembered)
         self.offsets: dict[bytes | None, int] = dict(remembered)
         self.end_offset = NO_OFFSET
@@ -193,7 +193,7 @@ def _readable_keys(batch: memoryview, header: BatchHeader) -> list[bytes | None]
         return None
     try:
         return RecordBatch.checked(header, batch).keys()
-    except KafkaliteError:  # its CRC is right: the producer wrote it so
+    except KafkaliteError:  # its CRC is right: the producer wrote it like this
         return None
 
 
@@ -216,8 +216,8 @@ class Horizons(NamedTuple):
 class Rewriter:
     """Takes every batch from the log start on, in order; returns those that stay.
 
-    ``has_changed``: the output differs from the input; the caller resets it. ``removed_records``
-    counts.
+    ``has_changed``: the output differs from the input; the caller resets it. ``removed_records`` is a
+    count.
     """
 
     def __init__(
@@ -240,9 +240,8 @@ class Rewriter:
         self._end_offset = end_offset
         self._horizons = horizons
         self._gap: tuple[int, int, int] | None = None  # base offset, next offset, leader epoch
-        self._keeps_tombstones = (
-            False  # a batch that stayed may hold any key: it cannot be read, or there were too many
-        )
+        # Set once a batch that stayed may hold any key: it cannot be read, or there were too many keys.
+        self._keeps_tombstones = False
         self._held: set[int] = set()  # producers whose transactional batches stayed whole, until their marker
         self._pinned: set[bytes | None] = set()  # keys with a superseded record that stays
         self.has_changed = False
@@ -264,7 +263,7 @@ class Rewriter:
             return self._opaque(batch, header)
         try:
             return self._take_records(batch, header, is_kept=is_kept)
-        except KafkaliteError:  # its CRC is right: the producer wrote it so
+        except KafkaliteError:  # its CRC is right: the producer wrote it like this
             return self._opaque(batch, header)
 
     def flush(self) -> list[Written]:
@@ -320,7 +319,7 @@ class Rewriter:
         return self._keep(batch, header, is_kept=True)
 
     def _keep(self, batch: memoryview, header: BatchHeader, *, is_kept: bool) -> list[Written]:
-        """Keep all records. Unless ``is_kept``, clears the producer id of a committed batch."""
+        """Keep all records. Unless ``is_kept``, clear the producer id of a committed batch."""
         if not header.is_transactional:
             return self._whole(batch, header)
         if is_kept:

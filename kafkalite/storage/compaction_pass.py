@@ -1,8 +1,9 @@
 """One compaction pass over one log's closed segments, step by step.
 
 ``CompactionPass.steps`` is a generator. The jobs that it yields wait for the disk and may run in any
-thread, one after the other; between them it works for a few milliseconds at most, in the log's thread.
-Appending and reading continue, since closed segments don't change. For a ``SwapWork`` see there.
+thread, one after the other. Between two jobs it works for a few milliseconds at most, in the log's
+thread. Appending and reading continue, since closed segments do not change. ``SwapWork`` has its own
+rules.
 
 Segments are swapped in order of offsets, so that a tombstone is never removed before the records that
 it deletes. A pass that ends early, by a crash or a truncation, leaves a partly compacted log, which is
@@ -36,12 +37,12 @@ from kafkalite.storage.filesystem import Buffer, File, FileSystem, unlink_existi
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.segment import Segment
 
-#: Read at once. Processing so much blocks the event loop for a few milliseconds.
+#: The bytes to read at once. Processing them blocks the event loop for a few milliseconds.
 CHUNK_BYTES: Final = 64 * KIB
-#: Processing only the headers takes a fraction of that.
+#: The same when only headers are processed, which takes a fraction of the time.
 SURVEY_CHUNK_BYTES: Final = 256 * KIB
 _WRITE_BYTES: Final = 512 * KIB
-#: Synced at once: producers wait for the threads that do it.
+#: The bytes to sync at once: producers wait for the threads that sync.
 _SYNC_BYTES: Final = 8 * MIB
 
 Job = Callable[[], bytes | None]
@@ -50,7 +51,7 @@ Steps = Generator[Job | SwapWork, bytes | None, None]
 
 @dataclass(slots=True, eq=False)
 class CompactionPass:
-    """A pass. ``compacted_to`` (exclusive) is how far it came; it counts only if ``is_complete``.
+    """A pass. ``compacted_to`` (exclusive) is how far it came; it is valid only if ``is_complete``.
 
     ``is_given_up``: the log was truncated, deleted from or closed meanwhile. ``has_more``: the keys did
     not fit in memory, so that another pass should follow at once.
@@ -60,9 +61,9 @@ class CompactionPass:
     directory: str
     config: LogConfig
     segments: Sequence[Segment]  #: closed, synced, from the first on
-    compacted_before: int  #: by earlier passes; exclusive
+    compacted_before: int  #: the end of earlier passes; exclusive
     horizons: Horizons
-    remembered: Remembered  #: by the pass before; at the end, for the next one
+    remembered: Remembered  #: from the previous pass; at the end, for the next one
     is_known: Callable[[int], bool]
     max_keys: int
     truncations: int
@@ -164,7 +165,7 @@ class CompactionPass:
                 yield job
 
     def _groups(self) -> list[list[Segment]]:
-        """Return groups of neighbours that fit into one segment: each group becomes one."""
+        """Return groups of adjacent segments. Each group fits into one segment and is rewritten as one."""
         groups: list[list[Segment]] = []
         size_bytes = 0
         for segment in self.segments:

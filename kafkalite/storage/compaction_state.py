@@ -1,4 +1,4 @@
-"""CompactionState: how far one log was compacted, and what its last pass left for the next one."""
+"""CompactionState: how far one log was compacted, and what its last pass remembered for the next one."""
 
 # Tests: tests/storage/test_compaction.py
 
@@ -31,7 +31,7 @@ _MAX_PASSES: Final = 64
 
 
 class Cleanable(NamedTuple):
-    """The bytes of a log that may be compacted, and those of them that never were."""
+    """The bytes of a log that a pass may cover, and the part of them that was never compacted (dirty)."""
 
     total_bytes: int
     dirty_bytes: int
@@ -42,7 +42,7 @@ class Cleanable(NamedTuple):
 
 
 class CompactionState:
-    """Invariant: ``_remembered`` and ``_surveyed_to`` are empty and 0 unless they belong to ``_points``."""
+    """Invariant: ``_remembered`` is empty and ``_surveyed_to`` is 0 unless they belong to ``_points``."""
 
     __slots__ = ("_directory", "_fs", "_points", "_remembered", "_surveyed_to")
 
@@ -50,8 +50,8 @@ class CompactionState:
         self._fs = fs
         self._directory = directory
         self._points: CompactionPoints | None = None  # read at the first use
-        self._remembered: Remembered = {}  # by the last pass, for the next one
-        #: The end of the last complete pass: no pass over the same segments can come further. Exclusive.
+        self._remembered: Remembered = {}  # from the last pass, for the next one
+        #: The end of the last complete pass, exclusive: no pass over the same segments can reach beyond it.
         self._surveyed_to = 0
 
     @property
@@ -59,7 +59,7 @@ class CompactionState:
         return layout.join(self._directory, layout.COMPACTION_FILE)
 
     def points(self, state: LogState) -> CompactionPoints:
-        """Return how far the log of ``state`` was compacted. Without a readable file that is not at all."""
+        """Return how far the log of ``state`` was compacted. Without a readable file: not at all."""
         if self._points is None:
             try:
                 self._points = decode_compaction(self._fs.read_bytes(self._path), self._path)
@@ -76,7 +76,7 @@ class CompactionState:
         return held
 
     def cleanable(self, segments: Sequence[Segment], state: LogState) -> Cleanable:
-        """Return the bytes of ``segments``, those that a pass may cover, and the dirty ones of them."""
+        """Return the bytes of ``segments``, which a pass may cover, and how many of them are dirty."""
         total_bytes = sum(segment.size_bytes for segment in segments)
         if not segments or segments[-1].next_offset <= self._surveyed_to:
             return Cleanable(total_bytes, 0)

@@ -46,7 +46,7 @@ class SwapWork:
     is_done: bool = False
 
     def run(self) -> None:
-        """Swap the names. The synced new segment is at ``temporary_path``. Raises OSError, DiskFullError."""
+        """Swap in the synced new segment from ``temporary_path``. Raises OSError, DiskFullError."""
         fs, new = self.fs, self.new
         name = layout.swap_file_name(new.base_offset, new.next_offset)
         path = layout.join(self.directory, name)
@@ -67,7 +67,7 @@ class SwapWork:
 
 
 def _take_place(fs: FileSystem, directory: str, swap_name: str, names: Sequence[str]) -> None:
-    """Do the second and the third step; ``names`` are the files of the old segments."""
+    """Do the second and the third step of the swap; ``names`` are the files of the old segments."""
     swap = layout.parse_swap_file_name(swap_name)
     assert swap is not None
     target = layout.segment_file_name(swap.base_offset, layout.LOG_SUFFIX)
@@ -105,7 +105,7 @@ def finish_swaps(fs: FileSystem, directory: str, names: list[str]) -> list[str]:
 
 
 def _check(fs: FileSystem, directory: str, name: str) -> None:
-    """Check every batch of the segment: it was synced before it had this name, so it must be intact."""
+    """Check every batch of the segment. It was synced before the rename, so it must be intact."""
     swap = layout.parse_swap_file_name(name)
     assert swap is not None
     path = layout.join(directory, name)

@@ -29,8 +29,8 @@ _FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 _READ_ONLY: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_FALLOCATE: Final = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
-#: Concurrent syncs. Each waits for a commit of the file system's journal, which concurrent ones share: 1,000
-#: syncs of 500 new logs took 1,950 ms one by one, 240 ms by 4 and 160 ms by 16 (ext4).
+#: Concurrent syncs. Each waits for a commit of the file system's journal, which concurrent syncs share:
+# 1,000 : syncs of 500 new logs took 1,950 ms with 1 thread, 240 ms with 4 and 160 ms with 16 (ext4).
 SYNC_THREADS: Final = 16
 
 
@@ -95,7 +95,7 @@ class RealFile:
                 raise _full(error, self._path) from error
             if error.errno not in _NO_FALLOCATE:
                 raise
-            if length > self.size():  # a file system that cannot reserve space: the write reports a full disk
+            if length > self.size():  # if the file system cannot reserve space, the write reports a full disk
                 os.ftruncate(self._fd, length)
 
     def truncate(self, length: int) -> None:
@@ -128,7 +128,7 @@ class RealLock:
 class RealFileSystem:
     """The operating system's file system. One object may serve every data directory.
 
-    Its threads start with the first ``run_all`` of several jobs, and end with the object.
+    Its threads start with the first ``run_all`` of several jobs, and end when the object is dropped.
     """
 
     __slots__ = ("_threads",)
@@ -143,7 +143,7 @@ class RealFileSystem:
         except OSError as error:
             if error.errno in _FULL:
                 raise _full(error, path) from error
-            if error.errno in _READ_ONLY and not create:  # read-only access is enough to inspect it
+            if error.errno in _READ_ONLY and not create:  # read-only access is enough to inspect the file
                 return RealFile(os.open(path, flags & ~os.O_RDWR, _FILE_MODE), path)
             raise
 

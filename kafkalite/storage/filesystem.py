@@ -54,7 +54,7 @@ class Lock(Protocol):
 
 
 class FileSystem(Protocol):
-    """Directory operations are durable only after ``sync_dir`` of the directory that holds the name."""
+    """A file system. Names are durable only after ``sync_dir`` of the directory that holds them."""
 
     def open(self, path: str, *, create: bool = False) -> File:
         """Open for reading and writing; ``create`` makes a missing file. Raises FileNotFoundError."""
@@ -69,7 +69,7 @@ class FileSystem(Protocol):
         ...
 
     def make_dirs(self, path: str) -> None:
-        """Create the directory and its parents; no error if it exists."""
+        """Create the directory and its parents. An existing one is no error."""
         ...
 
     def rename(self, old: str, new: str) -> None:
@@ -95,7 +95,7 @@ class FileSystem(Protocol):
         """Run jobs that wait for the disk, concurrently if that helps. Returns each job's exception or
         None, in order.
 
-        Each must touch files of its own. A disk serves many concurrent syncs together.
+        No two jobs may touch the same file. A disk serves many concurrent syncs together.
         """
         ...
 

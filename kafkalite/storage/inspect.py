@@ -51,7 +51,7 @@ class Finding(NamedTuple):
 class BatchAt(NamedTuple):
     """A batch of a ``.log`` file. ``problem`` is None for an intact batch.
 
-    ``header`` is None if the header cannot be read; that is the last item.
+    ``header`` is None if the header cannot be read; no item follows that one.
     """
 
     position: int
@@ -85,7 +85,7 @@ class SegmentIndex(NamedTuple):
 
 
 class LogVerdict(NamedTuple):
-    """The result of verifying one log directory. ``log_end_offset`` is exclusive, of the intact batches."""
+    """The result of verifying one log directory. ``log_end_offset``: exclusive, of intact batches."""
 
     directory: str
     topic: str | None
@@ -103,7 +103,7 @@ class LogVerdict(NamedTuple):
 def iter_batches(fs: FileSystem, path: str, *, verify: bool = True) -> Iterator[BatchAt]:
     """Yield the batches of a ``.log`` file in order; with ``verify`` their CRCs and offsets are checked.
 
-    A complete but damaged batch is reported and the walk continues behind it. Zeros up to the end are
+    A complete but damaged batch is reported and iteration continues behind it. Zeros up to the end are
     not reported; other bytes that are not a batch are reported once, as the last item. Raises OSError.
     """
     file = fs.open(path)

@@ -15,10 +15,10 @@
         <20-digit base offset>.index        offset -> position, sparse
         <20-digit base offset>.timeindex    timestamp -> offset, sparse
         <20-digit offset>.producers         snapshot of the idempotent producers' states below the offset
-        <any of the first three>.deleted    retired, removed by a later pass
+        <any of the first three>.deleted    retired segment file, removed later
         compaction                          how far the log was compacted, and when
         <base offset>-<next offset>.swap    a compacted segment about to replace those of its offsets
-      <log directory>.deleted/              retired, removed by a later pass
+      <log directory>.deleted/              retired log, removed later
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OFFSET_INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
 PRODUCERS_SUFFIX: Final = ".producers"
 DELETED_SUFFIX: Final = ".deleted"
-DAMAGED_SUFFIX: Final = ".damaged-"  #: and a number: a log that was replaced by a new one
+DAMAGED_SUFFIX: Final = ".damaged-"  #: followed by a number: a log that was replaced by a new one
 TEMPORARY_SUFFIX: Final = ".tmp"
 SWAP_SUFFIX: Final = ".swap"
 
@@ -68,7 +68,7 @@ class SegmentFileName(NamedTuple):
 
 
 class SwapFileName(NamedTuple):
-    """``next_offset`` is exclusive."""
+    """The offsets of a compacted segment that replaces others. ``next_offset`` is exclusive."""
 
     base_offset: int
     next_offset: int

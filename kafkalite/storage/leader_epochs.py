@@ -1,7 +1,7 @@
 """The leader-epoch cache of one log: (leader epoch, start offset), both strictly increasing.
 
-A pure function of the log's batches, plus at most one entry at the log end for a leader that has not
-written yet (R2). Replication asks it where an epoch ended (R4).
+It follows from the log's batches, plus at most one entry at the log end for a leader that has not
+written yet (R2). Replication looks up in it where an epoch ended (R4).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class EpochEntry(NamedTuple):
 
 
 class EpochEnd(NamedTuple):
-    """The end of an epoch: exclusive."""
+    """An epoch and its end offset, exclusive."""
 
     leader_epoch: int
     end_offset: int
@@ -51,7 +51,7 @@ class LeaderEpochs:
     def assign(self, leader_epoch: int, start_offset: int) -> None:
         """Assign ``leader_epoch``, not older than the latest, to the batches from ``start_offset`` on.
 
-        Replaces an entry that never got a batch (R5).
+        Replaces entries without a batch (R5).
         """
         if leader_epoch == self.latest_epoch:
             return
@@ -82,7 +82,7 @@ class LeaderEpochs:
         del self.start_offsets[index:]
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Forget epochs that end at ``start_offset`` or below; the one in force there now starts there."""
+        """Forget epochs that end at ``start_offset`` or below; the epoch of that offset now starts there."""
         index = bisect_right(self.start_offsets, start_offset) - 1
         if index >= 0:
             del self.epochs[:index]

@@ -1,15 +1,16 @@
 """Log: the record batches of one partition, from the log start offset to the log end offset.
 
-A log is synchronous and belongs to one thread; only ``run`` of the work objects that it returns may run in
-another. Appending never syncs: the owner calls ``begin_sync``, runs the work, and calls ``finish_sync``;
-only then ``synced_end_offset`` moves (R7). A write or sync that fails for another reason than a full disk
-takes the log offline for the rest of the process (R26); reading continues. Damage ends reading too (R24).
+A log is synchronous and belongs to one thread; only ``run`` of the work objects that it returns may run
+in another. Appending never syncs: the owner calls ``begin_sync``, runs the work, and calls
+``finish_sync``; only then ``synced_end_offset`` moves (R7). A write or sync that fails for another
+reason than a full disk takes the log offline for the rest of the process (R26); reading continues.
+Damage ends reading too (R24).
 
 Files are opened when they are first needed: an unused log holds no descriptor and no map. Throughout,
 ``now_ms`` is wall-clock time, as are the timestamps of records.
 """
 
-# Long because one object owns the offsets and the failure state that every operation below reads and moves.
+# Long because one object owns the offsets and the failure state that all its operations read and change.
 
 from __future__ import annotations
 
@@ -62,15 +63,15 @@ logger = logging.getLogger(__name__)
 _NEVER: Final = 2**63 - 1
 _TRANSACTION_BITS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
-#: These errors mean that the process had no descriptor or memory to begin a write: the log stays online.
+#: The process lacked a descriptor or memory to begin a write. After these errors the log stays online.
 _TRANSIENT: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 class Appended(NamedTuple):
     """The place of an appended batch. ``last_offset`` is inclusive.
 
-    ``log_append_time_ms`` is NO_TIMESTAMP unless the topic uses LogAppendTime. ``is_duplicate``: the batch
-    had been appended before, the offsets are those of the first copy, and nothing was written (R28).
+    ``log_append_time_ms`` is NO_TIMESTAMP unless the topic uses LogAppendTime. ``is_duplicate``: the
+    batch was in the log, the offsets are those of its first copy, and nothing was written (R28).
     """
 
     base_offset: int
@@ -89,10 +90,10 @@ class Slice(NamedTuple):
 
 
 class Log:
-    """A log.
+    """The batches of one partition, in segments.
 
-    Invariant: log_start_offset <= synced_end_offset <= log_end_offset, except that records may be deleted
-    before they are synced. All three are exclusive ends or inclusive starts of offset ranges.
+    Invariant: log_start_offset <= synced_end_offset <= log_end_offset, except that records may be
+    deleted before they are synced. The start is inclusive, both ends are exclusive.
     """
 
     __slots__ = (
@@ -131,11 +132,11 @@ class Log:
         self.log_start_offset = start
         self.log_end_offset = end
         self.synced_end_offset = end
-        #: None until the log goes offline, for good.
+        #: The reason, once the log is offline for the rest of the process; else None.
         self.offline_reason: str | None = None
         self._is_damaged = False  # implies offline_reason
         self._is_closed = False
-        #: Set until a cleanly closed log is first used; until then no file was read and the parts are empty.
+        #: Set until a cleanly closed log is first used. Until then no file is read and the parts are empty.
         self._clean_end: CleanEnd | None = None
         self._segments = SegmentList(fs, directory)
         #: The last segment, ready for writing; None before the first write and when offline.
@@ -185,7 +186,7 @@ class Log:
     def begin_recovery(
         cls, fs: FileSystem, directory: str, config: LogConfig, point: RecoveryPoint | None = None
     ) -> tuple[Log, RecoverySync | None]:
-        """``recover`` without the syncs: they must have succeeded before the log is used."""
+        """Recover without the syncs. They must have succeeded before the log is used."""
         opened = recover(fs, directory, config, point or RecoveryPoint())
         log = cls(fs, directory, config)
         log._take(opened)
@@ -200,7 +201,7 @@ class Log:
 
     @classmethod
     def damaged(cls, fs: FileSystem, directory: str, config: LogConfig, reason: str) -> Log:
-        """Return a log that stands for one that cannot be opened: every call raises LogOfflineError."""
+        """Return a placeholder for a log that cannot be opened: every call raises LogOfflineError."""
         log = cls(fs, directory, config)
         log._is_damaged = True
         log._go_offline(reason)
@@ -230,7 +231,7 @@ class Log:
             self._latest_epoch = self._epoch_to_start
 
     def close(self, *, clean: bool) -> None:
-        """Release all files; with ``clean``, sync first. Raises OSError and DiskFullError then."""
+        """Release all files; with ``clean``, sync first and raise OSError or DiskFullError if that fails."""
         self._active = None
         self._is_closed = True
         self._sync.take_over_epochs()
@@ -270,7 +271,7 @@ class Log:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether content is lost or cannot be trusted, as opposed to a disk that fails."""
+        """Whether records are lost or cannot be trusted, as opposed to a disk that fails."""
         return self._is_damaged
 
     @property
@@ -313,9 +314,9 @@ class Log:
     ) -> Appended:
         """Append one batch as the leader: its offset and epoch are stamped into it in place.
 
-        With ``header`` the caller has checked the batch's length and CRC. Not synced. Raises
-        CorruptBatchError, MessageTooLargeError, DiskFullError (nothing changed, the log stays usable),
-        LogOfflineError.
+        With ``header`` the caller has checked the batch's length and CRC. The batch is not synced.
+        Raises CorruptBatchError, MessageTooLargeError, DiskFullError (nothing changed, the log stays
+        usable), LogOfflineError.
         """
         if header is None:
             header = check(batch)
@@ -344,11 +345,11 @@ class Log:
         return Appended(base_offset, last_offset, append_time_ms, end)
 
     def append_as_follower(self, batches: Buffer, *, now_ms: int, leader_epoch: int | None = None) -> None:
-        """Append whole batches as the leader sent them; the first has this log's end as base offset (R1).
+        """Append whole batches as the leader sent them. The first base offset must be this log's end (R1).
 
-        Raises CorruptBatchError with nothing written if a batch is damaged, does not follow the one before,
-        or has a newer epoch than ``leader_epoch``, the leader's. Other errors are those of ``append``, with
-        the batches before the failed one written.
+        Raises CorruptBatchError with nothing written if a batch is damaged, does not follow the one
+        before, or has a newer epoch than ``leader_epoch``, the leader's. Other errors are those of
+        ``append``, with the batches before the failed one written.
         """
         view = memoryview(batches)
         position, offset, epoch = 0, self.log_end_offset, self.latest_epoch
@@ -466,7 +467,7 @@ class Log:
         return self._active
 
     def maybe_roll(self, now_ms: int) -> bool:
-        """Roll if the active segment is in use and older than ``segment.ms``. Raises as ``roll``."""
+        """Roll if the active segment has batches and is older than ``segment.ms``. Raises as ``roll``."""
         active = self._active
         if active is None or active.size_bytes == 0 or self.offline_reason is not None:
             return False
@@ -482,8 +483,8 @@ class Log:
     def read(self, offset: int, *, max_bytes: int, up_to: int, at_least_one: bool = True) -> Slice:
         """Return whole batches from the one that holds ``offset``, all below ``up_to`` (exclusive).
 
-        Returns as many as fit in ``max_bytes``, and the first in any case if ``at_least_one``. The views
-        stay valid while they are held, whatever becomes of the files. Raises OffsetOutOfRangeError outside
+        Returns as many as fit in ``max_bytes``, and the first in any case if ``at_least_one``. The
+        views stay valid while held, even if the files are removed. Raises OffsetOutOfRangeError outside
         [log_start_offset, log_end_offset]; LogOfflineError if the files are damaged.
         """
         limit = min(up_to, self.log_end_offset)
@@ -506,7 +507,7 @@ class Log:
             f"offset {offset} is outside [{self.log_start_offset}, {self.log_end_offset}]"
         )
 
-    # Each lookup uses the segments' sizes and sparse indexes and walks at most about one index interval of
+    # Each lookup uses the segments' sizes and sparse indexes and scans at most about one index interval of
     # batch headers, however long the log or the requested range.
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
@@ -547,7 +548,7 @@ class Log:
         return self.synced_end_offset < self.log_end_offset or self._sync.has_unsynced
 
     def begin_sync(self) -> SyncWork | None:
-        """Return the work of one sync round, or None: nothing to do, a round is under way, or offline.
+        """Return the work of one sync round. None if nothing is to be synced, a round runs, or offline.
 
         The caller runs it, in any thread, and then calls ``finish_sync`` in its own. Batches appended
         meanwhile belong to the next round.
@@ -573,7 +574,7 @@ class Log:
     def finish_sync(self, work: SyncWork, error: BaseException | None) -> None:
         """Process the result of ``work.run()``. A failed sync is final: the log goes offline (R26).
 
-        DiskFullError is not a failed sync: nothing was counted as synced, and the next round tries again.
+        After a DiskFullError nothing counts as synced, and the next round tries again.
         """
         self._sync.round = None
         if self._is_closed:
@@ -610,9 +611,9 @@ class Log:
         return self._epochs.entries()
 
     def start_epoch(self, leader_epoch: int) -> None:
-        """Assign ``leader_epoch`` to the batches from the log end on: a leader takes over (R2).
+        """Assign ``leader_epoch`` to the batches from the log end on, when a leader takes over (R2).
 
-        An unused log is not opened for that.
+        This does not open an unused log.
         """
         if self._clean_end is not None:
             self._epoch_to_start = leader_epoch
@@ -622,14 +623,14 @@ class Log:
         self._latest_epoch = leader_epoch
 
     def forget_empty_epoch(self) -> None:
-        """Drop the epoch that has no batch, if there is one: a replica becomes a follower (R5)."""
+        """Drop the latest leader epoch if it has no batch. Called when becoming a follower (R5)."""
         self._epoch_to_start = NO_EPOCH
         if self._clean_end is None:
             self._open()
             self._drop_empty_epochs()
 
     def _drop_empty_epochs(self) -> None:
-        """Drop the epochs that start at the log end or above: no batch is of them (R5)."""
+        """Drop the epochs that start at or above the log end and thus have no batch (R5)."""
         self._epochs.truncate_from_end(self.log_end_offset)
         self._latest_epoch = self._epochs.latest_epoch
 
@@ -643,8 +644,8 @@ class Log:
     def truncate_to(self, offset: int) -> int:
         """Remove the batch that holds ``offset`` and all behind it, durably. Returns the new log end.
 
-        Only a follower does this, as its leader's response requires (R4). Raises OffsetOutOfRangeError below
-        the log start, DiskFullError with nothing changed, LogOfflineError.
+        Only a follower does this, as its leader's response requires (R4). Raises OffsetOutOfRangeError
+        below the log start, DiskFullError with nothing changed, LogOfflineError.
         """
         self._open_active()
         if offset < self.log_start_offset:
@@ -656,8 +657,8 @@ class Log:
         with self._reading():
             found = self._segments.segments[number].find(offset)
         start = min(self.log_start_offset, found.base_offset)
-        # Written first: the recovery point and the index blocks hold only below the new end from now on, so
-        # that a crash leaves the old log or a shorter prefix of it.
+        # Written first: the recovery point and the index blocks are valid only below the new end from now on,
+        # so that a crash leaves the old log or a shorter prefix of it.
         self._write_state(LogState(start, self._state.truncations + 1, found.base_offset))
         self.log_start_offset = start
         try:
@@ -688,8 +689,8 @@ class Log:
         if self.offline_reason is not None:
             raise self._offline_error()
         self._open()
-        # Written first: nothing stated so far holds any more. A crash after this leaves no batch below the
-        # new start, and above it none or some that diverge again.
+        # Written first: all checkpoints become invalid. A crash after this leaves no batch below the new
+        # start, and above it none or some that diverge again.
         self._write_state(LogState(offset, self._state.truncations + 1, 0))
         self.log_start_offset = offset
         try:
@@ -710,7 +711,7 @@ class Log:
         self._sync.write_epochs(self._epochs.entries_below(offset), self._state.truncations)
 
     def _synced_all(self) -> None:
-        """A truncation has synced everything that is left."""
+        """Mark the whole log as synced. Called after a truncation, which syncs the remaining bytes."""
         self._sync.forget()
         self._roll_size_bytes = -1
         self.synced_end_offset = self.log_end_offset
@@ -730,10 +731,10 @@ class Log:
         return self.log_start_offset
 
     def begin_delete(self, offset: int) -> StateWork | None:
-        """Return the blocking part of ``delete_before``, to run in any thread, or None: nothing to do.
+        """Return the blocking part of ``delete_before``, for any thread. None if there is nothing to do.
 
-        The caller then calls ``finish_delete``. Appending and syncing continue meanwhile, but nothing else
-        may remove records. Raises as ``delete_before``, except DiskFullError.
+        The caller then calls ``finish_delete``. Appending and syncing continue meanwhile, but nothing
+        else may remove records. Raises the errors of ``delete_before``, except DiskFullError.
         """
         if self.offline_reason is not None:
             raise self._offline_error()
@@ -745,7 +746,7 @@ class Log:
         return self._state_work(self._state._replace(log_start_offset=offset))
 
     def finish_delete(self, work: StateWork, error: BaseException | None) -> None:
-        """Process the result of ``work.run()``. Raises as ``delete_before``."""
+        """Process the result of ``work.run()``. Raises the errors of ``delete_before``."""
         if self._is_closed:
             return
         if self.offline_reason is not None:
@@ -759,7 +760,7 @@ class Log:
         self._delete(work.state.log_start_offset)
 
     def _delete(self, log_start_offset: int) -> None:
-        """Retire the segments below the durable log start. Unsynced: a start removes leftovers."""
+        """Retire the segments below the durable log start. Not synced: the next start removes leftovers."""
         self.log_start_offset = log_start_offset
         self._epochs.truncate_from_start(log_start_offset)
         count = max(self._segments.number_of(log_start_offset), 0)
@@ -769,9 +770,9 @@ class Log:
         self._sync.unsynced = [segment for segment in self._sync.unsynced if segment not in retired]
 
     def retention_offset(self, now_ms: int, *, up_to: int) -> int:
-        """Return the log start that retention.ms and retention.bytes ask for; rolls if all may go.
+        """Return the log start that retention.ms and retention.bytes require. Rolls if all may be deleted.
 
-        ``up_to`` is the high watermark, exclusive. Raises as ``roll``.
+        ``up_to`` is the high watermark, exclusive. Raises the errors of ``roll``.
         """
         self._open()
         with self._reading():
@@ -808,7 +809,7 @@ class Log:
     # records, and calls ``finish_compaction`` at the end.
 
     def cleanable(self, now_ms: int, up_to: int) -> Cleanable:
-        """Return what a pass could compact below the high watermark ``up_to``. Raises StorageError."""
+        """Return the bytes that a pass could compact below ``up_to``, exclusive. Raises StorageError."""
         return self._compaction.cleanable(self._cleanable_segments(now_ms, up_to), self._state)
 
     def _cleanable_segments(self, now_ms: int, up_to: int) -> list[Segment]:
@@ -834,8 +835,8 @@ class Log:
     ) -> CompactionPass | None:
         """Return a pass over the segments that may be compacted, or None if there is none.
 
-        It keeps at most ``max_keys`` different keys in memory. Unless ``may_forget``, every tombstone and
-        marker that nothing later has replaced stays (R41). Raises StorageError.
+        It keeps at most ``max_keys`` different keys in memory. Unless ``may_forget``, it keeps the
+        latest tombstone of each key and all markers (R41). Raises StorageError.
         """
         segments = self._cleanable_segments(now_ms, up_to)
         if not segments:
@@ -856,7 +857,7 @@ class Log:
         return states is None or states.get(producer_id) is not None
 
     def fits(self, work: CompactionPass | SwapWork) -> bool:
-        """Whether the log was neither truncated, closed nor taken offline since the pass began."""
+        """Whether the log was not truncated, closed or taken offline since the pass began."""
         is_usable = self.offline_reason is None and not self._is_closed
         return is_usable and work.truncations == self._state.truncations
 
@@ -879,8 +880,8 @@ class Log:
         return work
 
     def finish_swap(self, work: SwapWork, error: BaseException | None) -> None:
-        """Process the result of ``work.run()``. Raises LogOfflineError if the directory is neither old nor
-        new until the next start (R26); DiskFullError, OSError with nothing changed."""
+        """Process the result of ``work.run()``. Raises LogOfflineError if the directory is inconsistent
+        until the next start (R26); DiskFullError, OSError with nothing changed."""
         self._swap = None
         if error is not None:
             if work.is_decided:
@@ -901,7 +902,7 @@ class Log:
     def finish_compaction(self, done: CompactionPass, now_ms: int) -> Callable[[], None] | None:
         """Record how far a complete pass came. Returns the write that makes it durable, or None.
 
-        It may run in any thread. If it fails, a later pass does the work again.
+        The write may run in any thread. If it fails, a later pass does the work again.
         """
         if not self.fits(done) or not done.is_complete:
             return None
@@ -933,7 +934,7 @@ class Log:
         """Add a batch that was appended at ``base_offset`` to its producer's state."""
         states = self._producers.states
         if states is None:
-            self.producers  # noqa: B018 - loaded now, so that a new leader need not walk far
+            self.producers  # noqa: B018 - loaded now, so that a new leader need not scan far
             return
         last_offset = base_offset + header.last_offset_delta
         producer_id, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
@@ -949,10 +950,10 @@ class Log:
         self._producers.save(self.log_end_offset, self._state.truncations, active.size_bytes, keep_from)
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the offset below which the outcome of every transaction is known, exclusive (R33).
+        """Return the exclusive end below which the outcome of every transaction is known (R33).
 
-        That is the high watermark, or the first offset of a transaction that is open or whose marker is not
-        below the high watermark.
+        That is the high watermark, or the first offset of a transaction that is open or whose marker is
+        not below the high watermark.
         """
         states = self.producers
         if not states.open and not states.ended:
@@ -960,7 +961,7 @@ class Log:
         return max(states.last_stable_offset(high_watermark), self.log_start_offset)
 
     def known_stable_offset(self, high_watermark: int) -> int:
-        """``last_stable_offset`` if the producers are loaded, else the high watermark."""
+        """Return ``last_stable_offset`` if the producers are loaded, else the high watermark."""
         states = self._producers.states
         if states is None or not (states.open or states.ended):
             return high_watermark
@@ -986,7 +987,7 @@ class Log:
     # --- failing ---------------------------------------------------------------------------------------
 
     def _write_state(self, state: LogState) -> None:
-        """Make ``state`` durable. On a full disk the space allocated ahead is given up for it (R26)."""
+        """Write ``state`` durably. On a full disk, first release the space allocated ahead (R26)."""
         work = self._state_work(state)
         with self._writing():
             try:
@@ -1002,7 +1003,7 @@ class Log:
         return StateWork(self._fs, self._directory, state, is_parent_unsynced=self._sync.is_parent_unsynced)
 
     def _take_state(self, state: LogState) -> None:
-        """Use ``state``, which is durable now, and the log directory's name with it."""
+        """Use ``state``, which is durable now, and mark the log directory's name as durable."""
         self._sync.is_parent_unsynced = False
         self._state = state
         self._segments.set_state(state)
@@ -1043,7 +1044,7 @@ class Log:
         return self._offline_error()
 
     def _read_failed(self, error: CorruptLogError | OSError) -> StorageError:
-        """Take the log offline, for reading too, if its files are damaged (R24); other errors may pass."""
+        """Take the log offline, also for reads, if files are damaged (R24); not for other errors."""
         if not isinstance(error, CorruptLogError):
             return StorageError(f"the log in {self._directory} cannot be read now: {error}")
         self._is_damaged = True

@@ -22,7 +22,7 @@ class LogConfig:
 
     Behaviour: ``retention_ms`` and ``retention_bytes`` (-1: no limit), ``max_message_bytes`` (of one
     record batch), ``timestamp_type``, ``durability`` (``fsync``: only synced bytes are acknowledged;
-    ``page-cache``: as Kafka), ``file_delete_delay_ms`` (retired files stay that long).
+    ``page-cache``: as Kafka), ``file_delete_delay_ms`` (how long retired files stay).
 
     Performance: ``segment_bytes``, ``segment_ms`` minus up to ``segment_jitter_ms``,
     ``segment_index_bytes`` and ``index_interval_bytes`` (bytes of log per index entry); a file grows by

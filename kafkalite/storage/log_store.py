@@ -1,8 +1,8 @@
 """LogStore: one data directory, and the logs in it.
 
-The directory is formatted once with a cluster id, a node id and an id of its own; a directory of
-another node is refused. One process at a time holds its lock. Unknown directories are left alone and
-reported; only ``delete_log``, which names the topic id, deletes data (R25).
+The directory is formatted once with a cluster id, a node id and a directory id; a directory of another
+node is refused. One process at a time holds its lock. Unknown directories are reported and not touched;
+only ``delete_log``, which names the topic id, deletes data (R25).
 
 A start after an orderly stop reads the marker and opens no log. Any other start recovers each log from
 its recovery point. A log that cannot be recovered is offline, with the reason; the others are used.
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 def format_data_dir(
     fs: FileSystem, path: str, *, cluster_id: str | None, node_id: int, rng: Rng | None = None
 ) -> NodeIdentity:
-    """Format ``path`` as a data directory, of a new cluster without ``cluster_id``. Durable on return.
+    """Format ``path`` as a data directory, durably. ``cluster_id`` None generates an id for a new cluster.
 
     Raises DataDirectoryError if it is already formatted or not empty.
     """
@@ -75,7 +75,7 @@ def _make_dirs_durably(fs: FileSystem, path: str) -> None:
 
 
 def read_identity(fs: FileSystem, path: str) -> NodeIdentity | None:
-    """Return the identity of a data directory; None: not formatted. Raises DataDirectoryError."""
+    """Return the identity of a data directory, or None if it is not formatted. Raises DataDirectoryError."""
     node_path = layout.join(path, layout.NODE_FILE)
     try:
         return decode_node(fs.read_bytes(node_path), node_path)
@@ -87,7 +87,7 @@ class LogStore:
     """The logs of one data directory by topic and partition. Created by ``open``, closed once.
 
     ``clean_start``: the last session stopped orderly. ``last_broker_epoch``: from its marker (R21),
-    NO_BROKER_EPOCH without one. ``unknown_directories``: found, not loaded, left alone.
+    NO_BROKER_EPOCH without one. ``unknown_directories``: found, but not loaded.
     """
 
     def __init__(self, fs: FileSystem, path: str, identity: NodeIdentity, lock: Lock) -> None:
@@ -169,12 +169,12 @@ class LogStore:
         """Open the logs {topic and partition: (topic id, configuration)}; missing ones are created.
 
         After an orderly stop no file of a log is read. A log that is damaged, or whose directory is
-        missing although the checkpoint has records of it, is offline. ``are_all``: report all other
-        directories.
+        missing although the checkpoint has records of it, is offline. ``are_all``: the logs are
+        complete, so report all other directories.
         """
         names = set(self._fs.list_dir(self._path))
         if not self.clean_start:
-            self._fs.sync_dir(self._path)  # the name of a directory made before a crash may not be durable
+            self._fs.sync_dir(self._path)  # a crash may have left this directory's names unsynced
         recovered: list[tuple[TopicPartition, Log, RecoverySync]] = []
         for tp, (topic_id, config) in logs.items():
             name = layout.log_directory_name(topic_id, tp.partition)
@@ -238,8 +238,8 @@ class LogStore:
         """Close every log and release the directory. Idempotent.
 
         With ``clean`` everything is synced and checkpointed before the marker is written (R21). A log
-        that cannot be synced is left out of the marker, to be recovered; the marker then has no broker
-        epoch, since that would claim that every acknowledged record is on this disk.
+        that cannot be synced is left out of the marker and will be recovered; the marker then has no
+        broker epoch, which would claim that every acknowledged record is on this disk.
         """
         if self._closed:
             return
@@ -275,8 +275,8 @@ class LogStore:
     # --- logs ------------------------------------------------------------------------------------------
 
     def create_log(self, tp: TopicPartition, topic_id: str, config: LogConfig) -> Log:
-        """Create an empty log; return the existing one if it has the same topic id. Durable with its first
-        sync.
+        """Create an empty log, or return the existing one if it has the same topic id. The log is durable
+        after its first sync.
 
         Raises DataDirectoryError if ``tp`` belongs to another topic id; DiskFullError.
         """
@@ -316,7 +316,7 @@ class LogStore:
     def delete_log(self, tp: TopicPartition, topic_id: str | None = None) -> None:
         """Retire a log with all its records, durably; a later ``remove_retired`` unlinks its files.
 
-        With ``topic_id`` only if the log is of that topic (R25). Does nothing if there is no such log.
+        With ``topic_id``, only if the log is of that topic (R25). A missing log is no error.
         """
         log, name = self._logs.get(tp), self._names.get(tp)
         if log is None or name is None:
@@ -336,7 +336,7 @@ class LogStore:
         """Replace a damaged log by an empty one; the damaged files are kept beside it for inspection
         (R24).
 
-        Only for a replica that is no longer counted anywhere. Raises DiskFullError, OSError.
+        Only for a replica that is in no in-sync set. Raises DiskFullError, OSError.
         """
         damaged, name = self._logs[tp], self._names[tp]
         assert damaged.is_damaged, f"{tp} is not damaged"
@@ -366,7 +366,7 @@ class LogStore:
         return sum(log.release_idle() for log in self._logs.values())
 
     def checkpoint(self) -> None:
-        """Write the recovery points if any has moved. Raises OSError, DiskFullError; the old ones hold."""
+        """Write the recovery points if any moved. Raises OSError, DiskFullError: the old ones stay valid."""
         points = dict(self._points)
         for tp, log in self._logs.items():
             if log.is_open:

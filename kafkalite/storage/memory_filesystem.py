@@ -1,7 +1,7 @@
 """A file system in memory: for brokers without a disk, and for tests that simulate faults of a disk.
 
 Files behave like real ones: a map taken before a file grows shows the old contents only. With
-``crashable`` it also records what was synced, page by page, and ``crash`` leaves what a power loss may
+``crashable`` it also records the synced pages, and ``crash`` produces a state that a power loss may
 leave: every unsynced 4 KiB page kept, dropped or torn at a 512-byte sector, sizes old or new, and every
 directory operation since the last sync of its directory done or undone.
 """
@@ -73,7 +73,7 @@ class _Inode:
             self.dirty_pages.clear()
 
     def after_crash(self, rng: Rng) -> _Inode:
-        """Return a content that a power loss may leave."""
+        """Return a possible content of the file after a power loss."""
         size = self.size if rng.randrange(2) else len(self.synced)
         contents = bytearray(size)
         contents[: len(self.synced)] = self.synced[:size]
@@ -107,7 +107,7 @@ class _Directory:
         self.pending: list[tuple[str, str, _Inode | _Directory | None]] = []
 
     def after_crash(self, rng: Rng) -> _Directory:
-        """Return what a power loss may leave: each operation since the last sync is done or undone."""
+        """Return the directory after a power loss: each operation since the last sync is done or undone."""
         names = dict(self.synced)
         prefix = rng.randrange(len(self.pending) + 1) if rng.randrange(2) else None
         for number, operation in enumerate(self.pending):
@@ -195,7 +195,7 @@ class MemoryLock:
 
 
 class MemoryFileSystem:
-    """``capacity_bytes`` limits the sum of file sizes (None: no limit) and may be changed at any time.
+    """Files in memory. ``capacity_bytes`` limits the sum of file sizes (None: no limit); may be changed.
 
     ``crashable`` enables ``crash``, at the cost of copying a file at every sync.
     """

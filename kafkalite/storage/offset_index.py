@@ -43,7 +43,7 @@ class OffsetIndex:
         return self.relative_offsets[-1] if self.relative_offsets else 0
 
     def append(self, relative_offset: int, position: int) -> None:
-        """Add an entry for the batch at ``position``; both numbers exceed those of all entries so far."""
+        """Add an entry for the batch at ``position``. Both numbers must exceed all earlier ones."""
         assert position > self.last_position and (
             not self.relative_offsets or relative_offset > self.relative_offsets[-1]
         )

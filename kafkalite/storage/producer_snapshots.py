@@ -2,10 +2,10 @@
 start.
 
 A snapshot ``<20-digit offset>.producers`` holds the state that follows from all batches below its
-offset. One is written when a segment is closed, at an orderly stop, and every SNAPSHOT_EVERY_BYTES
-within the active segment, so that restoring the state takes the newest snapshot and a walk over the
-headers behind it. Snapshots are plain writes with a checksum and never synced: a torn or missing one
-only makes the walk longer. A log whose producers are never asked for is not walked.
+offset. A snapshot is written when a segment is closed, at an orderly stop, and every
+SNAPSHOT_EVERY_BYTES within the active segment, so that restoring the state takes the newest snapshot
+and a scan of the headers behind it. Snapshots are plain writes with a checksum and never synced: a torn
+or missing one only makes the scan longer. A log whose producers are never requested is not scanned.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _TRANSACTION_BITS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
-#: The most of a log that is walked to restore its producers, if all snapshots could be written.
+#: The maximum number of bytes scanned to restore the producers, if all snapshots could be written.
 SNAPSHOT_EVERY_BYTES: Final = 64 * MIB
 
 
@@ -63,7 +63,7 @@ class ProducerSnapshots:
         return states
 
     def _newest(self, state: LogState, end_offset: int) -> tuple[ProducerStates, int]:
-        """Return (newest snapshot that holds for a log of this end, its offset), or (empty, 0)."""
+        """Return (the newest snapshot that is valid for a log with this end, its offset), or (empty, 0)."""
         while self._offsets:
             offset = self._offsets[-1]
             states = self._read(offset, state) if offset <= end_offset else None
@@ -86,8 +86,8 @@ class ProducerSnapshots:
     def save(self, offset: int, truncations: int, active_bytes: int, keep_from: int) -> None:
         """Write a snapshot as of ``offset``, the log end, if the states are in memory.
 
-        It replaces those above ``keep_from``, the start of the active segment. A failure is only
-        logged.
+        It replaces the snapshots above ``keep_from``, the start of the active segment. A failure is
+        only logged.
         """
         self._saved_bytes = active_bytes
         if self.states is None or (self._offsets and self._offsets[-1] == offset):
@@ -105,7 +105,7 @@ class ProducerSnapshots:
             logger.warning("producers not saved %s", Fields(path=path, error=error))
 
     def is_due(self, active_bytes: int) -> bool:
-        """Whether enough was appended since the last snapshot for another one."""
+        """Whether enough bytes were appended since the last snapshot for another one."""
         return self.states is not None and active_bytes - self._saved_bytes >= SNAPSHOT_EVERY_BYTES
 
     # --- removing --------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class ProducerSnapshots:
             self._remove(offset)
 
     def delete_before(self, log_start_offset: int) -> None:
-        """Remove all snapshots at the log start or below it but the newest."""
+        """Remove all snapshots at or below the log start except the newest of them."""
         if self.states is not None:
             self.states.aborted.delete_before(log_start_offset)
         passed = [one for one in self._offsets if one <= log_start_offset]

@@ -1,12 +1,13 @@
 """The state of a log's producers: the last five batches of each, and which transactions are open.
 
-A pure function of the log's batches and markers from the oldest snapshot on (R27), except for the time
-of a producer's last append. It decides whether a new batch is next in sequence, was appended before, or
+It follows from the log's batches and markers from the oldest snapshot on (R27), except for the time of
+a producer's last append. It decides whether a new batch is next in sequence, was appended before, or
 must be refused (R28). Sequences count a producer's records in this partition from 0 in each epoch, and
 wrap from 2^31 - 1 to 0.
 
 A producer's transaction is open here from its first batch to the marker that ends it. The marker has
-the next epoch, which is the producer's from then on, so that late batches are refused (R31).
+the transaction's epoch plus one, which becomes the producer's epoch, so that late batches are refused
+(R31).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class EndedTransaction(NamedTuple):
 
 
 class OpenTransaction(NamedTuple):
-    """A transaction without its marker here. ``start_offset`` is that of its first batch."""
+    """A transaction without its marker here. ``start_offset`` is the offset of its first batch."""
 
     producer_id: int
     producer_epoch: int
@@ -65,7 +66,7 @@ class ProducerState:
     """One producer. Invariant: ``batches`` are the last five of ``epoch`` with a sequence, in order."""
 
     epoch: int
-    last_append_ms: int = field(compare=False)  #: wall clock here; NO_TIMESTAMP: restored from the log
+    last_append_ms: int = field(compare=False)  #: wall clock; NO_TIMESTAMP: restored from the log
     batches: list[SequencedBatch]
     coordinator_epoch: int = NO_EPOCH  #: of the last marker; NO_EPOCH before any
     transaction_start_offset: int = NO_OFFSET  #: NO_OFFSET: no transaction is open here
@@ -97,7 +98,7 @@ class ProducerStates:
             if one.transaction_start_offset != NO_OFFSET
         )
         self.open: dict[int, int] = {producer_id: first for first, producer_id in sorted(opened)}
-        #: Transactions whose marker was not known to be committed, in the order of the markers.
+        #: Transactions whose marker may be uncommitted, in the order of the markers.
         self.ended: list[EndedTransaction] = []
         self.aborted = AbortedIndex()
 
@@ -122,9 +123,9 @@ class ProducerStates:
     def check(self, header: BatchHeader) -> SequencedBatch | None:
         """Return None if the batch is next in sequence, or the batch that it repeats (R28).
 
-        A repetition of a batch older than the last five has NO_OFFSET as base offset, and ends before
-        the oldest of them. Raises InvalidRecordError (no sequence), UnknownProducerIdError,
-        InvalidProducerEpochError, OutOfOrderSequenceNumberError.
+        A repeated batch older than the last five is returned with NO_OFFSET as base offset. Raises
+        InvalidRecordError (no sequence), UnknownProducerIdError, InvalidProducerEpochError,
+        OutOfOrderSequenceNumberError.
         """
         first = header.base_sequence
         if first < 0 or header.producer_epoch < 0:
@@ -162,7 +163,7 @@ class ProducerStates:
         return epoch == producer.epoch and producer.transaction_start_offset == NO_OFFSET
 
     def check_open(self, header: BatchHeader) -> None:
-        """Refuse a batch that is not part of its producer's open transaction, if there is one.
+        """Raise an error if the batch does not belong to its producer's open transaction, if there is one.
 
         Raises InvalidTxnStateError: the batch is not transactional; ConcurrentTransactionsError: it is
         of a later transaction; InvalidProducerEpochError: of an earlier epoch.
@@ -187,7 +188,7 @@ class ProducerStates:
             )
 
     def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> bool:
-        """Whether a marker must be appended; False if it was before.
+        """Whether a marker must be appended; False if the log has it already.
 
         A marker ends a transaction of an earlier epoch than its own. An open transaction of the same
         epoch is a later one, which a repeated marker must not end. Raises
@@ -219,7 +220,7 @@ class ProducerStates:
         max_timestamp_ms: int,
         now_ms: int,
     ) -> None:
-        """Add a batch of an idempotent producer. Called for each one, in order.
+        """Add a batch of an idempotent producer. Called for each batch, in order.
 
         For a batch that is part of a transaction, ``note_open`` is called first.
         """
@@ -297,7 +298,7 @@ class ProducerStates:
             self.aborted.add(Aborted(producer_id, first_offset, offset, bound))
 
     def _active(self, producer_id: int, epoch: int, now_ms: int) -> ProducerState:
-        """Return the producer, active now. A marker counts, too, so that the epoch does not expire (R29)."""
+        """Return the producer, marked as active now. A marker counts too: its epoch must not expire (R29)."""
         producer = self._producers.get(producer_id)
         if producer is None:
             producer = self._producers[producer_id] = ProducerState(epoch, now_ms, [])
@@ -322,7 +323,7 @@ class ProducerStates:
         return min(high_watermark, next(iter(self.open.values()), high_watermark))
 
     def first_uncommitted_offset(self, high_watermark: int) -> int:
-        """Return the first offset of an ended transaction without a committed marker, or the argument."""
+        """Return the first offset of an ended transaction whose marker is uncommitted, or the argument."""
         self.forget_stable(high_watermark)
         return min((one.first_offset for one in self.ended), default=high_watermark)
 
@@ -336,8 +337,8 @@ class ProducerStates:
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Forget producers that were inactive for ``expiration_ms`` (R29). Returns their number.
 
-        Never one with an open transaction. For a producer restored from the log the time begins now,
-        because the timestamps of its records are arbitrary.
+        A producer with an open transaction is kept. For a producer restored from the log the time
+        begins now, because the timestamps of its records are arbitrary.
         """
         gone: list[int] = []
         for producer_id, producer in self._producers.items():
@@ -369,7 +370,7 @@ class ProducerStates:
 
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> ProducerStates:
-        """Parse the lines of ``lines``. Raises ValueError for any others."""
+        """Parse the output of ``lines``. Raises ValueError for other text."""
         producers: dict[int, ProducerState] = {}
         ended: list[EndedTransaction] = []
         aborted = AbortedIndex()
@@ -409,7 +410,7 @@ def _repeated(batches: list[SequencedBatch], first: int, last: int) -> Sequenced
     if not batches:
         return None
     oldest = batches[0]
-    # The distance before the oldest batch. Sequences wrap: less than half of them counts as before.
+    # The distance before the oldest batch. Sequences wrap: a distance of less than half counts as before.
     before_oldest = (oldest.first_sequence - 1 - last) % SEQUENCES
     if before_oldest < SEQUENCES // 2 and (oldest.first_sequence - first) % SEQUENCES < SEQUENCES // 2:
         return SequencedBatch(first, last, NO_OFFSET, oldest.base_offset - 1, NO_TIMESTAMP)

@@ -10,9 +10,9 @@ truncation caps both. So (R24):
 * segments wholly below the proven end are not read;
 * the rest is read, from the last trusted index entry on, and every batch must have its CRC and its offset;
 * a bad batch, a gap or an early end **below** the proven end is damage: CorruptLogError, nothing is changed;
-* **at or above** it, it is the torn tail: everything from there on is removed, with one log event;
+* **at or above** it, it is a torn tail: everything from there on is removed, with one log event;
 * zeros behind the last batch are space allocated ahead, and stay;
-* everything kept is synced before the log is used, so that the next recovery cannot find less.
+* all that remains is synced before the log is used, so that the next recovery cannot find less.
 
 If recovery is interrupted at any point, the next one finds the same log.
 """
@@ -48,7 +48,7 @@ from kafkalite.storage.segment import Segment
 
 logger = logging.getLogger(__name__)
 
-#: How many bytes at the end of an index file are searched for its last block.
+#: The number of bytes at the end of an index file that are searched for its last block.
 _LAST_BLOCK_BYTES: Final = 4096
 
 _ZERO_BLOCK: Final = bytes(1 << 20)
@@ -81,7 +81,7 @@ class RecoverySync:
     are_names_unsynced: bool
 
     def run(self) -> None:
-        """Raises OSError, DiskFullError: the content may be lost, so that the log cannot be used."""
+        """Sync the files. After an OSError or DiskFullError the log must not be used: data may be lost."""
         if self.epochs_file is not None:  # before the batches count as synced
             self.fs.write_atomically(*self.epochs_file, sync_name=False)
         for path in self.paths:
@@ -93,7 +93,7 @@ class RecoverySync:
 
 
 class _Stop(NamedTuple):
-    """The end of a segment's intact batches, and the reason; None as ``problem``: only zeros follow."""
+    """The end of a segment's intact batches, and the ``problem`` found there; None if only zeros follow."""
 
     position: int
     offset: int
@@ -182,7 +182,7 @@ class _Recovery:
         self._bases = found[max(bisect_right(found, start) - 1, 0) :]
         saved = _saved_epochs(self._fs, self._directory, self._state)
         self._read_segments(saved)
-        if self._offset < start:  # the rest had been deleted, and the following batches were never synced
+        if self._offset < start:  # the rest had been deleted; the following batches were never synced
             self._segments.clear()
             self._read.clear()
             self._offset = start
@@ -302,7 +302,7 @@ class _Recovery:
         return _Stop(position, offset, problem)
 
     def _checked(self, view: memoryview, position: int, offset: int) -> BatchHeader | None:
-        """Return the header of the intact batch at ``position``; None if twelve zeros are there."""
+        """Return the header of the intact batch at ``position``; None if twelve zero bytes are there."""
         left = len(view) - position
         if left < HEADER_BYTES:
             if not any(view[position:]):
@@ -356,7 +356,7 @@ class _Recovery:
     # --- changing --------------------------------------------------------------------------------------
 
     def _apply(self, names: Sequence[str], found: Sequence[int]) -> bool:
-        """Remove the files that are not part of the log. Returns whether there were any."""
+        """Remove the files that are not part of the log. Returns whether any were removed."""
         if self._cut is not None:
             logger.warning("torn tail cut %s", self._cut)
         kept = {segment.base_offset for segment in self._segments}
@@ -374,8 +374,8 @@ class _Recovery:
         return leftovers or bool(orphans) or len(kept) != len(found)
 
     def _take_producers(self, names: Sequence[str]) -> tuple[list[int], bool]:
-        """Return the offsets of the valid snapshots, and whether others were removed. An invalid snapshot
-        could become valid again when the log has grown past its offset."""
+        """Return the offsets of the valid snapshots, and whether others were removed. An invalid one would
+        become valid again once the log has grown past its offset."""
         kept: list[int] = []
         offsets = _producers_offsets(names)
         for offset in offsets:
@@ -396,7 +396,7 @@ class _Recovery:
         return self._state.cap(offset, truncations) == offset
 
     def _cut_files(self, saved: list[EpochEntry] | None, changed: bool) -> RecoverySync | None:
-        """Cut the files to their contents. Returns the syncs of what was not proven to be synced.
+        """Cut the files to their contents. Returns the syncs of all that was not proven to be synced.
 
         The active segment keeps its zeros for the next batches: releasing them can take milliseconds.
         """
@@ -414,7 +414,7 @@ class _Recovery:
         if entries != (saved or []):
             path = layout.join(self._directory, layout.LEADER_EPOCHS_FILE)
             epochs = (path, encode_leader_epochs(entries, self._state.truncations))
-        # The name of a segment that begins at the proven end or above may not be durable.
+        # The file name of a segment that begins at or above the proven end may not be durable.
         is_new = bool(self._read) and self._read[-1].base_offset >= self._proven
         names_too = changed or is_new or epochs is not None or self._cut is not None
         if unproven or names_too:
@@ -473,8 +473,8 @@ def _remove_segment(fs: FileSystem, directory: str, base_offset: int) -> None:
 def _saved_epochs(fs: FileSystem, directory: str, state: LogState) -> list[EpochEntry] | None:
     """Return the entries of the checkpoint, or None if it is missing, damaged or empty.
 
-    It is only a hint (R5). It is synced before any batch of a new epoch counts as synced, so an intact
-    one has every epoch that began below the proven end.
+    The checkpoint is only a hint (R5). It is synced before any batch of a new epoch counts as synced,
+    so an intact checkpoint has every epoch that began below the proven end.
     """
     path = layout.join(directory, layout.LEADER_EPOCHS_FILE)
     try:
@@ -482,7 +482,7 @@ def _saved_epochs(fs: FileSystem, directory: str, state: LogState) -> list[Epoch
     except FileNotFoundError:
         return None
     if not content.strip(b"\0"):
-        return None  # the first one is not synced: a power loss may leave only its name, or zeros
+        return None  # the first checkpoint is not synced: a power loss may leave only its name, or zeros
     try:
         entries, truncations = decode_leader_epochs(content, path)
     except (CorruptLogError, ValueError) as error:

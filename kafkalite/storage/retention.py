@@ -1,10 +1,11 @@
 """Decides which segments retention removes: segment summaries, the policy and the time in, a plan out.
 
-Kafka's rules: only whole segments, the oldest first, none that reaches above ``up_to`` (the high
-watermark). A segment is removed if it is below the log start, if its largest timestamp is older than
+Kafka's rules: only whole segments, oldest first, and only below ``up_to`` (the high watermark). A
+segment is removed if it is below the log start, if its largest timestamp is older than
 ``retention.ms``, or if the log without it still has ``retention.bytes``. The active segment is only
-planned together with a roll, so that a log always has one. A segment without any timestamp does not
-age; a segment without records, left by compaction, is removed with the next one that has any.
+planned together with a roll, so that a log always has a segment. A segment without any timestamp does
+not expire; a segment without records, left by compaction, is removed with the next segment that has
+records.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from kafkalite.model import NO_TIMESTAMP
 
 
 class SegmentSummary(NamedTuple):
-    """``next_offset`` is exclusive; ``max_timestamp_ms`` is NO_TIMESTAMP if no record has one.
+    """The facts of one segment. ``next_offset`` is exclusive; ``max_timestamp_ms`` may be NO_TIMESTAMP.
 
-    ``is_gap``: there is no record.
+    ``is_gap``: the segment has no record.
     """
 
     base_offset: int
@@ -40,14 +41,14 @@ class RetiredPaths:
         self._due[path] = None
 
     def due(self, now_ms: int, delay_ms: int) -> list[str]:
-        """Return, and forget, the paths whose delay is over."""
+        """Remove and return the paths whose delay has passed."""
         due = {path: now_ms + delay_ms if due_ms is None else due_ms for path, due_ms in self._due.items()}
         self._due = {path: due_ms for path, due_ms in due.items() if due_ms > now_ms}
         return [path for path, due_ms in due.items() if due_ms <= now_ms]
 
 
 class RetentionPlan(NamedTuple):
-    """The number of oldest segments to remove (all only after a roll), and the log start after that."""
+    """The number of oldest segments to remove and the log start after that. Removing all requires a roll."""
 
     segment_count: int
     log_start_offset: int
@@ -65,8 +66,8 @@ def plan_retention(
 ) -> RetentionPlan:
     """Plan for ``segments``, oldest first, the active one last; read only as far as needed.
 
-    ``log_size_bytes`` is that of all of them. -1 disables a rule. ``now_ms`` is wall-clock time, as are
-    the records' timestamps; ``up_to`` is exclusive.
+    ``log_size_bytes`` is the size of all of them. -1 disables a rule. ``now_ms`` is wall-clock time, as
+    are the records' timestamps; ``up_to`` is exclusive.
     """
     count, start = 0, log_start_offset
     excess_bytes = log_size_bytes - retention_bytes

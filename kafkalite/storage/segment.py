@@ -2,10 +2,10 @@
 
 Batches are written with pwrite and read through a shared read-only map. The active segment's file is
 longer than its contents: space is allocated ahead, in growing steps, so that a full disk is reported
-before a byte of a batch is written. ``size_bytes`` is where the contents end.
+before a byte of a batch is written. ``size_bytes`` is the exclusive end of the contents.
 
 Indexes are arrays of numbers in memory. They are saved in blocks after syncs, loaded at the first use,
-and rebuilt from batch headers wherever the files don't cover the log.
+and rebuilt from batch headers wherever the files do not cover the log.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from kafkalite.storage.time_index import TimeIndex
 
 logger = logging.getLogger(__name__)
 
-#: New entries after which the indexes of the active segment are saved: 64 of 4 KiB of log each limit
-#: what a start after a crash reads again to 256 KiB, and a small batch causes no index write.
+#: Save the indexes of the active segment after this many new entries. 64 entries of 4 KiB of log each
+#: limit the bytes that a start after a crash reads again to 256 KiB; a small batch causes no index write.
 SAVE_INDEX_ENTRIES: Final = 64
 
 
-#: Allocated behind the last batch at all times, and given up if a small file, such as the log state
-#: that lets retention free space, finds no room elsewhere (R26).
+#: Allocated behind the last batch at all times, and released if the disk is too full for a small file,
+#: such as the log state that retention must write before it can free space (R26).
 RESERVE_BYTES: Final = 16 * KIB
 
-#: Above every offset: the last batch is not known yet.
+#: Above every offset: the last batch is unknown.
 _UNKNOWN: Final = 2**63 - 1
 
 
@@ -158,7 +158,7 @@ class Segment:
         return segment
 
     def take_file(self, file: File, size_bytes: int, next_offset: int) -> None:
-        """Use ``file``, whose batches were all indexed: a segment that was written under another name."""
+        """Use ``file``, a segment written under another name, whose batches are all indexed."""
         self._file = file
         self.size_bytes, self.next_offset = size_bytes, next_offset
         self._set_allocated(size_bytes)
@@ -218,7 +218,7 @@ class Segment:
         self._last_base_offset = base_offset
 
     def _grow(self, end: int) -> None:
-        """Allocate space up to ``end`` and the reserve at least, and ahead if the disk has room.
+        """Allocate space up to ``end`` plus the reserve, and more if the disk has room.
 
         Raises DiskFullError with nothing changed; the rest of the reserve is for small files (R26).
         """
@@ -226,7 +226,7 @@ class Segment:
         needed = end + min(RESERVE_BYTES, config.preallocate_min_bytes)
         step = min(max(allocated, config.preallocate_min_bytes), config.preallocate_max_bytes)
         ahead = max(min(allocated + step, config.segment_bytes), needed)
-        self._mapped_bytes = 0  # a map need not show what is written after growth
+        self._mapped_bytes = 0  # a map need not show bytes written after growth
         for length in dict.fromkeys((ahead, needed)):
             try:
                 self.file.allocate(length)
@@ -296,7 +296,7 @@ class Segment:
     def find(self, offset: int) -> Found:
         """Return the batch that holds ``offset``, which must be in [base_offset, next_offset).
 
-        Walks less than one index interval. Raises CorruptLogError.
+        Scans less than one index interval. Raises CorruptLogError.
         """
         if not self.indexes_loaded:
             self.load_indexes()
@@ -356,15 +356,15 @@ class Segment:
                 break
             end, next_offset = position, base_offset
             if position == start and at_least_one:
-                # The first batch counts whatever its size; the loop continues with those that fit behind it.
+                # The first batch is included whatever its size; the loop adds those that fit behind it.
                 end, next_offset = position + length, base_offset + last_delta + 1
         return Found(end, next_offset)
 
     def find_timestamp(self, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
         """Return (max timestamp, base offset) of the first batch with at least ``timestamp_ms``, or None.
 
-        Batches wholly below ``from_offset`` are ignored. Less than one index interval is walked, unless
-        the batch in the index is below ``from_offset``.
+        Batches wholly below ``from_offset`` are ignored. Less than one index interval is scanned,
+        unless the batch in the index is below ``from_offset``.
         """
         self.load_indexes()
         if timestamp_ms > self.max_timestamp_ms:
@@ -389,7 +389,7 @@ class Segment:
         self._take_tail_from_indexes()
 
     def _take_tail_from_indexes(self) -> None:
-        """Reset what is known of the last batch to the last index entry; a walk continues from there."""
+        """Reset the position of the last batch to the last index entry; a scan continues from there."""
         self._indexed_position = self.offset_index.last_position
         self.max_timestamp_ms = self.time_index.last_timestamp_ms
         self.max_timestamp_offset = (
@@ -401,14 +401,14 @@ class Segment:
         self._end_limit_offset = self._end_limit_position = NO_OFFSET
 
     def load_indexes(self) -> None:
-        """Load the indexes from their files, and walk the batches behind their end.
+        """Load the indexes from their files, and index the batches behind their end.
 
-        Raises CorruptLogError if the batches don't lead to ``next_offset`` and ``size_bytes``.
+        Raises CorruptLogError if the batches do not lead to ``next_offset`` and ``size_bytes``.
         """
         if self.indexes_loaded:
             return
         self.take_saved_indexes(self.next_offset)
-        # The blocks may reach further than the last entry; the walk from there also finds the last batch.
+        # The blocks may reach further than the last entry; a scan from that entry also finds the last batch.
         index = self.offset_index
         position, reached = self._walk(index.last_position, self.base_offset + index.last_relative_offset)
         if reached != self.next_offset and len(index):
@@ -432,10 +432,10 @@ class Segment:
         return position, offset
 
     def take_saved_indexes(self, up_to: int) -> tuple[int, int]:
-        """Load what both index files agree on below offset ``up_to`` (exclusive).
+        """Load the entries below offset ``up_to`` (exclusive) on which both index files agree.
 
         Returns (end_offset, end_position): a batch boundary that is proven to have been synced, and not
-        below the last entry. Files with any other content are removed, to be rewritten.
+        below the last entry. Files with any other content are removed and written again later.
         """
         self._forget_indexes()
         offset_blocks = self._read_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES)
@@ -511,7 +511,7 @@ class Segment:
     def save_indexes(self, synced_position: int, *, final: bool) -> None:
         """Append new entries to the index files, up to ``synced_position``.
 
-        ``final``: all of them, and the end of the segment. Otherwise only if SAVE_INDEX_ENTRIES are
+        ``final``: all new entries, and the end of the segment. Otherwise only if SAVE_INDEX_ENTRIES are
         new. Plain writes; errors are only logged, since indexes can be rebuilt from the log.
         """
         if not self.indexes_loaded:
@@ -562,7 +562,7 @@ class Segment:
         file.write_at(position, data)
         file.close()
 
-    # --- life ------------------------------------------------------------------------------------------
+    # --- open and closed -------------------------------------------------------------------------------
 
     @property
     def is_in_use(self) -> bool:
@@ -576,7 +576,7 @@ class Segment:
         self._mapped_bytes = 0
 
     def first_timestamp_ms(self) -> int:
-        """Return the largest timestamp of the first batch; NO_TIMESTAMP without one."""
+        """Return the largest timestamp of the first batch; NO_TIMESTAMP if there is no batch."""
         for _, _, _, timestamp_ms, _ in scan(self.view(), 0, self.size_bytes):
             return timestamp_ms
         return NO_TIMESTAMP

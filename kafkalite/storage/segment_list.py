@@ -23,7 +23,7 @@ from kafkalite.storage.segment import Found, Segment
 
 
 class BytesEnd(NamedTuple):
-    """How far a number of bytes reaches. Ends are exclusive: of a batch or of the requested range."""
+    """The result of ``find_bytes``. Ends are exclusive: the end of a batch or of the requested range."""
 
     end_offset: int
     size_bytes: int  #: of the batches with an offset from the start to ``end_offset``
@@ -54,7 +54,7 @@ class SegmentList:
         return self.segments[-1]
 
     def number_of(self, offset: int) -> int:
-        """Return the number of the segment that holds ``offset``, from 0; the last one for any above."""
+        """Return the number of the segment that holds ``offset``, from 0; the last one if it is higher."""
         return bisect_right(self.bases, offset) - 1
 
     def create(self, base_offset: int, config: LogConfig, state: LogState) -> Segment:
@@ -93,7 +93,7 @@ class SegmentList:
         return buffers, size_bytes, next_offset
 
     def find_bytes(self, start_offset: int, end_offset: int, max_bytes: int) -> BytesEnd:
-        """``Log.offset_for_bytes`` for a range that is not empty and lies in the log."""
+        """Do ``Log.offset_for_bytes`` for a range that is not empty and within the log."""
         first, last = self.number_of(start_offset), self.number_of(end_offset - 1)
         start = self.segments[first].find(start_offset)
         stop = self.segments[last].end_position(self.segments[last].find(end_offset - 1))
@@ -168,7 +168,7 @@ class SegmentList:
         return retired
 
     def replace(self, old: list[Segment], new: Segment) -> None:
-        """Replace neighbours by ``new``, which has their offsets. Readers keep their old views."""
+        """Replace adjacent segments by ``new``, which has their offsets. Readers keep their old views."""
         number = self.segments.index(old[0])
         self.segments[number : number + len(old)] = [new]
         self.bases[number : number + len(old)] = [new.base_offset]
@@ -176,11 +176,11 @@ class SegmentList:
             segment.release()
 
     def remove_retired(self, now_ms: int, delay_ms: int) -> None:
-        """Unlink the files retired ``delay_ms`` before; the delay of new ones begins now."""
+        """Unlink the files retired at least ``delay_ms`` before; the delay of new ones begins now."""
         for path in self._retired.due(now_ms, delay_ms):
             self._fs.unlink(path)
 
-    # --- life ------------------------------------------------------------------------------------------
+    # --- open and closed -------------------------------------------------------------------------------
 
     def reconfigure(self, config: LogConfig) -> None:
         for segment in self.segments:
@@ -207,6 +207,6 @@ class SegmentList:
 
 
 def _is_gap(segment: Segment) -> bool:
-    """Whether compaction has left no record of the segment; a marker counts as a record."""
+    """Whether compaction has removed every record of the segment; a marker counts as a record."""
     headers = scan_producers(segment.view(), 0, segment.size_bytes)
     return all(one[1] & (CONTROL_BIT | TRANSACTIONAL_BIT) == CONTROL_BIT for one in headers)

@@ -1,6 +1,6 @@
-"""Syncing one log: what is not durable yet, and the work of one round.
+"""Syncing one log: which changes are not durable yet, and the work of one round.
 
-Logs that are synced in one round share what they can: ``run_together``.
+``run_together`` syncs several logs in one round and shares work between them.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from kafkalite.storage.segment import Segment
 
 @dataclass(slots=True, eq=False)
 class SyncState:
-    """What a log has changed on the disk and not synced, beside the batches of its active segment.
+    """The unsynced changes of a log on the disk, except the batches of its active segment.
 
-    Invariants: ``unsynced`` are the closed segments with bytes that no sync has covered, in order of offsets;
-    names_synced <= names_changed.
+    Invariants: ``unsynced`` are the closed segments with bytes that no sync has covered, in order of
+    offsets; names_synced <= names_changed.
     """
 
     fs: FileSystem
     directory: str
     unsynced: list[Segment] = field(default_factory=list)
-    #: How many names were created in the log's directory, and how many of them are durable.
+    #: The number of names created in the log's directory; ``names_synced`` of them are durable.
     names_changed: int = 0
     names_synced: int = 0
     #: Whether the name of the log's directory itself is not durable.
     is_parent_unsynced: bool = False
     #: The content of the leader-epochs file; None if unknown.
     saved_epochs: list[EpochEntry] | None = field(default_factory=list)
-    #: The round under way.
+    #: The round in progress.
     round: SyncWork | None = None
 
     @property
@@ -52,7 +52,7 @@ class SyncState:
         epochs: list[EpochEntry],
         truncations: int,
     ) -> SyncWork:
-        """Return the work of one round. ``epochs`` are those that have a batch below ``end_offset``."""
+        """Return the work of one round. ``epochs`` are the epochs with a batch below ``end_offset``."""
         files = [segment.file for segment in self.unsynced]
         if active is not None and is_active_unsynced:
             files.append(active.file)
@@ -90,7 +90,7 @@ class SyncState:
         self.names_synced = self.names_changed
 
     def _epochs_file(self, epochs: list[EpochEntry], truncations: int) -> tuple[str, bytes] | None:
-        """Return the path and content of the leader-epochs file, or None if it has this content.
+        """Return the path and content of the leader-epochs file, or None if the saved content is the same.
 
         It must be durable before batches of a new epoch count as synced: recovery relies on that.
         """
@@ -100,7 +100,7 @@ class SyncState:
         return path, encode_leader_epochs(epochs, truncations)
 
     def write_epochs(self, epochs: list[EpochEntry], truncations: int) -> None:
-        """Write the leader-epochs file outside of a round, durably but for its name, if it changes."""
+        """Write the leader-epochs file, if it changes, outside of a round: synced, but not its name."""
         epochs_file = self._epochs_file(epochs, truncations)
         self.saved_epochs = epochs
         self.take_over_epochs()
@@ -108,14 +108,14 @@ class SyncState:
             self.fs.write_atomically(*epochs_file)
 
     def take_over_epochs(self) -> None:
-        """Keep a round in another thread from writing the leader-epochs file."""
+        """Prevent a round in another thread from writing the leader-epochs file."""
         if self.round is not None:
             self.round.leave_epochs_alone()
 
 
 @dataclass(slots=True, eq=False)
 class SyncWork:
-    """One sync round of one log. ``run`` blocks, in any thread; the rest is for the log that made it.
+    """One sync round of one log. ``run`` blocks, in any thread; only the log uses the rest.
 
     It holds the files themselves, so that they stay open whatever the log does meanwhile.
     """
@@ -124,7 +124,7 @@ class SyncWork:
     directory: str
     files: list[File]
     are_names_unsynced: bool
-    #: The directory that holds the log's, if that name is not durable yet. It is synced last.
+    #: The parent of the log's directory, if the directory's name is not durable yet. It is synced last.
     parent: str | None
     #: Path and content of the leader-epochs file, if it must be written.
     epochs_file: tuple[str, bytes] | None
@@ -139,13 +139,13 @@ class SyncWork:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
-        """Sync. Raises OSError, which is final, or DiskFullError, which the next round may overcome."""
+        """Sync. Raises OSError, which is final, or DiskFullError, after which the next round tries again."""
         self.run_inside()
         if self.parent is not None:
             self.fs.sync_dir(self.parent)
 
     def run_inside(self) -> None:
-        """``run`` without the sync of ``parent``."""
+        """Do the work of ``run`` without the sync of ``parent``."""
         with self._lock:
             epochs_file = self.epochs_file
             if epochs_file is not None:
@@ -157,7 +157,7 @@ class SyncWork:
 
     def _write_epochs(self, path: str, data: bytes) -> None:
         """Write the file. The first version is not synced: if it is missing or torn, recovery reads the
-        batches. Later ones are, since an intact file must have every epoch of the synced batches."""
+        batches. Later versions are synced: an intact file must have every epoch of the synced batches."""
         if self.fs.exists(path):
             self.fs.write_atomically(path, data, sync_name=False)
             return
@@ -166,7 +166,7 @@ class SyncWork:
         file.close()
 
     def leave_epochs_alone(self) -> None:
-        """Wait for a write of the epochs under way, and prevent a later one: the log writes them itself."""
+        """Wait for a running write of the epochs and prevent a later one: the log writes them itself."""
         with self._lock:
             self.epochs_file = None
 
@@ -181,7 +181,7 @@ class StateWork:
     is_parent_unsynced: bool
 
     def run(self) -> None:
-        """Raises OSError, DiskFullError."""
+        """Write the state. Raises OSError, DiskFullError."""
         if self.is_parent_unsynced:
             self.fs.sync_dir(layout.parent(self.directory))
         path = layout.join(self.directory, layout.LOG_STATE_FILE)
@@ -189,7 +189,7 @@ class StateWork:
 
 
 def run_together(works: Sequence[SyncWork]) -> list[Exception | None]:
-    """Run all rounds in the least disk time. Returns what each raised, or None, in their order."""
+    """Run all rounds in the least disk time. Returns the exception of each, or None, in their order."""
     if not works:
         return []
     fs = works[0].fs

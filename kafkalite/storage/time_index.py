@@ -1,8 +1,9 @@
 """The sparse time index of one segment: largest timestamp so far -> base offset of the batch that has it.
 
-Entries are added where the offset index gets one, and at the end of the segment, if the largest timestamp has
-grown. The first entry at or above a timestamp names a batch. The first batch at or above it is that one or
-stands before it *within the same interval of the offset index*, so less than one interval must be walked.
+Entries are added with those of the offset index, and at the end of the segment, if the largest
+timestamp has grown. The first batch at or above a timestamp is the batch of the first entry at or above
+it, or an earlier one *within the same interval of the offset index*: less than one interval must be
+scanned.
 
 Pure: arrays of numbers, no file.
 """
@@ -22,7 +23,7 @@ assert _ENTRY.size == TIME_ENTRY_BYTES
 
 
 class TimeIndex:
-    """Invariants: ``timestamps`` strictly increase, ``relative_offsets`` too, both have equal length."""
+    """Invariants: ``timestamps`` and ``relative_offsets`` have equal length, and both strictly increase."""
 
     __slots__ = ("relative_offsets", "timestamps")
 

@@ -66,7 +66,7 @@ class ApiKey(enum.IntEnum):
     RETIRE_TXN_GROUP = 1012
 
 
-#: Used between nodes, only on a connection that has proved to know the cluster's secret (S10).
+#: Used between nodes, only on a connection that was authenticated with the cluster's secret (S10).
 CLUSTER_APIS: Final = frozenset(
     {
         ApiKey.ALTER_PARTITION,

@@ -46,13 +46,13 @@ class RequestHead(Struct):
     api_version: int
     correlation_id: int
     client_id: str | None
-    body: Any  #: for one call of ``decode_body``
+    body: Any  #: valid for one call of ``decode_body``
 
 
 class ResponseHead(Struct):
     correlation_id: int
     throttle_ms: int
-    body: Any  #: for one call of ``decode_body`` or ``decode_response_body``
+    body: Any  #: valid for one call of ``decode_body`` or ``decode_response_body``
 
 
 # --- writing -----------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def decode_body(cls: type[M], body: Any) -> M:
 
 
 def decode_response_body(cls: type[M], error_cls: type[Struct], body: Any) -> M | Struct:
-    """As ``decode_body``, but return an array of two as ``error_cls``: the request failed as a whole."""
+    """Return the body as ``cls``, or an array of two as ``error_cls``: the request failed as a whole."""
     if type(body) is not Stream:
         failed = type(body) is list and len(body) == 2
         return decode_body(error_cls if failed else cls, body)

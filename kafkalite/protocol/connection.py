@@ -61,7 +61,7 @@ class Request(Struct):
     correlation_id: int
     client_id: str | None
     message: Any  #: of the API's request type
-    payload: memoryview  #: writable, in a buffer of its own
+    payload: memoryview  #: writable, in its own buffer
 
 
 class BadRequest(Struct):

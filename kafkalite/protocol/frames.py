@@ -9,8 +9,8 @@
     +--------+--------+--------------+---------------------+
 
 A frame is received in at most two places. Small frames gather in a staging buffer of fixed size, many
-per read. A larger part gets a buffer of exactly its size, which is handed to the transport, so a
-payload arrives without a copy in the memory where it is checked and from which it is written to disk.
+per read. A larger part gets a buffer of exactly its size, into which the transport reads. So a payload
+is checked and written to disk without being copied.
 
 Both lengths are checked before a byte of the frame is kept (S1). The exact buffers are zero pages until
 bytes arrive: a peer that announces 100 MiB and sends nothing costs address space, not memory.
@@ -196,7 +196,7 @@ class FrameReader:
         return None
 
     def _fill_target(self, size_bytes: int) -> None:
-        """Start a buffer of that size with the bytes of it in the staging buffer, which are fewer."""
+        """Start a buffer of that size with its first bytes, which are in the staging buffer."""
         self._target = untouched_buffer(size_bytes)
         self._filled = self._end - self._start
         self._target[: self._filled] = self._staging[self._start : self._end]

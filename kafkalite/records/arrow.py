@@ -122,7 +122,7 @@ def timestamps(values: Any) -> tuple[memoryview, int, int]:
 
 
 def timestamp_parts(timestamps_ms: memoryview, base_timestamp_ms: int, widest_delta_ms: int) -> list[Buffer]:
-    """As ``columns.timestamp_parts``, for the result of ``timestamps``."""
+    """Return what ``columns.timestamp_parts`` returns, for the result of ``timestamps``."""
     numbers = pa.Array.from_buffers(pa.int64(), len(timestamps_ms), [None, pa.py_buffer(timestamps_ms)])
     try:
         deltas = pc.subtract_checked(numbers, pa.scalar(base_timestamp_ms, pa.int64()))
@@ -137,8 +137,8 @@ def timestamp_parts(timestamps_ms: memoryview, base_timestamp_ms: int, widest_de
 def header_lists(values: Any) -> list[Headers] | None:
     """Return each record's headers from an Arrow array of lists of (name, value), or of maps.
 
-    A null list counts as empty; None if no record has any. Raises RecordError for an array of another
-    type, and for a null name.
+    A null list counts as empty. Returns None if no record has headers. Raises RecordError for an array
+    of another type, and for a null name.
     """
     if not is_array(values):
         raise RecordError(f"{type(values).__name__} is not an Arrow array", hint="use extend() for lists")
@@ -238,7 +238,7 @@ def _binary_array(column: BinaryView | None, count: int) -> pa.Array:
         pa.py_buffer(column.data),
     ]
     array = pa.Array.from_buffers(pa.binary(), count, buffers)
-    array.validate(full=True)  # every offset, in C++
+    array.validate(full=True)  # checks every offset, in C++
     return array
 
 

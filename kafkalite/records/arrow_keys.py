@@ -47,7 +47,7 @@ def partitions_of_keys(keys: Any, partition_count: int) -> Any:
 
 
 def _partitions(keys: Any, partition_count: int) -> Any:
-    """As ``partitions_of_keys``, for keys without nulls."""
+    """Return the same as ``partitions_of_keys``, for keys without nulls."""
     if len(keys) < _MIN_TOGETHER:
         return _one_by_one(keys, partition_count)
     lengths = pc.binary_length(keys)

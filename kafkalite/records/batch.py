@@ -106,7 +106,7 @@ class RecordBatch:
         )
 
     def keys(self) -> list[bytes | None] | None:
-        """Return only the keys; None if no record has one. Raises as ``columns``."""
+        """Return only the keys, or None if no record has one. Raises the same errors as ``columns``."""
         body = self.view()
         return None if body.keys is None else body.keys.decode()
 

@@ -53,7 +53,7 @@ from kafkalite.records.header import (
 if TYPE_CHECKING:
     import pyarrow
 
-#: The size of a record beside its own bytes: an offset for its key, one for its value, a timestamp.
+#: The size of a record without its key and value: an offset for each of them, and a timestamp.
 _RECORD_OVERHEAD_BYTES: Final = 4 + 4 + 4
 #: The header, and msgpack's bytes around the columns.
 _BATCH_OVERHEAD_BYTES: Final = HEADER_BYTES + 40
@@ -360,7 +360,7 @@ def _same_count(name: str, column: BinaryColumn | None, actual: int, expected: i
 
 
 def _checked_timestamps(timestamps_ms: int | Iterable[int], count: int) -> _Timestamps:
-    """Raises RecordError unless the argument is ``count`` valid timestamps."""
+    """Return ``timestamps_ms``. Raises RecordError unless they are ``count`` valid timestamps."""
     try:
         if isinstance(timestamps_ms, int):
             timestamps = _Timestamps(None, timestamps_ms, timestamps_ms)
@@ -399,7 +399,7 @@ def _bounded(values: list[int]) -> _Timestamps:
 
 
 def _merge(chunks: list[_Chunk]) -> _Chunk:
-    """Join all chunks; a single one is returned as it is."""
+    """Join all chunks; a single chunk is returned unchanged."""
     if len(chunks) == 1:
         return chunks[0]
     timestamps: list[int] = []

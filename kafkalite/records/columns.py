@@ -58,8 +58,8 @@ _INT32: Final = struct.Struct("<i")
 _MAX_INT32: Final = 2**31 - 1
 MAX_NARROW_DELTA_MS: Final = _MAX_INT32  #: up to this difference to the base a timestamp takes 4 bytes
 
-#: Outside these bounds the general method is as fast, or an entry not worth its place in the cache: 16 of
-#: at most 512 KiB.
+#: Outside these bounds the general method is as fast, or an entry is too large for the cache, which holds
+#: 16 entries of at most 512 KiB.
 _MIN_UNIFORM_COUNT: Final = 16
 _MAX_UNIFORM_COUNT: Final = 1 << 16
 _UNIFORM_CHUNK: Final = 1024
@@ -273,7 +273,7 @@ def checked_headers(headers: Any) -> Headers:
 
 @dataclass(slots=True)
 class BinaryView:
-    """Keys or values inside a body. Checked so far: sizes, and the first and last offset."""
+    """Keys or values inside a body. Only sizes and the first and last offset have been checked."""
 
     count: int
     offsets: memoryview
@@ -296,7 +296,7 @@ class BinaryView:
         return values
 
     def _decode_uniform(self) -> list[bytes] | None:
-        """Return the values if all have one length; None if they do not, or are few."""
+        """Return the values if there are many and all have the same length; otherwise None."""
         count = self.count
         length, remainder = divmod(len(self.data), count)
         if remainder or not _MIN_UNIFORM_COUNT <= count <= _MAX_UNIFORM_COUNT:
@@ -339,7 +339,7 @@ class BodyView:
 
 
 def view_body(body: memoryview, count: int) -> BodyView:
-    """Locate the columns of ``count`` records. Raises CorruptBatchError if the body is anything else."""
+    """Locate the columns of ``count`` records. Raises CorruptBatchError if the body is malformed."""
     if _first_byte(body, 0) != _ARRAY_OF_4:
         raise CorruptBatchError("the body of the batch is not an array of four columns")
     deltas, position = _take_bin(body, 1)

@@ -62,7 +62,7 @@ def _cramjam() -> Any:
 
 
 def check_level(codec: Codec, level: int | None) -> None:
-    """Raises ConfigError if ``codec`` has no such level; None is its default."""
+    """Raise ConfigError if ``codec`` does not have this level. None is the codec's default."""
     if level is None:
         return
     if codec not in _LEVELS:
@@ -74,7 +74,7 @@ def check_level(codec: Codec, level: int | None) -> None:
 
 
 def compress(codec: Codec, data: Buffer, level: int | None = None) -> Buffer:
-    """Return ``data`` compressed; unchanged for NONE. Raises ConfigError for a level it does not have."""
+    """Return ``data`` compressed; unchanged for NONE. Raises ConfigError for a level that the codec lacks."""
     check_level(codec, level)
     if level is None and codec in _LEVELS:
         level = _LEVELS[codec][2]

@@ -292,7 +292,7 @@ def check(buffer: Buffer) -> BatchHeader:
 
 
 def check_length(buffer: Buffer) -> BatchHeader:
-    """As ``check``, without the CRC."""
+    """Return the header as ``check`` does, without checking the CRC."""
     header = parse_header(buffer)
     if header.length_bytes != len(buffer):
         raise CorruptBatchError(

@@ -1,4 +1,4 @@
-"""Chooses the partition of a record if the caller names none.
+"""Chooses the partition of a record if the caller does not specify it.
 
 A key goes to the partition that Kafka's clients choose (murmur2), so that programs of both kinds agree.
 Partitioners differ in their treatment of records without a key:
@@ -137,7 +137,7 @@ class Random:
         return self._rng.randrange(partition_count)
 
     def on_batch_closed(self, topic: str, partition: int) -> None:
-        """Ignored."""
+        """Do nothing."""
 
 
 class Hash:
@@ -147,18 +147,18 @@ class Hash:
         return partition_for_key(key or b"", partition_count)
 
     def on_batch_closed(self, topic: str, partition: int) -> None:
-        """Ignored."""
+        """Do nothing."""
 
 
 class ByFunction:
-    """Each record goes where the user's function says; None means ``roundrobin``."""
+    """The user's function chooses each record's partition. If it returns None, ``roundrobin`` chooses."""
 
     def __init__(self, function: PartitionFunction) -> None:
         self._function = function
         self._otherwise = RoundRobinPerBatch()
 
     def partition(self, topic: str, key: bytes | None, value: bytes | None, partition_count: int) -> int:
-        """Raises RecordError if the function returns no partition of the topic."""
+        """Return the function's partition. Raises RecordError if the topic does not have that partition."""
         chosen = self._function(topic, key, value, partition_count)
         if chosen is None:
             return self._otherwise.partition(topic, key, value, partition_count)

@@ -1,4 +1,4 @@
-"""For your tests and ours: a broker in your process, a clock that you move, faults on request.
+"""Test tools for applications and kafkalite: in-process brokers, a clock that tests advance, and faults.
 
 Modules are loaded when first used: the pytest plugin costs nothing in a run that does not use it.
 """

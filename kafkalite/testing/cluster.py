@@ -56,7 +56,7 @@ SETTINGS_OF_SEVERAL: Final[dict[str, Any]] = {
     "broker_session_timeout_ms": 1_000,
     "replica_fetch_backoff_ms": 20,
 }
-#: As few partitions as a Broker in memory has: each costs time at start.
+#: As few partitions as an in-memory Broker has, because each costs time at start.
 FEW_COORDINATORS: Final[dict[str, Any]] = {
     "offsets_topic_num_partitions": 4,
     "transaction_state_log_num_partitions": 4,
@@ -142,7 +142,7 @@ class Cluster:
             self._plan(brokers, controllers, seed, settings)
 
     def _plan(self, brokers: int, controllers: int, seed: int, settings: dict[str, Any]) -> None:
-        """Create the nodes of a cluster of several, with the settings by which they find each other."""
+        """Create the nodes of a multi-node cluster, with the settings by which they connect to each other."""
         broker_ids = range(1, brokers + 1)
         controller_ids = range(FIRST_CONTROLLER_ID, FIRST_CONTROLLER_ID + controllers)
         voters = {n: self._address(f"-controller-{n}", fixed=True) for n in controller_ids or broker_ids}
@@ -183,7 +183,7 @@ class Cluster:
         await self.close()
 
     async def start(self, *node_ids: int) -> None:
-        """Start the nodes that are not running, all or those named, at the addresses they had before."""
+        """Start the nodes that are not running (all or those named) at their earlier addresses."""
         starting = [
             asyncio.ensure_future(self._start(node)) for node in self._named(node_ids) if not node.is_running
         ]
@@ -215,7 +215,7 @@ class Cluster:
             node.settings["listeners"] = broker.addresses
 
     async def stop(self, *node_ids: int) -> None:
-        """Shut nodes down in order, all or those named. Their storage is kept."""
+        """Shut down nodes in order (all or those named). Their storage is kept."""
         is_rest = bool(node_ids)
         await self._for_each(node_ids, lambda broker: broker.stop(hands_over=is_rest))
 
@@ -224,14 +224,14 @@ class Cluster:
         await self._for_each(node_ids, Broker.kill)
 
     async def crash(self, *node_ids: int) -> None:
-        """Kill nodes. Storage in memory loses what was not synced, as in a power failure."""
+        """Kill nodes. In-memory storage loses all unsynced data, as in a power failure."""
         await self.kill(*node_ids)
         for node in self._named(node_ids):
             if isinstance(node.filesystem, MemoryFileSystem):
                 node.filesystem.crash(node.rng)
 
     async def restart(self, *node_ids: int) -> None:
-        """``stop`` and ``start``."""
+        """Call ``stop`` and ``start``."""
         await self.stop(*node_ids)
         await self.start(*node_ids)
 
@@ -292,7 +292,7 @@ class Cluster:
 
     @property
     def filesystem(self) -> FileSystem:
-        """The first node's file system. The one in memory can be made to fail."""
+        """The first node's file system. An in-memory file system can be made to fail."""
         filesystem = next(iter(self.nodes.values())).filesystem
         assert filesystem is not None, "the cluster is not started"
         return filesystem
@@ -385,7 +385,7 @@ class Cluster:
     # --- faults and time
 
     def intercept(self, api: ApiKey, fault: Fault | None, *, node_id: int | None = None) -> None:
-        """Pass every request of ``api``, to one node or to all, to ``fault`` first. None ends that."""
+        """Pass every request of ``api``, to one node or all, to ``fault`` first. None removes the fault."""
         if fault is None:
             self._faults.pop((node_id, api), None)
         else:
@@ -400,7 +400,7 @@ class Cluster:
         return fault(request, lambda: broker.handle(request, client), self.clock)
 
     async def advance(self, duration_ms: int) -> None:
-        """Advance the virtual clock, which the cluster must have been given."""
+        """Advance the cluster's virtual clock. Requires a cluster that was created with one."""
         assert isinstance(self.clock, VirtualClock), (
             "only Cluster(clock=VirtualClock()) can advance its clock"
         )

@@ -14,7 +14,7 @@ from kafkalite.clock import Clock
 from kafkalite.errors import ErrorCode
 from kafkalite.protocol.connection import Request
 
-#: Has the broker handle the intercepted request after all.
+#: Lets the broker handle the intercepted request after all.
 Proceed: TypeAlias = Callable[[], "Response | Pending"]
 
 #: Returns the response itself, or None to let the request pass.

@@ -27,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def kafkalite(request: pytest.FixtureRequest) -> Iterator[SyncCluster]:
-    """A running broker of this test's own."""
+    """A running broker for this test only."""
     from kafkalite.testing.sync_cluster import SyncCluster
 
     marker = request.node.get_closest_marker("kafkalite")

@@ -56,7 +56,7 @@ class ServerProcess:
     node_id: int
     settings: dict[str, str]
     directory: Path
-    address: str  #: for clients; of a node that is only a controller, for its peers
+    address: str  #: for clients; if the node is only a controller, for its peers
     is_broker: bool
     is_controller: bool
     process: asyncio.subprocess.Process | None = None
@@ -72,7 +72,7 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """Return everything it has logged since its first start."""
+        """Return everything that the node has logged since its first start."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def tail(self, lines: int = 20) -> str:
@@ -243,7 +243,7 @@ class ProcessCluster:
         return await self.nodes[node_id].end(signal.SIGTERM)
 
     async def restart(self, node_id: int) -> None:
-        """``terminate`` and ``start_node``."""
+        """Call ``terminate`` and ``start_node``."""
         await self.terminate(node_id)
         await self.start_node(node_id)
 

@@ -50,7 +50,7 @@ def client_id_of(first_bytes: bytes) -> str:
 
 
 class Direction:
-    """One direction of a link, and its faults. They add up; ``heal`` ends them all."""
+    """One direction of a link, and its faults, which can be combined. ``heal`` ends them all."""
 
     def __init__(self) -> None:
         self._is_black_hole = False
@@ -151,7 +151,7 @@ class Link:
             connection.reset()
 
     def refuse(self) -> None:
-        """Reset every connection, and each new one as soon as its client is known."""
+        """Reset every connection, and each new one as soon as its client is identified."""
         self.is_refused = True
         self.reset()
 
@@ -234,7 +234,7 @@ class FaultyProxy:
     # --- links
 
     def link(self, source: str = ANY_CLIENT) -> Link:
-        """Return the link of ``source``, which need not have connected yet."""
+        """Return the link of ``source``, which may not have connected yet."""
         if source not in self._links:
             self._links[source] = Link(source)
         return self._links[source]
@@ -258,7 +258,7 @@ class FaultyProxy:
             await self._serve(connection)
         except asyncio.CancelledError:  # reset, or the proxy closes
             pass
-        except OSError:  # if one side is gone, so is the other
+        except OSError:  # if one side is closed, so is the other
             pass
         finally:
             self._tasks.discard(task)

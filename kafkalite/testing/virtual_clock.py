@@ -14,7 +14,7 @@ _SETTLE_TURNS: Final = 100
 
 
 class VirtualClock:
-    """A clock that stands still until ``advance``. Belongs to the event loop of the broker that uses it.
+    """A clock that moves only in ``advance``. Belongs to the event loop of the broker that uses it.
 
     Starts at the real time by default, so that timestamps of clients are plausible.
     """

@@ -141,8 +141,10 @@ class ElectionPartition(Struct):
 
 class ElectLeadersRequest(Struct):
     timeout_ms: int
-    is_unclean: bool  #: False: the preferred replica. True: any live one, even if committed records are lost
-    partitions: list[ElectionPartition] | None  #: None: every partition that needs it
+    is_unclean: (
+        bool  #: False: the preferred replica. True: any live replica, even if committed records are lost
+    )
+    partitions: list[ElectionPartition] | None  #: None: every partition that needs an election
 
 
 class ElectedPartition(Struct):
@@ -158,7 +160,7 @@ class ElectLeadersResponse(ApiResponse):
 
 
 class ControlledShutdownRequest(Struct):
-    """Sent by an operator to make one broker hand over its leaderships and stop."""
+    """Sent by an operator to make one broker transfer its leaderships and stop."""
 
     node_id: int
 

@@ -1,6 +1,6 @@
 """Requests between the nodes of a cluster: identity, Raft, registration, replication, forwarding.
 
-They need a connection that has proved to know the cluster's secret (ClusterHello, ClusterProof).
+They need a connection that was authenticated with the cluster's secret (ClusterHello, ClusterProof).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from kafkalite.protocol.structs import ApiResponse, Struct
 
 
 class ClusterHelloRequest(Struct):
-    """First of two steps of mutual authentication: a challenge. The response has a proof and another."""
+    """First of two steps of mutual authentication: a challenge. The response has a proof and a challenge."""
 
     cluster_id: str
     node_id: int
@@ -27,7 +27,7 @@ class ClusterProofRequest(Struct):
 
 
 class ClusterProofResponse(ApiResponse):
-    node_id: int  #: under which the connection is now authenticated
+    node_id: int  #: the node id that the connection is now authenticated for
 
 
 class RaftMessagesRequest(Struct):
@@ -110,7 +110,7 @@ class AlterPartitionRequest(Struct):
 
 
 class ChangedPartition(Struct):
-    """The state in force as the controller knows it, with error_code 0 as well as after a refusal."""
+    """The partition's current state on the controller, with error_code 0 as well as after a refusal."""
 
     topic_id: str
     partition: int
@@ -131,7 +131,7 @@ class ReplicaFetchPartition(Struct):
 
     topic_id: str
     partition: int
-    leader_epoch: int  #: in which the follower follows
+    leader_epoch: int  #: the epoch that the follower is in
     fetch_offset: int  #: its log end, inclusive
     last_epoch: int  #: of the last batch in its log; -1 in an empty log
     synced_end_offset: int  #: exclusive (R7)
@@ -217,7 +217,7 @@ class FetchMetadataRequest(Struct):
     """A long poll by which a broker that is not a voter follows the metadata log; any voter serves it."""
 
     after_offset: int  #: the last entry replayed here; 0 before the first
-    leader_id: int  #: the controller known to the sender, -1: none; another one ends the wait
+    leader_id: int  #: the controller known to the sender, -1: none; a different controller ends the wait
     max_wait_ms: int
     max_bytes: int
 

@@ -61,7 +61,7 @@ class FetchedPartition(PartitionResult):
     high_watermark: int  #: exclusive
     last_stable_offset: int  #: exclusive
     log_start_offset: int  #: inclusive
-    length_bytes: int  #: of its batches in the payload; the first may begin before fetch_offset
+    length_bytes: int  #: of the partition's batches in the payload; the first may begin before fetch_offset
     #: with read_committed: aborted transactions with batches in this response, by first offset
     aborted: list[AbortedTransaction]
 
@@ -85,8 +85,8 @@ class ListOffsetsRequest(Struct):
 class ListedOffset(PartitionResult):
     """For a timestamp: base offset and max timestamp of the first batch whose max timestamp is not less.
 
-    The broker does not unpack batches, so the client finds the exact record in that one. NO_OFFSET if
-    every record is older.
+    The broker does not unpack batches, so the client searches that batch for the exact record.
+    NO_OFFSET if every record is older.
     """
 
     timestamp_ms: int
@@ -113,7 +113,9 @@ class OffsetsForBytesRequest(Struct):
 
 
 class OffsetForBytes(PartitionResult):
-    """The range that ``max_bytes`` of batches cover. Partial batches count fully, the first one always."""
+    """The range that ``max_bytes`` of batches cover. Partial batches count fully; the first batch is
+    always included.
+    """
 
     end_offset: int  #: exclusive: the end of a batch, or of the range; NO_OFFSET on error
     size_bytes: int  #: of the batches from start_offset to this end_offset

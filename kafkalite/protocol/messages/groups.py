@@ -28,7 +28,7 @@ class FindCoordinatorResponse(ApiResponse):
 
 
 class AssignedTopic(Struct):
-    """At most limits.MAX_INTEGERS_PER_LIST partitions; a topic with more takes several."""
+    """At most limits.MAX_INTEGERS_PER_LIST partitions. A topic with more takes several items."""
 
     topic_id: str
     topic: str
@@ -36,7 +36,8 @@ class AssignedTopic(Struct):
 
 
 class ConsumerGroupHeartbeatRequest(Struct):
-    """A member's heartbeat, with its subscription and its partitions. None: unchanged since the last one.
+    """A member's heartbeat, with its subscription and its partitions. None: unchanged since the last
+    heartbeat.
 
     The first request of a member, and each after it was fenced, has every field.
     """

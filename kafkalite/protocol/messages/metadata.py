@@ -93,8 +93,8 @@ class QuorumNode(Struct):
     node_id: int
     address: str  #: of its controller listener; "" if unknown
     is_voter: bool
-    match_offset: int  #: up to which the leader knows its log to agree; -1 if unknown
-    last_contact_ms: int  #: since its last message; -1: none yet
+    match_offset: int  #: the last index at which its log agrees with the leader's; -1 if unknown
+    last_contact_ms: int  #: ms since its last message; -1: none yet
 
 
 class DescribeQuorumResponse(ApiResponse):

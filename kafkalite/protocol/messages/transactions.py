@@ -50,7 +50,7 @@ class EndTxnResponse(ApiResponse):
 
 class TxnMarker(Struct):
     producer_id: int
-    producer_epoch: int  #: the one after that of the transaction's batches
+    producer_epoch: int  #: the epoch after that of the transaction's batches
     coordinator_epoch: int  #: leader epoch of the coordinator's partition
     is_commit: bool
     partitions: list[TxnPartition]

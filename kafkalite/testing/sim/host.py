@@ -43,7 +43,7 @@ class Disk:
         self.rng = rng
         self.sync_s = 0.0005  #: the minimum
         self.jitter_s = 0.001  #: at most this much is added
-        self.stall_rate = 0.0  #: part of the syncs that take up to ``stall_s`` longer
+        self.stall_rate = 0.0  #: fraction of the syncs that take up to ``stall_s`` longer
         self.stall_s = 0.5
 
     def delay_s(self) -> float:
@@ -126,7 +126,7 @@ class Host:
         return self.process is not None and self.process.is_paused
 
     def new_process(self) -> Process:
-        """Return a process without code. The one before has ended."""
+        """Return a process without code. The earlier process must have ended."""
         assert not self.is_running, f"{self} runs {self.process}"
         self.run_count += 1
         process = Process(f"{self.name}#{self.run_count}", self.name)
@@ -151,7 +151,7 @@ class Host:
         self.filesystem.locked.clear()
 
     def lose_power(self) -> None:
-        """Cut the power: each unsynced part of the disk survives or is lost; peers receive nothing."""
+        """Cut the power: each unsynced part of the disk survives or is lost. Peers are not notified."""
         if self.process is not None:
             self.loop.kill(self.process)
         self.network.on_power_loss(self.name)
@@ -175,7 +175,7 @@ class Host:
         self.filesystem.capacity_bytes = self.filesystem.used_bytes() + free_bytes
 
     def replace_disk(self) -> None:
-        """Give a host that is down an empty disk: what was stored is lost for good."""
+        """Give a stopped host an empty disk. The stored data is permanently lost."""
         assert not self.is_running, f"{self} runs"
         self.filesystem = MemoryFileSystem(crashable=True)
 

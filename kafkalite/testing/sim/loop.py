@@ -35,7 +35,7 @@ current_process: contextvars.ContextVar[Process] = contextvars.ContextVar("curre
 
 
 class Deadlock(Exception):
-    """Every task waits, and none of them for a timer."""
+    """All tasks wait, and none of them waits for a timer."""
 
 
 class Process:
@@ -70,7 +70,7 @@ class SimTask(asyncio.Task[Any]):
         root = loop.root
         self.process = current_process.get(root) if context is None else context.get(current_process, root)
         super().__init__(coro, loop=loop, **kwargs)
-        if self.process.is_dead:  # it was killed in this very callback, the rest of which still runs
+        if self.process.is_dead:  # it was killed in this callback, the rest of which still runs
             self._log_destroy_pending = False
 
     def __hash__(self) -> int:
@@ -203,7 +203,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return SimTask(coro, loop=self, name=f"{process.name} {name}", context=process.context())
 
     def pause(self, process: Process) -> None:
-        """Run none of its callbacks until ``resume``. Meanwhile its timers expire and its data arrives."""
+        """Run no callbacks of the process until ``resume``. Meanwhile timers expire and data arrives."""
         if not process.is_paused and not process.is_dead:
             process.is_paused = True
             if process in self._active:
@@ -216,7 +216,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 self._active.append(process)
 
     def kill(self, process: Process) -> None:
-        """Drop all its callbacks, now and in future."""
+        """Drop all callbacks of the process, now and in the future."""
         if process.is_dead:
             return
         for task in asyncio.all_tasks(self):
@@ -231,7 +231,7 @@ class SimLoop(asyncio.BaseEventLoop):
     # --- the end -------------------------------------------------------------------------------------
 
     def dispose(self) -> None:
-        """Drop all pending callbacks and tasks, and silence the complaints of their finalizers."""
+        """Drop all pending callbacks and tasks, and silence the warnings of their finalizers."""
         self._is_disposed = True
         self._active.clear()
         self._timers.clear()

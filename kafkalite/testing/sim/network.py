@@ -50,23 +50,23 @@ class End(Protocol):
     def on_reset_by_peer(self) -> None: ...
 
     def on_own_death(self, *, is_polite: bool) -> None:
-        """The process died: its kernel sends the end of the stream, or a reset."""
+        """Handle the death of the process: its kernel sends the end of the stream, or a reset."""
         ...
 
     def vanish(self) -> None:
-        """The host lost power: nothing more is sent, and data in transit is lost."""
+        """Handle a power loss of the host: nothing more is sent, and data in transit is lost."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class Tuning:
-    """How a link behaves. Seeds set it; a test may, too."""
+    """How a link behaves. Seeds set it, and tests may set it."""
 
     delay_s: float = 0.0003  #: the minimum
     jitter_s: float = 0.0003  #: the mean of what is added
-    spike_rate: float = 0.0  #: part of the segments that take up to ``spike_s`` longer
+    spike_rate: float = 0.0  #: fraction of the segments that take up to ``spike_s`` longer
     spike_s: float = 0.05
-    split_rate: float = 0.0  #: part of the writes that arrive in two pieces
+    split_rate: float = 0.0  #: fraction of the writes that arrive in two pieces
 
 
 class Item(NamedTuple):
@@ -213,7 +213,7 @@ class Network:
     # --- hosts -----------------------------------------------------------------------------------------
 
     def on_process_death(self, process: Process) -> None:
-        """Close its connections as a kernel does: peers receive what was written, then an end or a reset."""
+        """Close the process's connections as a kernel does: peers receive its data, then EOF or a reset."""
         for address in [address for address, each in self.listeners.items() if each.process is process]:
             del self.listeners[address]
         for end in [end for end in self._ends if end.process is process]:

@@ -64,7 +64,7 @@ class Steps:
 
 
 def at_every_step(life: Callable[[Steps], None], *, stride: int = 1) -> list[str]:
-    """Run ``life`` once untouched, then once for each of its steps, struck there. Return the labels of the
+    """Run ``life`` unchanged, then once for each of its steps, struck there. Return the labels of the
     steps.
 
     With a ``stride``, strike only at every ``stride``-th step.

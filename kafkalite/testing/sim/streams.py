@@ -206,7 +206,7 @@ class SimEnd(StreamEnd):
             self._loop.call_soon(self._deliver, context=self._context)
 
     def _deliver(self) -> None:
-        """Pass what arrived to the protocol, in its process, while it reads."""
+        """Pass received data to the protocol, in its process, while it reads."""
         self._is_scheduled = False
         while self._arrived and not self._is_closing:
             kind = self._arrived[0].kind

@@ -37,9 +37,7 @@ class Expiry:
         self._pending = pending
         self._settings = settings
         self._patterns = patterns
-        self._topics: Mapping[str, TopicShape] | None = (
-            None  # the topics at the last comparison with all groups
-        )
+        self._topics: Mapping[str, TopicShape] | None = None  # topics at the last comparison
         self._members_due_ms: int | None = None
         self._retention_due_ms: int | None = None
         self._to_check: deque[str] = deque()  # groups whose offsets are still to be checked

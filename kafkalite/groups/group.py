@@ -39,9 +39,7 @@ class Session:
     """The volatile state of a member. A new coordinator starts every session again."""
 
     last_seen_ms: int  #: monotonic: time of the last request or response
-    revoke_deadline_ms: int | None = (
-        None  #: monotonic: when the member must have released the partitions to revoke
-    )
+    revoke_deadline_ms: int | None = None  #: monotonic: end of the rebalance timeout
     named_epoch: int = 0  #: the highest epoch that the member has sent
     stated: Partitions | None = None  #: the partitions in the member's last list; None before the first
 

@@ -46,12 +46,8 @@ class CurrentAssignment(NamedTuple):
     new ``member_epoch``, so the sender of a heartbeat at that epoch has received them.
     """
 
-    member_epoch: (
-        int  #: the group's epoch in the last response; STATIC_LEAVE_EPOCH: left temporarily, owns nothing
-    )
-    previous_epoch: (
-        int  #: the oldest epoch that the member may still send: its first, or the last that it sent
-    )
+    member_epoch: int  #: the group's epoch in the last response; STATIC_LEAVE_EPOCH: away, owns nothing
+    previous_epoch: int  #: the oldest that it may still send: its first, or the last it sent
     assigned: Partitions
     revoking: Partitions  #: to be released by the member; it has not confirmed yet
 

@@ -60,12 +60,8 @@ class LocalChanges(NamedTuple):
 
     deleted: tuple[LocalPartition, ...] = ()  #: replicas removed from this broker, each with its last state
     created: tuple[LocalPartition, ...] = ()  #: replicas that are new on this broker
-    leaders: tuple[
-        LocalPartition, ...
-    ] = ()  #: partitions led by this broker that are new or have a changed state
-    followers: tuple[
-        LocalPartition, ...
-    ] = ()  #: other replicas on this broker that are new or have a changed state
+    leaders: tuple[LocalPartition, ...] = ()  #: led by this broker; new or changed state
+    followers: tuple[LocalPartition, ...] = ()  #: other replicas here; new or changed state
     configs_changed: tuple[str, ...] = ()  #: existing topics whose overrides changed
     broker_configs_changed: bool = False  #: this broker's own overrides, which affect every topic
 

@@ -61,9 +61,7 @@ class _Tally:
         self._loads = {broker.node_id: loads.get(broker.node_id, _NO_LOAD) for broker in circle}
         self._leading: Counter[int] = Counter()
         self._holding: Counter[int] = Counter()
-        self._following: Counter[tuple[int, int, int]] = (
-            Counter()
-        )  # (leader, index among the replicas, node) -> count
+        self._following: Counter[tuple[int, int, int]] = Counter()  # (leader, replica index, node) -> count
 
     def add(self, replicas: tuple[int, ...]) -> None:
         leader = replicas[0]

@@ -282,9 +282,7 @@ class ControllerNode:
         for node_id, broker_epoch in sessions.expired(now_ms):
             known = image.brokers.get(node_id)
             if known is not None and known.broker_epoch == broker_epoch and not known.is_fenced:
-                changes.append(
-                    FenceBroker(node_id, broker_epoch)
-                )  # the session stays until the broker is fenced
+                changes.append(FenceBroker(node_id, broker_epoch))  # the session stays until the fencing
             else:
                 sessions.end(node_id)
         return changes

@@ -75,9 +75,7 @@ class RaftQuorum(QuorumState):
         self._recent_bytes = 0
         self._events: deque[tuple[Any, ...]] = deque()
         self._is_draining = False
-        self._waiting: dict[
-            asyncio.Future[Any], None
-        ] = {}  # commits and reads; a failure or a stop completes them
+        self._waiting: dict[asyncio.Future[Any], None] = {}  # commits and reads: a failure or stop ends them
         self._beyond = OffsetWaiters()
         self._snapshot_bytes: tuple[int, bytes] | None = (
             None  # (offset, encoded records) of the last requested snapshot

@@ -49,9 +49,7 @@ class Voter(RaftAdapter):
         ] = []  # confirmed reads that wait until the entries committed by then are applied
         self._next_inquiry = 0.0
         self._confirmation: _Confirmation | None = None
-        self._log_holders: set[int] = (
-            set()
-        )  # peers that hold all entries that this node committed as the only voter
+        self._log_holders: set[int] = set()  # peers with all entries of the former only voter
         super().__init__(*args, **kwargs)
         self._started = self._loop_time()
 

@@ -141,9 +141,7 @@ class ElectionPartition(Struct):
 
 class ElectLeadersRequest(Struct):
     timeout_ms: int
-    is_unclean: (
-        bool  #: False: the preferred replica. True: any live replica, even if committed records are lost
-    )
+    is_unclean: bool  #: False: the preferred replica. True: any live one, even if committed records are lost
     partitions: list[ElectionPartition] | None  #: None: every partition that needs an election
 
 

@@ -123,8 +123,7 @@ def _level(owned: dict[str, set[TopicIdPartition]], subscribers: Mapping[str, li
 
 
 def range_(members: Subscribers, counts: Counts, previous: Targets) -> dict[str, Partitions]:
-    """Assign each member a range of the partitions of each topic, the same in topics with equal counts and
-    subscribers.
+    """Assign each member a range of each topic; topics with equal counts and subscribers get equal ranges.
 
     So partition n of two such topics belongs to the same member, as joins need (co-partitioning).
     Members keep the order of their earlier ranges, and new members come last, so that few partitions

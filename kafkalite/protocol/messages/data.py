@@ -113,9 +113,7 @@ class OffsetsForBytesRequest(Struct):
 
 
 class OffsetForBytes(PartitionResult):
-    """The range that ``max_bytes`` of batches cover. Partial batches count fully; the first batch is
-    always included.
-    """
+    """The range that ``max_bytes`` of batches cover. Partial batches count fully; the first always counts."""
 
     end_offset: int  #: exclusive: the end of a batch, or of the range; NO_OFFSET on error
     size_bytes: int  #: of the batches from start_offset to this end_offset

@@ -1,1 +1,1 @@
-"""One node: the asyncio shell around the pure floors. ``broker.Broker`` puts it together."""
+"""One node: the asyncio shell around the pure packages. ``broker.Broker`` creates and joins its parts."""

@@ -113,7 +113,7 @@ class Broker:
         self._state = "new"
         self._failure: BaseException | None = None
         self._addresses: tuple[str, ...] = ()
-        self._started: list[Step] = []  # how to undo each step of the start, in its order
+        self._started: list[Step] = []  # how to undo each step of the start, in order
         self._stopping: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
         self._started_ms = 0
@@ -203,8 +203,8 @@ class Broker:
         return self._housekeeping
 
     def intercept(self, interceptor: Interceptor | None) -> None:
-        """Call ``interceptor`` with every request before its handler. None removes it. For faults in
-        tests.
+        """Call ``interceptor`` with every request before its handler, to inject faults in tests. None
+        removes it.
         """
         self._dispatcher.interceptor = interceptor
 
@@ -212,7 +212,7 @@ class Broker:
         """Respond to ``request`` as if ``client`` had sent it, without the interceptor."""
         return self._dispatcher.handle(request, client)
 
-    # --- life
+    # --- start and stop
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -300,7 +300,7 @@ class Broker:
             self._stopping = asyncio.get_running_loop().create_task(
                 self._do_stop(is_clean=False), name="stop after a failure"
             )
-        elif self._starter is not None:  # it may wait for something that no longer happens
+        elif self._starter is not None:  # it may wait for an event that no longer happens
             self._starter.cancel()
 
     async def _stop(self, *, is_clean: bool) -> None:
@@ -393,7 +393,7 @@ class Broker:
         )
 
     def _open_filesystem(self) -> tuple[FileSystem, bool]:
-        """Return the file system and whether it is in memory: then nothing blocks, and no thread may touch
+        """Return the file system and whether it is in memory: then nothing blocks, and no thread may use
         it.
         """
         from kafkalite.storage.disk import RealFileSystem
@@ -527,7 +527,7 @@ class Broker:
         return response
 
     async def _leave_quorum(self) -> None:
-        """Leave after the quorum has stopped, whose last messages let another node lead."""
+        """Leave after the quorum has stopped: its last messages let another node lead."""
         assert self._cluster is not None
         await self._cluster.leave(is_clean=self._is_clean)
 

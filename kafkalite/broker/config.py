@@ -1,6 +1,7 @@
-"""BrokerConfig: every setting of a broker, with Kafka's name, type, default, bounds and meaning in one place.
+"""BrokerConfig: every setting of a broker, with Kafka's name, type, default, bounds and meaning in one
+place.
 
-``BROKER_OPTIONS`` is the same as a registry. ``load_settings`` reads a TOML file, the environment and flags.
+``BROKER_OPTIONS`` is its registry. ``load_settings`` reads a TOML file, the environment and flags.
 """
 
 # Long because it is the one list of a broker's options.
@@ -40,11 +41,11 @@ EMBEDDED_LISTENERS: Final = ("127.0.0.1:0",)
 BROKER_ROLE: Final = "broker"
 CONTROLLER_ROLE: Final = "controller"
 ROLES: Final = (BROKER_ROLE, CONTROLLER_ROLE)
-#: A shorter one could be guessed from an observed handshake.
+#: A shorter secret could be guessed from an observed handshake.
 MIN_SECRET_LENGTH: Final = 16
 _MAX_INT32: Final = 2**31 - 1
 
-# Kafka's coarser names, and their unit in milliseconds. If several are given, the finest one counts.
+# Kafka's coarser names, and their unit in milliseconds. If several are given, the finest one is used.
 _COARSE: Final[dict[str, tuple[str, int]]] = {
     "log.retention.minutes": ("log.retention.ms", 60_000),
     "log.retention.hours": ("log.retention.ms", 3_600_000),
@@ -427,7 +428,7 @@ class BrokerConfig:
         self._check_relations()
 
     def _check_relations(self) -> None:
-        """Raises ConfigError if two settings contradict each other."""
+        """Raise ConfigError if two settings contradict each other."""
         self._check_cluster()
         self._check_coordinators()
         self._require(not self.is_broker or bool(self.listeners), "listeners", "at least one address")
@@ -500,7 +501,7 @@ class BrokerConfig:
         self._require(is_valid, "group.consumer.assignors", "uniform, range, or both")
 
     def _require(self, is_met: bool, key: str, allowed: str) -> None:
-        """Raises ConfigError for the option ``key`` unless ``is_met``, with its value if it may be shown."""
+        """Raise ConfigError for the option ``key`` unless ``is_met``, with its value if it may be shown."""
         if not is_met:
             value = getattr(self, BROKER_OPTIONS.get(key).python_name)
             text = ",".join(value) if isinstance(value, tuple) else value
@@ -521,7 +522,7 @@ class BrokerConfig:
         return {option.name: getattr(self, option.python_name) for option in BROKER_OPTIONS}
 
     def topic_defaults(self) -> dict[str, Any]:
-        """Return the typed defaults that differ from Kafka's, by topic option name."""
+        """Return the typed topic defaults that differ from Kafka's, by option name."""
         given = {name: getattr(self, BROKER_OPTIONS.get(name).python_name) for name in _TOPIC_DEFAULTS}
         return topic_defaults(
             {name: value for name, value in given.items() if value != BROKER_OPTIONS.get(name).default}
@@ -558,7 +559,7 @@ class BrokerConfig:
 
     @property
     def voters(self) -> dict[int, str]:
-        """{node id: address of its controller listener}"""
+        """Return {node id: address of its controller listener}."""
         return parse_voters(self.controller_quorum_voters)
 
 

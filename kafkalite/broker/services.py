@@ -1,7 +1,7 @@
 """The parts of one broker, as the handlers receive them.
 
-Each family of handlers declares the parts that it uses as a Protocol; ``handlers.HANDLERS`` checks that this
-class has them all. Nothing but the broker, which makes it, depends on the whole.
+Each family of handlers declares the parts that it uses as a Protocol; ``handlers.HANDLERS`` checks that
+this class has them all. Only the broker, which creates it, depends on the whole class.
 """
 
 # Tests: tests/broker/test_broker.py
@@ -50,11 +50,11 @@ class Services:
     coordinators: Coordinators  #: of the groups and transactions that are coordinated here
     marker_writer: MarkerWriter
     transactions: Transactions
-    on_broken: Callable[[BaseException], None]  #: an invariant is broken: the broker must stop
-    request_stop: Callable[[], object]  #: stop in order, soon
-    authenticator: Authenticator | None = None  #: None: a cluster of its own
+    on_broken: Callable[[BaseException], None]  #: called when an invariant is broken: the broker must stop
+    request_stop: Callable[[], object]  #: begins an orderly stop and returns at once
+    authenticator: Authenticator | None = None  #: None in a single-node cluster
     peers: PeerConnections | None = None
     raft: RaftQuorum | None = None  #: None: this node does not vote
-    replicas: ReplicaManager | None = None  #: None: a cluster of its own
+    replicas: ReplicaManager | None = None  #: None in a single-node cluster
     sessions: dict[int, Client] = field(default_factory=dict)  #: where each broker's heartbeats arrived last
     is_stopping: bool = False

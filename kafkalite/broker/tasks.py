@@ -38,7 +38,7 @@ class TaskSet:
             self._on_failure(error)
 
     async def cancel(self) -> None:
-        """Cancel all and return when they have ended."""
+        """Cancel all tasks and return when they have ended."""
         await cancel_all(list(self._tasks))
 
 
@@ -51,7 +51,7 @@ class SharedTasks(Generic[K, T]):
     async def run(self, key: K, begin: Callable[[], Coroutine[Any, Any, T]], *, name: str) -> T:
         """Return the result of the task of ``key``, which is started if there is none.
 
-        It goes on if its callers are cancelled.
+        The task continues if its callers are cancelled.
         """
         task = self._tasks.get(key)
         if task is None:
@@ -62,10 +62,10 @@ class SharedTasks(Generic[K, T]):
     def _on_done(self, key: K, done: asyncio.Task[T]) -> None:
         self._tasks.pop(key, None)
         if not done.cancelled():
-            done.exception()  # every waiting caller raises it; there may be none
+            done.exception()  # every waiting caller raises it, and there may be no caller
 
     async def close(self) -> None:
-        """Cancel all and return when they have ended."""
+        """Cancel all tasks and return when they have ended."""
         await cancel_all(list(self._tasks.values()))
 
 

@@ -79,8 +79,8 @@ class Authenticator:
     async def dial(self, address: str, node_id: int, *, client_id: str, timeout_ms: int) -> Connection:
         """Return a connection to ``node_id`` at ``address`` on which both sides are authenticated.
 
-        Raises ConnectionFailedError, RequestTimeoutError, and the BrokerError if this node is refused or
-        the other one does not belong to the cluster.
+        Raises ConnectionFailedError, RequestTimeoutError, and the BrokerError if this node is refused
+        or the other node does not belong to the cluster.
         """
         connection = await connect(address, client_id=client_id, timeout_ms=timeout_ms)
         try:

@@ -50,10 +50,10 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_MS: Final = 2_000
 BACKOFF: Final = Backoff(10, 250)
-#: For commands sent over the network whose client sets no timeout.
+#: For commands whose client sets no timeout.
 DEFAULT_TIMEOUT_MS: Final = 30_000
 
-#: The node is not the controller, or no longer. The request may be sent to the next leader.
+#: The node is not or no longer the controller. The request may be sent to the next leader.
 _ELSEWHERE: Final = (NotControllerError, ShuttingDownError, ClientError, ClusterAuthorizationFailedError)
 
 
@@ -106,7 +106,7 @@ class ControllerChannel:
         """Return the reply to a client's command when this node's image shows its effect.
 
         ``timeout_ms`` 0: the client sets no limit. Raises BrokerError; RequestTimedOutError also if the
-        outcome is not known.
+        outcome is unknown.
         """
         if self._controller.controller_id == self._node_id and self._authenticator is None:
             return await self._locally(self._controller.submit(command), timeout_ms)
@@ -147,9 +147,10 @@ class ControllerChannel:
     # --- finding the controller
 
     async def _until(self, timeout_ms: int, send: Callable[[Connection | None, int], Awaitable[T]]) -> T:
-        """Return the result of ``send(connection, left_ms)`` to the present controller.
+        """Return the result of ``send(connection, left_ms)`` to the current controller.
 
-        The connection is None if this node is the controller. Raises RequestTimedOutError when time is over.
+        The connection is None if this node is the controller. Raises RequestTimedOutError after the
+        timeout.
         """
         loop = asyncio.get_running_loop()
         now_ms = int(loop.time() * 1000)
@@ -178,7 +179,7 @@ class ControllerChannel:
         return await drive(plan, locate=locate, dial=dial, send=send, pause=pause)
 
     def _judge(self, error: KafkaliteError) -> Verdict:
-        """Retry errors that only mean "not this controller" while this node runs."""
+        """Return Retry for errors that only mean "not this controller", while this node runs."""
         if not isinstance(error, _ELSEWHERE):
             return FINAL
         return Verdict(limit_ms=0) if self._is_closed else RELOCATE

@@ -1,8 +1,8 @@
-"""A controller's own listener: where the other nodes of the cluster reach it, on the Raft runner's loop.
+"""A controller's own listener on the Raft runner's loop, for the other nodes of the cluster.
 
 Only nodes that have proved to know the cluster's secret are served. Raft messages go directly to the
-transport on this loop. Every other request crosses to the broker's loop, and its response back. If both
-are the same loop, the request is dispatched directly.
+transport on this loop. Every other request is dispatched on the broker's loop, and its response comes
+back. If both are the same loop, the request is dispatched directly.
 """
 
 # Tests: tests/broker/test_authentication.py
@@ -37,7 +37,7 @@ MAX_CONNECTIONS: Final = 1_000
 MAX_IDLE_MS: Final = 600_000
 MAX_REQUEST_BYTES: Final = 32 * MIB
 MAX_QUEUED_BYTES: Final = 256 * MIB
-#: Of an unfinished request, before the proof: strangers cannot use up the nodes' memory.
+#: The limit of an unfinished request before the proof: strangers cannot exhaust the nodes' memory.
 MAX_UNPROVEN_BYTES: Final = 64 * KIB
 #: Long enough for decisions in progress; long polls need not be finished.
 STOP_GRACE_MS: Final = 100
@@ -51,7 +51,7 @@ _FORBIDDEN: Final = Refusal(
 
 
 async def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run ``coroutine`` on ``loop``, this one or that of another thread, and return its result."""
+    """Run ``coroutine`` on ``loop``, the current one or another thread's, and return its result."""
     if loop is asyncio.get_running_loop():
         return await coroutine
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
@@ -141,7 +141,7 @@ class ControllerListener:
         return Reply(RaftMessagesResponse(0, None, len(message.lengths_bytes)))
 
     def _cross(self, request: Request, client: Client) -> Response | Pending:
-        """Have the broker's loop respond."""
+        """Dispatch the request on the broker's loop."""
         if self._loop is self._broker_loop:
             return self._dispatch(request, client)
         crossing = Pending()

@@ -23,7 +23,7 @@ ROOTS = ("brokers", "configs", "features", "topics")
 
 
 def describe(image: ClusterImage, path: str) -> list[MetadataNode]:
-    """Return the node at ``path`` and those one level below, sorted; nothing if there is no such path."""
+    """Return the node at ``path`` and its children, sorted; nothing if there is no such path."""
     parts = [part for part in path.split("/") if part]
     value = _value(image, parts)
     if value is None:

@@ -1,8 +1,8 @@
 """This node's part in a cluster of several nodes: its quorum, the links and the listener of the quorum.
 
 A voter runs Raft, on a loop and thread of its own unless everything is in memory. A node that is not a
-voter follows the metadata log of the voters. Imported only if there are voters: a broker that is a
-cluster of its own never loads the Raft library.
+voter follows the metadata log of the voters. Imported only if there are voters: a single-node cluster
+never loads the Raft library.
 """
 
 # Tests: tests/broker/test_cluster_parts.py, tests/integration/test_cluster_membership.py
@@ -40,7 +40,7 @@ VOTERS_FILE: Final = "quorum-voters"
 class VotersFile:
     """Remembers in a data directory which voters the node's quorum has.
 
-    Written once the Raft log exists. A directory with this file and without a log has lost votes and
+    Written once the Raft log exists. A directory with this file but without a log has lost votes and
     entries that other voters rely on: the node must not start as if it had never voted.
     """
 

@@ -1,4 +1,4 @@
-"""What one process of a node knows of its own membership in the cluster."""
+"""The state of one process's own membership in the cluster."""
 
 # Tests: tests/integration/test_cluster_membership.py
 
@@ -11,7 +11,7 @@ from kafkalite.model import NO_BROKER_EPOCH
 
 @dataclass(slots=True)
 class NodeState:
-    """Written by the registration, read by everything that acts in the name of this process."""
+    """Written by the registration, read by everything that acts for this process."""
 
     incarnation_id: str  #: of this process: 32 hex digits
     broker_epoch: int = NO_BROKER_EPOCH  #: of this process's registration

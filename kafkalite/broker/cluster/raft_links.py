@@ -38,7 +38,7 @@ MAX_REQUEST_BYTES: Final = 8 * MIB
 MAX_REQUESTS_IN_FLIGHT: Final = 64
 DRAIN_INTERVAL_S: Final = 0.005
 DRAIN_TRIES: Final = 20
-#: A repeated failure is logged once in this many times.
+#: Every how many repetitions of a failure it is logged again.
 LOG_EVERY: Final = 60
 LATE_FAILURES: Final = 5
 
@@ -56,7 +56,7 @@ class RaftLink:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a message is on its way that can still arrive."""
+        """Whether a message is in flight that can still arrive."""
         return self._connection.is_open and bool(self._waiting or self._connection.in_flight)
 
     def send(self, message: bytes) -> None:
@@ -70,7 +70,7 @@ class RaftLink:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send the messages of this turn of the loop, in as few requests as the bounds allow."""
+        """Send the messages of this iteration of the loop, in as few requests as the bounds allow."""
         self._is_scheduled = False
         connection = self._connection
         while self._waiting and connection.is_open and connection.in_flight < MAX_REQUESTS_IN_FLIGHT:
@@ -96,7 +96,7 @@ class RaftLink:
 
 
 class RaftLinks:
-    """Keeps a link to every other voter that can be reached."""
+    """Maintains a link to every other voter that can be reached."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class RaftLinks:
         self._tasks.clear()
 
     async def _keep(self, peer_id: int, address: str) -> None:
-        """Dial, attach, wait until the connection is lost, repeat."""
+        """Dial, attach the link, wait until the connection is lost, repeat."""
         backoff_s = FIRST_BACKOFF_S
         failures, was_refused = 0, False
         while True:

@@ -48,9 +48,9 @@ from kafkalite.storage.log_config import FSYNC
 
 logger = logging.getLogger(__name__)
 
-#: Of one attempt to register; each failed attempt is logged.
+#: The timeout of one attempt to register; each failed attempt is logged.
 REGISTER_TIMEOUT_MS: Final = 5_000
-#: While starting, how long after a heartbeat that did not lift the fence the next one is sent.
+#: The pause between heartbeats while the broker starts and is still fenced.
 START_INTERVAL_MS: Final = 20
 #: How long a stop waits until other brokers lead this broker's partitions, and for a controller.
 HAND_OVER_TIMEOUT_MS: Final = 5_000
@@ -59,7 +59,7 @@ HAND_OVER_ANSWER_TIMEOUT_MS: Final = 1_500
 
 
 class Registration:
-    """The registration of one process. On its own ``channel`` heartbeats wait behind no other request."""
+    """The registration of one process. On its own ``channel`` heartbeats never wait for other requests."""
 
     def __init__(
         self,
@@ -95,8 +95,7 @@ class Registration:
         """Return when this process is registered and its image shows it. Waits for a controller without
         limit.
 
-        Raises DuplicateBrokerRegistrationError and every other error of the controller that is not
-        retriable.
+        Raises DuplicateBrokerRegistrationError and all errors of the controller that are not retriable.
         """
         config = self._config
         request = RegisterBrokerRequest(
@@ -115,7 +114,7 @@ class Registration:
         self._last_contact_ms = self._clock.monotonic_ms()
 
     async def replay(self, registration_offset: int) -> None:
-        """Return when this node's image has its registration: it takes no role on older metadata (R22)."""
+        """Return when this node's image has its registration. Older metadata assigns it no role (R22)."""
         await self._controller.wait_for_offset(registration_offset)
 
     async def _register_until_accepted(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
@@ -164,11 +163,11 @@ class Registration:
     # --- running
 
     async def heartbeat_forever(self) -> None:
-        """Raises StaleBrokerEpochError if another process has this node's id: this one must stop."""
+        """Send heartbeats. Raises StaleBrokerEpochError if another process has this node's id: stop then."""
         while True:
             self._hurry.clear()
             await self._sleep(self._config.broker_heartbeat_interval_ms)
-            if self._is_leaving:  # no heartbeat may lift the fence any more
+            if self._is_leaving:  # no heartbeat may unfence the broker now
                 continue
             try:
                 await self._heartbeat()

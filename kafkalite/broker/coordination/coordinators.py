@@ -79,12 +79,12 @@ class Coordinators:
         self._machines = {**_product_machines(config), **(machines or {})}
         self._shards: dict[tuple[str, int], Shard] = {}
         self._image = ClusterImage()
-        #: All topics. Replaced by another object whenever a topic was created, deleted or extended, and only
-        # then.
+        #: All topics. Replaced by another object when, and only when, a topic is created, deleted or
+        # extended.
         self.topics: Mapping[str, TopicShape] = TopicShapes({})
         self._on_change: dict[int, list[OnChange]] = {GROUP: [], TRANSACTION: []}
         self._on_close: dict[int, list[OnChange]] = {GROUP: [self.heartbeats.on_close], TRANSACTION: []}
-        self._changed: dict[Shard, None] = {}  # to be notified in the next turn of the loop
+        self._changed: dict[Shard, None] = {}  # to be notified in the next iteration of the loop
         self._due_ms: dict[Shard, int] = {}
         self._wakes_ms: int | None = None  # when ``keep_time`` will wake
         self._has_due = asyncio.Event()
@@ -96,7 +96,7 @@ class Coordinators:
     # --- finding a coordinator
 
     def groups(self, group_id: str) -> Shard:
-        """Return the coordinator of a group. Raises as ``shard_of``."""
+        """Return the coordinator of a group. Raises the errors of ``shard_of``."""
         return self.shard_of(GROUP, group_id)
 
     def transactions(self, transactional_id: str) -> Shard:
@@ -147,7 +147,7 @@ class Coordinators:
     # --- callbacks
 
     def on_change(self, kind: int, callback: OnChange) -> None:
-        """Call ``callback(shard)`` in the next turn of the loop after a shard's state or its high
+        """Call ``callback(shard)`` in the next iteration of the loop after a shard's state or its high
         watermark has changed, once for all changes until then.
         """
         self._on_change[kind].append(callback)
@@ -179,7 +179,7 @@ class Coordinators:
     def on_not_leading(self, partition: Partition) -> None:
         """Stop serving ``partition``, which this broker no longer leads: another one coordinates (R36).
 
-        Has no effect if it did not lead it.
+        Has no effect if this broker did not lead it.
         """
         shard = self._shards.get(partition.key)
         if shard is not None and shard.partition is partition:
@@ -235,7 +235,7 @@ class Coordinators:
     # --- topics
 
     def publish(self, delta: Delta, image: ClusterImage) -> None:
-        """Take over a new image: subscriptions may match other partitions, offsets belong to other topics."""
+        """Apply a new image: subscriptions may match other partitions, offsets belong to other topics."""
         before, self._image = self._image, image
         if image.topics is not before.topics and delta.has_reshaped_topics():
             self.topics = TopicShapes(image.topics)
@@ -290,7 +290,7 @@ class Coordinators:
             sleep_ms = max(self._wakes_ms - self._clock.monotonic_ms(), 1)
             await first_of(self._clock.sleep_ms(sleep_ms), self._has_due.wait())
 
-    # --- life
+    # --- start and stop
 
     async def close(self) -> None:
         """Respond NOT_COORDINATOR to all held requests, because the broker stops."""
@@ -298,7 +298,7 @@ class Coordinators:
         await self.creation.close()
 
     def end(self) -> None:
-        """Close all shards, and create none any more."""
+        """Close all shards, and create no more."""
         self._is_closed = True
         for shard in list(self._shards.values()):
             self._close(shard)

@@ -1,8 +1,8 @@
 """Heartbeats of consumer groups whose responses wait, so that a rebalance takes milliseconds.
 
-Every heartbeat is decided, and takes effect, when it arrives. If its response has nothing new for the member
-and the member allows it, the response is held: until there is something new, until the member's next
-heartbeat, or until the time that the member gave. Then the group is asked again for its current response.
+Every heartbeat is decided, and takes effect, when it arrives. If its response has no update for the
+member and the member allows it, the response is held: until there is an update, until the member's next
+heartbeat, or until the member's deadline. Then the group computes its current response.
 """
 
 # Tests: tests/broker/test_groups.py
@@ -25,7 +25,7 @@ class HeldHeartbeats:
     """The held heartbeats of one broker. Invariant: at most one of each member."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, session_timeout_ms: int) -> None:
-        """No response waits longer than half a session: the member must send its next heartbeat in time."""
+        """A response waits at most half of ``session_timeout_ms``: the next heartbeat must arrive in time."""
         self._max_wait_ms = session_timeout_ms // 2
         self._loop = loop
         self._by_group: dict[str, dict[str, tuple[Shard, HeldResponse]]] = {}
@@ -36,7 +36,7 @@ class HeldHeartbeats:
     def submit(
         self, shard: Shard, request: ConsumerGroupHeartbeatRequest, caller: Caller
     ) -> Response | Pending:
-        """Decide a heartbeat. Return its response, which may be held until there is something new."""
+        """Decide a heartbeat. Return its response, which may be held until there is an update."""
         group_id, member_id = request.group_id, request.member_id
         earlier = self._by_group.get(group_id, {}).get(member_id)
         if earlier is not None:
@@ -82,14 +82,14 @@ class HeldHeartbeats:
             held.update()
 
     def on_ticked(self, shard: Shard) -> None:
-        """Look at the heartbeats of a shard's groups again: time, topics or its loading have changed them."""
+        """Compute the held responses of a shard's groups again, after its state has changed."""
         for group in self._by_group.values():
             for its_shard, held in group.values():
                 if its_shard is shard:
                     held.update()
 
     def on_close(self, shard: Shard) -> None:
-        """Have the members of a shard that has ended look for their group's next coordinator."""
+        """Make the members of a closed shard look for their group's next coordinator."""
         for group in list(self._by_group.values()):
             for its_shard, held in list(group.values()):
                 if its_shard is shard:
@@ -97,7 +97,7 @@ class HeldHeartbeats:
 
 
 def _only_alive(request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatRequest:
-    """Return the heartbeat of the same member that only says that it is alive."""
+    """Return a heartbeat of the same member that only shows that it is alive."""
     return request._replace(
         rebalance_timeout_ms=-1,
         subscribed_topics=None,
@@ -109,7 +109,7 @@ def _only_alive(request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbea
 
 
 def _is_new(response: Response, request: ConsumerGroupHeartbeatRequest) -> bool:
-    """Return whether ``response`` has something that the member does not know yet."""
+    """Return whether ``response`` has an update for the member."""
     if not isinstance(response, Reply):
         return True
     message: ConsumerGroupHeartbeatResponse = response.message

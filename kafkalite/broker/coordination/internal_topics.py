@@ -33,13 +33,13 @@ TRANSACTION: Final = 1
 TOPICS: Final[Mapping[int, str]] = {GROUP: OFFSETS_TOPIC, TRANSACTION: TRANSACTIONS_TOPIC}
 KINDS: Final[Mapping[str, int]] = {name: kind for kind, name in TOPICS.items()}
 
-#: On a broker that keeps everything in memory, unless configured.
+#: The number of partitions on a broker without a data directory, unless configured.
 MEMORY_PARTITIONS: Final = 4
 #: One decision is one batch, for example the assignment of 10,000 partitions.
 MAX_BATCH_BYTES: Final = 32 * MIB
 CREATE_TIMEOUT_MS: Final = 15_000
-#: Clients may ask for a coordinator before the last broker of a starting cluster is up. The topic would then
-#: keep too few replicas, so its creation waits this long for the other brokers.
+#: Clients may look for a coordinator before the last broker of a starting cluster is up. The topic would
+# then : always have too few replicas, so its creation waits this long for the other brokers.
 GATHERING_MS: Final = 10_000
 
 _PARTITIONS: Final = {
@@ -49,7 +49,7 @@ _PARTITIONS: Final = {
 
 
 def refuse_internal(topic: str) -> None:
-    """Raises InvalidTopicError for a topic that only brokers may use."""
+    """Raise InvalidTopicError for a topic that only brokers may use."""
     if topic.startswith(INTERNAL_PREFIX):
         raise InvalidTopicError(
             f"topic {topic!r} is internal: names that begin with {INTERNAL_PREFIX} are for brokers only",
@@ -63,7 +63,7 @@ def partition_of(key: str, partition_count: int) -> int:
 
 
 def new_topic(kind: int, config: BrokerConfig, live_broker_count: int) -> NewTopic:
-    """Return the internal topic of that kind as it is to be created."""
+    """Return the settings for creating the internal topic of that kind."""
     if kind == GROUP:
         partition_count = config.offsets_topic_num_partitions
         wanted_replicas = config.offsets_topic_replication_factor
@@ -87,7 +87,7 @@ def new_topic(kind: int, config: BrokerConfig, live_broker_count: int) -> NewTop
 
 
 def expected_brokers(config: BrokerConfig, image: ClusterImage) -> int:
-    """Return how many brokers the cluster has, alive or not, as far as this one knows."""
+    """Return the number of the cluster's brokers known to this one, alive or not."""
     if config.is_broker and config.is_controller:
         return max(len(image.brokers), len(config.voters))
     return len(image.brokers)

@@ -15,7 +15,7 @@ from kafkalite.records.checksum import crc32c
 from kafkalite.records.header import ATTRIBUTES_POSITION, COLUMNAR, HEADER_BYTES, LENGTH_OVERHEAD_BYTES
 from kafkalite.records.single import read_single
 
-#: Replayed in one turn of the loop, in about 10 ms.
+#: Replayed in one iteration of the loop, in about 10 ms.
 SLICE_BYTES: Final = 128 * 1024
 
 # Commits of one offset are the most frequent batches: one uncompressed record without a transaction. They are

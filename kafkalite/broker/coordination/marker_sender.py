@@ -39,11 +39,11 @@ from kafkalite.transactions.commands import MarkersWritten, PendingMarker
 logger = logging.getLogger(__name__)
 
 MAX_PARTITIONS_PER_REQUEST: Final = 1_000
-#: Requests to one broker: markers that wait for slow replicas do not delay the next transactions.
+#: Concurrent requests to one broker, so that slow replicas do not delay other transactions' markers.
 MAX_IN_FLIGHT: Final = 4
 FIRST_RETRY_MS: Final = 20
 MAX_RETRY_MS: Final = 500
-#: This attempt, some seconds after the first one, is logged.
+#: The number of the attempt that is logged, some seconds after the first one.
 WARN_ATTEMPT: Final = 12
 
 #: The partition has no open transaction: it has this marker and maybe a later one, or it is deleted.
@@ -65,7 +65,7 @@ class _Work:
         self.shard = shard
         self.marker = marker
         self.key = (marker.transactional_id, marker.producer_id, marker.producer_epoch)
-        self.end_offset = end_offset  #: the decision is below it
+        self.end_offset = end_offset  #: exclusive end of the log with the decision
         self.open: dict[TxnPartition, None] = dict.fromkeys(marker.partitions)
         self.later: list[TxnPartition] = []
         self.attempt = 0
@@ -75,13 +75,13 @@ class _Work:
 
 @dataclass(slots=True, eq=False)
 class _Ending:
-    """The decided transactions of one shard. ``waiting`` has those whose decision is not known to be
-    committed, in the order of the decisions.
+    """The decided transactions of one shard. ``waiting`` has those whose decision may be uncommitted, in
+    the order of the decisions.
     """
 
     works: dict[_Key, _Work] = field(default_factory=dict)
     waiting: deque[_Work] = field(default_factory=deque)
-    last_seen: PendingMarker | None = None  #: the last decision when all were looked at
+    last_seen: PendingMarker | None = None  #: the newest decision already processed
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +94,7 @@ class _Route:
 
 
 class MarkerSender:
-    """All transactions that this broker coordinates and that are decided and not complete."""
+    """All transactions that this broker coordinates and that are decided but not complete."""
 
     def __init__(
         self,
@@ -112,11 +112,11 @@ class MarkerSender:
         self._on_complete = on_complete
         self._endings: dict[Shard, _Ending] = {}
         self._routes: dict[int, _Route] = {}
-        self._late: dict[_Work, None] = {}  # those with partitions in ``later``
+        self._late: dict[_Work, None] = {}  # transactions with partitions in ``later``
         self._topics: object = None
 
     def __len__(self) -> int:
-        """Return the number of transactions that are decided and not complete."""
+        """Return the number of transactions that are decided but not complete."""
         return sum(len(ending.works) for ending in self._endings.values())
 
     # --- callbacks of the coordinators
@@ -195,7 +195,7 @@ class MarkerSender:
 
     async def _carry(self, route: _Route) -> None:
         try:
-            await asyncio.sleep(0)  # gather the other markers of this turn of the loop
+            await asyncio.sleep(0)  # gather the other markers of this iteration of the loop
             while route.waiting:
                 batch = self._take(route)
                 if not batch:
@@ -313,7 +313,7 @@ class MarkerSender:
         self._on_complete(marker.transactional_id)
 
     def _on_recorded(self, work: _Work, response: Response) -> None:
-        """If the coordinator could not record the completion, the decision is still pending: start again."""
+        """Start again if the coordinator could not record the completion: the decision is still pending."""
         if isinstance(response, Refusal) and not work.shard.is_closed:
             logger.info(
                 "end of a transaction not noted %s",

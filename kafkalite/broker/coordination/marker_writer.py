@@ -25,7 +25,7 @@ from kafkalite.protocol.messages.transactions import (
 )
 from kafkalite.replication.partition import Partition
 
-#: A marker that takes longer is in the log by then; the coordinator sends it again.
+#: A marker that is not committed in time stays in the log; the coordinator sends it again.
 COMMIT_TIMEOUT_MS: Final = 1_000
 
 OnMarker = Callable[[Partition, int, bool], None]
@@ -36,7 +36,7 @@ class MarkerWriter:
     """Appends markers and waits until they are committed."""
 
     def __init__(self, partitions: Partitions, waiters: Waiters, clock: Clock, on_marker: OnMarker) -> None:
-        """``on_marker`` is called at once after each marker that was appended."""
+        """``on_marker`` is called at once after each appended marker."""
         self._partitions = partitions
         self._waiters = waiters
         self._clock = clock

@@ -14,7 +14,7 @@ class ProducerIds:
     """Invariant: no id is assigned twice, by this broker or any other. Unused ids are lost at a stop."""
 
     def __init__(self, allocate: Callable[[], Awaitable[AllocateProducerIdsResponse]]) -> None:
-        """``allocate`` has the controller reserve a block."""
+        """``allocate`` requests a block from the controller."""
         self._allocate = allocate
         self._next = 0
         self._end = 0

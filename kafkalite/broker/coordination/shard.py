@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 #: How long a response waits for the in-sync replicas (Kafka's offsets.commit.timeout.ms).
 COMMIT_TIMEOUT_MS: Final = 5_000
-#: After a tick whose records could not be written.
+#: How long after a tick whose records could not be written the next one follows.
 TICK_RETRY_MS: Final = 500
 #: The shortest interval of ticks for a machine whose deadline has passed and that has nothing to do.
 MIN_TICK_INTERVAL_MS: Final = 10
@@ -89,15 +89,15 @@ class ShardOwner(Protocol):
     node: NodeState
 
     def wake_at(self, shard: Shard, due_ms: int | None) -> None:
-        """Call ``shard.tick()`` at ``due_ms`` (monotonic), no more at the time given before. None: never."""
+        """Call ``shard.tick()`` at ``due_ms`` (monotonic); replaces the earlier time. None: never."""
         ...
 
     def on_ticked(self, shard: Shard) -> None:
-        """Time, topics or the loading have changed the shard's state. Implies ``on_changed``."""
+        """Called when time, topics or the loading have changed the shard's state. Implies ``on_changed``."""
         ...
 
     def on_changed(self, shard: Shard) -> None:
-        """The shard's state or its high watermark has changed. Must not submit."""
+        """Called when the shard's state or its high watermark has changed. Must not submit."""
         ...
 
     def on_broken(self, error: BaseException) -> None:
@@ -131,7 +131,7 @@ class Shard:
         self.coordinator_epoch = partition.leader_epoch  #: the leader epoch in which it serves
         self.is_loaded = False
         self.is_closed = False
-        self.failure: Exception | None = None  #: why it could not be loaded
+        self.failure: Exception | None = None  #: why loading failed
         self._owner = owner
         self._waiters = waiters
         self._clock = clock
@@ -149,7 +149,7 @@ class Shard:
 
     @property
     def end_offset(self) -> int:
-        """Return the log's end (exclusive), which the current state includes."""
+        """Return the log end (exclusive) of the records that the state includes."""
         return self.partition.log_end_offset
 
     @property
@@ -177,18 +177,18 @@ class Shard:
         return self.is_loaded
 
     def may_send(self, response: Response) -> bool:
-        """Whether all records that ``response`` rests on are committed (R36; R32 for the end of a
-        transaction). They are the records up to the log's end."""
+        """Whether all records that ``response`` depends on are committed: those up to the log's end (R36;
+        R32 for the end of a transaction)."""
         return self.high_watermark >= self.end_offset
 
     # --- requests
 
     def submit(self, command: Any, caller: Caller = NO_CALLER) -> Response | Pending:
-        """Return the machine's response to ``command``, held until all that it rests on is committed.
-        Never raises.
+        """Return the machine's response to ``command``, held until all records it depends on are
+        committed. Never raises.
 
         A Refusal has the machine's error code, or NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE (the
-        outcome is not known, or nothing was done: retry), COORDINATOR_LOAD_IN_PROGRESS.
+        outcome is unknown, or nothing was done: retry), COORDINATOR_LOAD_IN_PROGRESS.
         """
         try:
             self.check()
@@ -220,7 +220,7 @@ class Shard:
         return self._hold(response)
 
     async def ask(self, command: Any, caller: Caller = NO_CALLER) -> Any:
-        """As ``submit``, and return the message of the reply. Raises the BrokerError of a refusal."""
+        """Submit ``command`` and return the message of the reply. Raises the BrokerError of a refusal."""
         return await settled(self.submit(command, caller))
 
     def _claim(self, now: Instant) -> None:
@@ -234,7 +234,7 @@ class Shard:
             self._append(build_batch([None], None, now.wall_ms), now)
 
     def _write(self, decision: Decision, now: Instant) -> None:
-        """Append the records of a decision as one batch and replay them. Raises with nothing changed."""
+        """Append a decision's records as one batch and replay them. On an error nothing has changed."""
         keys, values = zip(*decision.records, strict=True)
         producer_id, producer_epoch = decision.producer_id, decision.producer_epoch
         batch = build_batch(
@@ -255,7 +255,7 @@ class Shard:
             raise AssertionError(message) from error
 
     def _append(self, batch: bytearray, now: Instant) -> None:
-        """Append a batch. Raises the error that the client is to receive."""
+        """Append a batch. Raises the error for the client."""
         try:
             self.partition.append_state(batch, parse_header(batch), now.wall_ms)
         except Exception as error:
@@ -353,7 +353,7 @@ class Shard:
     # --- time and topics
 
     def tick(self) -> None:
-        """Decide what time or changed topics require; again in another turn of the loop if there is more."""
+        """Make the decisions that time or changed topics require. Continue in a later iteration if needed."""
         if self.is_closed or not self.is_loaded:
             return
         self._is_tick_due = False
@@ -381,7 +381,7 @@ class Shard:
         self._schedule(not_before_ms=now.monotonic_ms + MIN_TICK_INTERVAL_MS)
 
     def tick_soon(self) -> None:
-        """Call ``tick`` once in the next turn of the loop."""
+        """Call ``tick`` once in the next iteration of the loop."""
         if not self._is_tick_due and self.is_loaded and not self.is_closed:
             self._is_tick_due = True
             self._waiters.loop.call_soon(self.tick)
@@ -395,7 +395,7 @@ class Shard:
             self._due_ms = due_ms
             self._owner.wake_at(self, due_ms)
 
-    # --- life
+    # --- start and stop
 
     def finish_loading(self) -> None:
         """Start to serve: the whole log was replayed at this moment."""

@@ -67,19 +67,19 @@ if TYPE_CHECKING:
     from kafkalite.metadata.delta import Delta
     from kafkalite.metadata.image import ClusterImage
 
-#: Of one request to another broker.
+#: The timeout of one request to another broker.
 ASK_TIMEOUT_MS: Final = 1_500
 MARKERS_TIMEOUT_MS: Final = 3_000
 #: How long a coordinator holds a command that arrived before the previous transaction is complete. Short, as
 #: the responses to other transactions wait behind it on the connection.
 HOLD_MS: Final = 50
-#: How long a leader looks for a coordinator that responds; then the producer must try again.
+#: How long a leader tries to reach a coordinator; then the producer must try again.
 VERIFY_TIMEOUT_MS: Final = 3_000
-#: How long it waits until the previous transaction is complete (Kafka's add.partitions.to.txn.retry).
+#: How long it waits for the previous transaction to complete (Kafka's add.partitions.to.txn.retry).
 CONCURRENT_TIMEOUT_MS: Final = 500
 VERIFY_BACKOFF: Final = Backoff(5, 100)
 
-#: Another broker may be the coordinator, or the same one soon.
+#: Another broker may be the coordinator, or this one may become available soon.
 _ELSEWHERE: Final = (
     NotCoordinatorError,
     CoordinatorLoadInProgressError,
@@ -88,7 +88,7 @@ _ELSEWHERE: Final = (
     ShuttingDownError,
     ClusterAuthorizationFailedError,
     ClientError,
-    ProtocolError,  # a broker of an earlier version, which does not know the api
+    ProtocolError,  # a broker of an earlier version does not know the api
 )
 
 #: The previous transaction is not complete yet, or the coordinator does not know the partition yet.
@@ -112,7 +112,7 @@ class Transactions:
         authenticator: Authenticator | None,
         tasks: TaskSet,
     ) -> None:
-        """``authenticator`` None: this broker is a cluster of its own."""
+        """``authenticator`` is None in a single-node cluster."""
         self._node_id = node_id
         self._loop = loop
         self._controller = controller
@@ -134,14 +134,14 @@ class Transactions:
         controller.publishers.append(self._publish)
 
     def end(self) -> None:
-        """Send no request to other brokers any more, and send the held responses: the broker stops."""
+        """Stop sending requests to other brokers, and send the held responses: the broker stops."""
         self.is_closed = True
         self.sender.close()
         for held in [one for waiting in self._held.values() for one in waiting]:
             held.finish()
 
     async def close(self) -> None:
-        """As ``end``; also close the connections to other brokers."""
+        """Do ``end``, and close the connections to other brokers."""
         self.end()
         for peers in self._peers.values():
             await peers.close()
@@ -161,7 +161,7 @@ class Transactions:
         """Return when the coordinator has added ``partitions``: the end of the transaction will reach them
         (R31).
 
-        Raises the error with which the coordinator refuses, and only retriable errors if that is not known
+        Raises the error with which the coordinator refuses, or a retriable error if it is unknown
         (R30): ConcurrentTransactionsError while the previous transaction is not complete,
         CoordinatorNotAvailableError if no coordinator responded in time.
         """
@@ -214,7 +214,7 @@ class Transactions:
     async def _send_add(
         self, request: AddPartitionsToTxnRequest, connection: Connection | None, _timeout_ms: int
     ) -> None:
-        """Have the coordinator add partitions. Raises the BrokerError of the request or of a partition."""
+        """Ask the coordinator to add partitions. Raises the BrokerError of the request or of a partition."""
         if connection is None:
             response = await settled(self.add_partitions(request, NO_CALLER))
         else:

@@ -55,8 +55,7 @@ _Place: TypeAlias = tuple[TopicPartition, int]
 class Verifications:
     """The batches that wait for a coordinator.
 
-    Invariant: a place has a queue exactly while the transaction of its first batch is gathered or being
-    verified.
+    Invariant: a place has a queue exactly while its first batch's transaction is gathered or verified.
     """
 
     def __init__(self, verify: Verify, partitions: Partitions, clock: Clock, tasks: TaskSet) -> None:
@@ -65,9 +64,8 @@ class Verifications:
         self._clock = clock
         self._tasks = tasks
         self._queues: dict[_Place, deque[_Waiting]] = {}
-        self._gathered: dict[
-            Owner, dict[TopicPartition, None]
-        ] = {}  # to be verified in the next turn of the loop
+        # To be verified in the next iteration of the loop.
+        self._gathered: dict[Owner, dict[TopicPartition, None]] = {}
 
     def __len__(self) -> int:
         """Return the number of waiting batches."""
@@ -82,9 +80,9 @@ class Verifications:
         acks: int,
         then: Then,
     ) -> Appended | None:
-        """Call ``Partition.append`` and return its result, or None: then ``then`` is called later, once.
+        """Call ``Partition.append`` and return its result, or None if ``then`` is called later, once.
 
-        ``batch`` must not change until then. Raises as ``Partition.append``.
+        ``batch`` must not change until then. Raises the errors of ``Partition.append``.
         """
         place = (partition.key, header.producer_id)
         queue = self._queues.get(place)
@@ -99,7 +97,7 @@ class Verifications:
         return None
 
     def _gather(self, owner: Owner, key: TopicPartition) -> None:
-        """Verify ``key`` in the next turn of the loop, together with the transaction's other partitions."""
+        """Verify ``key`` in the next iteration of the loop, with the transaction's other partitions."""
         gathered = self._gathered.get(owner)
         if gathered is None:
             self._gathered[owner] = {key: None}
@@ -108,7 +106,7 @@ class Verifications:
             gathered[key] = None
 
     async def _ask(self, owner: Owner) -> None:
-        await asyncio.sleep(0)  # gather the other partitions of this turn of the loop
+        await asyncio.sleep(0)  # gather the other partitions of this iteration of the loop
         keys = list(self._gathered.pop(owner))
         error: Exception | None = None
         try:

@@ -141,8 +141,8 @@ async def _decide(
     refused: dict[str, Any],
     nothing: Any,
 ) -> Reply:
-    """Return the controller's response to a command about topics, with the results of the refused ones put
-    in their places. If all are refused, the controller's response would be ``nothing``.
+    """Return the controller's response to a command about topics, with the refused topics' results
+    inserted. If all topics are refused, the controller's response would be ``nothing``.
     """
     response = nothing
     if wanted or not refused:
@@ -176,10 +176,10 @@ async def alter_configs(services: AdminServices, request: Request, _client: Clie
 
 
 def describe_configs(services: AdminServices, request: Request, _client: Client) -> Reply:
-    """Return every option of a topic or of this broker with its current value and where that was set.
+    """Return every option of a topic or of this broker with its current value and its source.
 
-    Errors, per resource: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (another broker, or an unknown resource
-    type).
+    Errors, per resource: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (another broker, or an unknown
+    resource type).
     """
     message: DescribeConfigsRequest = request.message
     described = [_describe_resource(services, resource) for resource in message.resources]
@@ -247,7 +247,7 @@ def _broker_entries(services: AdminServices, name: str) -> list[ConfigEntry]:
 
 
 def describe_log_dirs(services: AdminServices, request: Request, _client: Client) -> Reply:
-    """Return what this broker stores of each partition, and the reason for each log that is offline."""
+    """Return this broker's stored partitions, and the reason for each log that is offline."""
     message: DescribeLogDirsRequest = request.message
     wanted = None if message.topics is None else set(message.topics)
     stored = services.partitions.stored()

@@ -88,9 +88,10 @@ def cluster_hello(services: ClusterServices, request: Request, client: Client) -
 
 
 def cluster_proof(_services: ClusterServices, request: Request, client: Client) -> Response:
-    """Check the dialler's proof that it knows the secret. The connection is that node's from then on (S10).
+    """Check the dialler's proof that it knows the secret, and authenticate the connection as that node
+    (S10).
 
-    Any proof uses up the challenge.
+    Each proof, valid or not, consumes the challenge.
 
     Errors: CLUSTER_AUTHORIZATION_FAILED (no challenge, one used before, a wrong proof); closes the
     connection.
@@ -115,11 +116,11 @@ def raft_messages(_services: ClusterServices, _request: Request, _client: Client
 
 
 def decide(services: ClusterServices, request: Request, client: Client) -> Coroutine[Any, Any, Response]:
-    """Decide what another node requests in its own name. Only the active controller accepts it.
+    """Decide a request that another node sends for itself. Only the active controller accepts it.
 
     - BrokerRegistration: a broker's new process joins the cluster (R20).
     - AlterPartition: a leader proposes another in-sync set (R13).
-    - CheckpointHighWatermarks: a leader reports how far its partitions are committed.
+    - CheckpointHighWatermarks: a leader reports the high watermarks of its partitions.
     - AllocateProducerIds: reserve a block of producer ids for a broker.
 
     Errors: NOT_CONTROLLER, CLUSTER_AUTHORIZATION_FAILED (the request names another node than the
@@ -159,8 +160,8 @@ async def _decide(services: ClusterServices, message: Any, client: Client) -> Re
 async def envelope(services: ClusterServices, request: Request, _client: Client) -> Response:
     """Decide a client's command that another broker forwards. Only the active controller accepts it.
 
-    Errors: NOT_CONTROLLER, INVALID_REQUEST (an api that is not forwarded, or not a request of that api),
-    REQUEST_TIMED_OUT (the outcome is not known).
+    Errors: NOT_CONTROLLER, INVALID_REQUEST (an api that is not forwarded, or not a request of that
+    api), REQUEST_TIMED_OUT (the outcome is unknown).
     """
     message: EnvelopeRequest = request.message
     if message.api_key not in FORWARDED:
@@ -185,7 +186,7 @@ async def envelope(services: ClusterServices, request: Request, _client: Client)
 async def fetch_metadata(services: ClusterServices, request: Request, _client: Client) -> Response:
     """Return committed entries of the metadata log to a broker that is not a voter. Long poll.
 
-    A change of the leader ends the wait as a new entry does: the follower must know whom to send requests to.
+    A new leader ends the wait as a new entry does: the follower must send its requests to that leader.
 
     Errors: INVALID_REQUEST (this node is not a voter).
     """

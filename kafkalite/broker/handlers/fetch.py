@@ -44,7 +44,7 @@ class _Read(NamedTuple):
 
     reply: Reply
     size_bytes: int
-    is_final: bool  #: a partition failed, or one that is only watched has data: do not wait
+    is_final: bool  #: whether to send it now: a partition failed, or a watched one has data
 
     def missing_bytes(self, message: FetchRequest) -> int:
         """Return how many more bytes must become readable; 1 if an open transaction holds some back."""
@@ -102,7 +102,7 @@ def _hold(services: FetchServices, message: FetchRequest, read: _Read) -> HeldRe
         try:
             return find_leader(*key).last_stable_offset > stable_offsets[key]
         except (BrokerError, StorageError):
-            return True  # the next read has the error
+            return True  # the next read raises the error
 
     def wait(read: _Read) -> None:
         nonlocal waiter, stable_offsets

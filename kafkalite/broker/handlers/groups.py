@@ -123,8 +123,8 @@ def _not_found(key: str, outcome: Outcome) -> Coordinator:
 def consumer_group_heartbeat(services: GroupServices, request: Request, client: Client) -> Response | Pending:
     """Let a member join, stay alive, acquire and release partitions, or leave (KIP-848).
 
-    Behaviour: the heartbeat takes effect when it arrives. With ``max_wait_ms`` the response waits until there
-    is something new for the member, at most that long; a later heartbeat of the same member ends the wait.
+    Behaviour: the heartbeat takes effect when it arrives. The response may wait up to ``max_wait_ms``
+    until there is an update for the member; a later heartbeat of the same member ends the wait.
 
     Deviation from Kafka: the response may wait.
 
@@ -156,10 +156,10 @@ def offset_commit(services: GroupServices, request: Request, client: Client) -> 
 def offset_fetch(services: GroupServices, request: Request, client: Client) -> Response | Pending:
     """Return the committed offsets of a group (R40).
 
-    Behaviour: without ``partitions``, of all partitions that have one. NO_OFFSET for a partition without one.
+    Behaviour: without ``partitions``, all committed offsets. NO_OFFSET for a partition that has none.
 
-    Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH; per partition UNSTABLE_OFFSET_COMMIT
-    (``require_stable``: an offset of an open transaction, R35).
+    Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH; per partition
+    UNSTABLE_OFFSET_COMMIT (``require_stable``: an offset of an open transaction, R35).
     """
     message: OffsetFetchRequest = request.message
     return services.coordinators.groups(message.group_id).submit(message, client.caller)
@@ -237,10 +237,11 @@ async def describe_groups(services: GroupServices, request: Request, client: Cli
 
 
 async def delete_groups(services: GroupServices, request: Request, client: Client) -> Response:
-    """Delete groups without members and their offsets. The response is sent when that is committed.
+    """Delete groups without members and their offsets. The response is sent when the deletion is
+    committed.
 
-    Errors, per group: those of the coordinator, INVALID_GROUP_ID, GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP; of the
-    whole request INVALID_REQUEST (too many groups).
+    Errors, per group: those of the coordinator, INVALID_GROUP_ID, GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP;
+    of the whole request INVALID_REQUEST (too many groups).
     """
     message: DeleteGroupsRequest = request.message
     _check_count(message.group_ids)

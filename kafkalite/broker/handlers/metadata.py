@@ -167,8 +167,8 @@ def _controller_id(services: MetadataServices) -> int:
 def address_for(node_id: int, broker: BrokerState, client: Client) -> str:
     """Return the address at which ``client`` reaches ``broker``.
 
-    This broker (``node_id``) has the address that the client used; the others have that of their listener
-    with the same number, or of their last one.
+    For this broker (``node_id``) it is the address that the client used; for others the address of
+    their listener with the same number, or of their last listener.
     """
     if broker.node_id == node_id:
         return client.address
@@ -205,8 +205,8 @@ def describe_cluster(services: MetadataServices, _request: Request, client: Clie
 def describe_quorum(services: MetadataServices, request: Request, _client: Client) -> HandlerResult:
     """Return the voters, the leader, and the offsets of the metadata log, as this node sees them.
 
-    A node that is a cluster of its own describes itself as the only voter. Only the leader knows match
-    offsets. A node that is not a voter forwards the request to the leader.
+    A single-node cluster describes itself as the only voter. Only the leader knows match offsets. A
+    node that is not a voter forwards the request to the leader.
 
     Errors: REQUEST_TIMED_OUT (such a node reaches no leader).
     """

@@ -109,7 +109,7 @@ def produce(services: ProduceServices, request: Request, _client: Client) -> Rep
 def _produce_transactional(
     services: ProduceServices, message: ProduceRequest, payload: memoryview, transactional_id: str
 ) -> PendingResults:
-    """As ``produce``, with batches that may have to wait for their transaction's coordinator."""
+    """Do ``produce`` with batches that may have to wait for their transaction's coordinator."""
     acks, timeout_ms, _, partitions = message
     results = [
         ProducedPartition(topic, number, 0, None, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)
@@ -121,7 +121,7 @@ def _produce_transactional(
         end = start + length_bytes
         waiting.expect(index)
         try:
-            refuse_internal(topic)  # before its coordinator adds the partition to the transaction
+            refuse_internal(topic)  # before the coordinator adds the partition to the transaction
             partition = services.partitions.leader(topic, number)
             _append_transactional(
                 services, waiting, index, partition, payload[start:end], transactional_id, acks
@@ -141,9 +141,9 @@ def _append_transactional(
     transactional_id: str,
     acks: int,
 ) -> None:
-    """Append one batch at once if its coordinator knows of the partition, else later.
+    """Append one batch, after its coordinator has added the partition if that is required.
 
-    Raises as ``append``.
+    Raises the errors of ``append``.
     """
 
     def on_appended(appended: Appended | None, error: Exception | None) -> None:
@@ -193,7 +193,7 @@ def check(batch: memoryview) -> batch_header.BatchHeader:
 
 
 def _unknown_codec(batch: memoryview) -> UnsupportedCompressionTypeError | None:
-    """Return the more precise error if the fault of a header is an unknown codec."""
+    """Return the more precise error if the header is invalid because of an unknown codec."""
     if len(batch) < batch_header.HEADER_BYTES:
         return None
     attributes = int.from_bytes(

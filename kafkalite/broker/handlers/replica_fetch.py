@@ -154,7 +154,7 @@ def _end_session(session: FetchSession) -> None:
 
 
 def _forget(replica: FetchedReplica) -> None:
-    """Stop counting the follower's position until it lists the partition again."""
+    """Discard the follower's position until it lists the partition again."""
     hosted: HostedPartition | None = replica.hosted
     if hosted is not None:
         hosted.forget_follower(replica.session.node_id)
@@ -171,7 +171,7 @@ def _unwatch(replica: FetchedReplica) -> None:
 def _take(
     services: ReplicaFetchServices, followers: FollowerSessions, replica: FetchedReplica, now_ms: int
 ) -> None:
-    """Count the follower's position in a partition (R7, R8), and find out what is new to it."""
+    """Count the follower's position in a partition (R7, R8), and find the updates for it."""
     session, asked = replica.session, replica.asked
     hosted: HostedPartition | None = None
     try:
@@ -215,7 +215,7 @@ def _refusal(
 
 
 class _Updates:
-    """The updates of a session's partitions now. Only ``reply`` marks them as sent."""
+    """The current updates of a session's partitions. Only ``reply`` marks them as sent."""
 
     __slots__ = ("_buffers", "_complete", "_partitions", "_session", "has_urgent", "missing_bytes")
 

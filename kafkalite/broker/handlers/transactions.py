@@ -52,7 +52,7 @@ from kafkalite.transactions.commands import WithReservedId
 
 #: How long the coordinator waits for the end of a writer's earlier attempt before CONCURRENT_TRANSACTIONS.
 JOIN_HOLD_MS: Final = 1_000
-#: From this epoch on the next one may be the last, so that another producer id is needed.
+#: From this epoch on the next epoch may be the last, so that another producer id is needed.
 LATE_EPOCH: Final = MAX_PRODUCER_EPOCH - 2
 MAX_IDS: Final = 1_000
 
@@ -186,7 +186,7 @@ def retire_txn_group(services: TransactionServices, request: Request, client: Cl
 
 
 def describe_txn_group(services: TransactionServices, request: Request, client: Client) -> Response | Pending:
-    """Return the last batch of an application that was decided, and the writers of the next ones.
+    """Return an application's last decided batch, and the writers of the next batches.
 
     Errors: TRANSACTIONAL_ID_NOT_FOUND.
     """
@@ -200,8 +200,8 @@ def describe_txn_group(services: TransactionServices, request: Request, client: 
 def describe_producers(services: TransactionServices, request: Request, _client: Client) -> Reply:
     """Return the producers that a partition's leader remembers, and their open transactions (KIP-664).
 
-    Behaviour: every producer in the state of the log, by its id; with the first offset of its transaction if
-    one is open, which holds back readers of committed records.
+    Behaviour: every producer in the state of the log, ordered by id, with the first offset of its
+    transaction if one is open, which blocks readers of committed records.
 
     Errors, per partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR.
     """

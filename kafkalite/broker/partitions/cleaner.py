@@ -1,10 +1,10 @@
-"""Compacts this broker's logs, one at a time and beside everything else.
+"""Compacts this broker's logs, one at a time.
 
-A pass computes on the loop, a few milliseconds at a time, and then sleeps for about as long: a thread would
-take the interpreter from the loop for longer at a time. Disk work runs in the executor. Leaders and followers
-compact on their own, each below the high watermark that it knows. While a replica is not in sync they keep
-tombstones and markers: it may have records that those end, and fetches only the records after its log end
-(R41).
+A pass computes on the loop, a few milliseconds at a time, and then sleeps for about as long: a thread
+would block the loop for longer at a time (GIL). Disk work runs in the executor. Leaders and followers
+compact on their own, each below its own high watermark. While a replica is not in sync, tombstones and
+markers are kept: it may have older records that they delete or end, and fetches only records after its
+log end (R41).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kafkalite.storage.log import Log
 
 logger = logging.getLogger(__name__)
 
-#: Logs examined in one turn of the loop, in search of the next one to compact.
+#: Logs examined in one iteration of the loop, in search of the next one to compact.
 LOGS_PER_TURN: Final = 20
 #: The pause after each CHUNK_BYTES, 1 to 4 ms of work. A step that reads nothing counts as STEP_BYTES.
 REST_MS: Final = 2
@@ -48,14 +48,14 @@ class Cleaner:
         scheduler: SyncScheduler[HostedPartition],
         is_isolated: Callable[[], bool],
     ) -> None:
-        """``is_isolated``: whether the image may be outdated, because no controller was reached (R23)."""
+        """``is_isolated``: whether the image may be outdated because no controller can be reached (R23)."""
         self._clock = clock
         self._partitions = partitions
         self._scheduler = scheduler
         self._backoff_ms = config.log_cleaner_backoff_ms
         self._max_keys = config.log_cleaner_dedupe_buffer_size // BYTES_PER_KEY
         self._is_isolated = is_isolated
-        self._uncleanable: dict[HostedPartition, None] = {}  # damaged: until a restart
+        self._uncleanable: dict[HostedPartition, None] = {}  # damaged logs, skipped until a restart
         self.pass_count = 0
         self.bytes_freed = 0
 
@@ -95,7 +95,7 @@ class Cleaner:
         return None if best is None else best[1]
 
     def _dirty_ratio(self, hosted: HostedPartition) -> float:
-        """Return 0 if there is nothing to do."""
+        """Return the dirty part of the log, 0 if there is nothing to compact."""
         log = hosted.idle_log()
         if log is None:
             return 0.0
@@ -104,14 +104,14 @@ class Cleaner:
         except (StorageError, OSError) as error:
             if log.is_damaged:
                 self._give_up(hosted, error)
-            else:  # the error may pass
+            else:  # the error may be temporary
                 logger.warning("compaction put off %s", Fields(partition=hosted.key, error=error))
             return 0.0
         ratio = cleanable.dirty_ratio
         return ratio if ratio >= log.config.min_cleanable_dirty_ratio else 0.0
 
     async def _compact(self, hosted: HostedPartition) -> bool:
-        """Run one pass. Returns whether another should follow, for keys that this one had no memory for."""
+        """Run one pass. Return whether another should follow, for keys that did not fit in memory."""
         begun_ms = self._clock.monotonic_ms()
         log = hosted.idle_log()
         if log is None:
@@ -141,7 +141,7 @@ class Cleaner:
             return False
         except AssertionError:
             raise
-        except Exception as error:  # a batch that can't be read; the log is unchanged
+        except Exception as error:  # a batch that cannot be read; the log is unchanged
             logger.exception("compaction failed %s", Fields(partition=hosted.key))
             self._give_up(hosted, error)
             return False
@@ -172,7 +172,7 @@ class Cleaner:
             hosted.on_offline()
 
     async def _run(self, hosted: HostedPartition, log: Log, work: CompactionPass) -> None:
-        """Run the steps of a pass. Raises their errors, and those of a swap."""
+        """Run the steps of a pass. Raises the errors of the steps and of swaps."""
         steps = work.steps()
         try:
             result: bytes | None = None
@@ -223,7 +223,7 @@ class Cleaner:
             raise error
 
     async def _wait(self, future: Future[Any]) -> Any:
-        """Return the job's result. If this task is cancelled, wait for a job that has begun."""
+        """Return the job's result. If this task is cancelled, wait for a running job."""
         if future.done():
             return future.result()
         waiter = asyncio.wrap_future(future)

@@ -2,11 +2,11 @@
 
 Three kinds of work run in the executor, beside the loop:
 
-- a sync round writes through what was appended; the loop goes on using the log;
-- a deletion moves the log start or replaces segments by a compacted one; the loop goes on using the log, and
-  rounds go on syncing it;
+- a sync round syncs the appended batches; the loop continues to use the log;
+- a deletion moves the log start or replaces segments by a compacted one; the loop continues to use the log,
+  and rounds continue to sync it;
 - exclusive work, a follower's truncation or new log start, has the log for itself: until it has ended,
-  neither the loop nor a sync round may use the log. It waits for the end of a sync round under way.
+  neither the loop nor a sync round may use the log. It waits for the end of a running sync round.
 
 Pure: a method returns the job to start now, if there is one. The caller runs it and reports its end.
 """
@@ -22,7 +22,7 @@ D = TypeVar("D")
 
 
 class State(IntEnum):
-    """What of a partition is under way."""
+    """The kinds of work that run or wait."""
 
     IDLE = auto()
     SYNCING = auto()
@@ -32,7 +32,7 @@ class State(IntEnum):
     EXCLUSIVE = auto()
 
 
-# Each event leads from one state to the next. In the other states it cannot happen.
+# The next state after each event. In the other states the event cannot happen.
 _SYNC_BEGUN: Final = {
     State.IDLE: State.SYNCING,
     State.DELETING: State.SYNCING_AND_DELETING,
@@ -56,7 +56,7 @@ _EXCLUSIVE_ADDED: Final = {
 }
 _EXCLUSIVE_ENDED: Final = {
     State.EXCLUSIVE: State.IDLE,
-    State.WAITING: State.SYNCING,  # it was given up
+    State.WAITING: State.SYNCING,  # the waiting exclusive work was dropped
 }
 
 
@@ -71,9 +71,9 @@ class DiskWork(Generic[E, D]):
 
     def __init__(self) -> None:
         self.state = State.IDLE
-        #: Under way, or the next; unless it is None, neither the loop nor a sync round may use the log.
+        #: The running or next job; unless it is None, neither the loop nor a sync round may use the log.
         self.exclusive: E | None = None
-        self.deletion: D | None = None  #: under way
+        self.deletion: D | None = None  #: the running deletion
         self._deletions: deque[D] = deque()
 
     @property
@@ -85,40 +85,40 @@ class DiskWork(Generic[E, D]):
         return self.state in _EXCLUSIVE_ADDED
 
     def begin_sync(self) -> None:
-        """A sync round has begun. Only while ``exclusive`` is None, and one at a time."""
+        """Record that a sync round has begun. Only while ``exclusive`` is None, and one at a time."""
         self.state = _SYNC_BEGUN[self.state]
 
     def end_sync(self) -> E | None:
-        """The sync round has ended. Returns the exclusive job that waited for it."""
+        """Record the end of the sync round. Return the exclusive job that waited for it."""
         self.state = _SYNC_ENDED[self.state]
         return self.exclusive
 
     def add_exclusive(self, job: E) -> E | None:
-        """Take an exclusive job, while ``may_add_exclusive``. Returns it if it starts now."""
+        """Add an exclusive job, while ``may_add_exclusive``. Return it if it starts now."""
         self.state = _EXCLUSIVE_ADDED[self.state]
         self.exclusive = job
         return job if self.state is State.EXCLUSIVE else None
 
     def end_exclusive(self) -> D | None:
-        """The exclusive job has ended. Returns the deletion to start now."""
+        """Record the end of the exclusive job. Return the deletion to start now."""
         self.state = _EXCLUSIVE_ENDED[self.state]
         self.exclusive = None
         return self._next_deletion()
 
     def add_deletion(self, job: D) -> D | None:
-        """Take a deletion. Returns it if it starts now; otherwise it follows the work under way."""
+        """Add a deletion. Return it if it starts now; otherwise it follows the running work."""
         self._deletions.append(job)
         return self._next_deletion()
 
     def end_deletion(self) -> D | None:
-        """The deletion has ended. Returns the next one, to start now."""
+        """Record the end of the deletion. Return the next one, to start now."""
         self.state = _DELETION_ENDED[self.state]
         self.deletion = None
         return self._next_deletion()
 
     def give_up(self) -> tuple[E | None, D | None, list[D]]:
-        """Drop all jobs. Returns the exclusive job and the deletion under way, which the caller must end
-        itself, and the deletions that have not begun."""
+        """Drop all jobs. Returns the running exclusive job and deletion, which the caller must end itself,
+        and the deletions that have not begun."""
         exclusive, deletion, waiting = self.exclusive, self.deletion, list(self._deletions)
         self._deletions.clear()
         if exclusive is not None:

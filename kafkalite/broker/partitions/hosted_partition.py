@@ -40,7 +40,7 @@ class Watcher(Protocol):
     def on_appended(self, size_bytes: int) -> None: ...
 
     def on_moved(self) -> None:
-        """The high watermark or the log start has moved."""
+        """Called when the high watermark or the log start has moved."""
         ...
 
     def on_role_changed(self) -> None: ...
@@ -50,13 +50,13 @@ class FetchListener(Protocol):
     """Fetches for this partition from its leader."""
 
     def on_progress(self, outcome: NextFetch | Exception) -> None:
-        """A sync has ended, or the disk work of a response: with what it was, or with its error."""
+        """Called after a sync or a response's disk work, with the time of the next fetch or the error."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Exclusive:
-    """A response to a follower that truncates its log or moves the log start."""
+    """Exclusive work: apply a response that truncates a follower's log or moves its log start."""
 
     response: ReplicaFetchedPartition
     run: Callable[[], FollowerStep]
@@ -65,10 +65,10 @@ class _Exclusive:
 
 @dataclass(slots=True, eq=False)
 class _Deletion:
-    """A log start to be moved, or segments to be replaced by a compacted one.
+    """Work that moves the log start, or replaces segments by a compacted one.
 
-    ``begin`` returns the work to run, or None if there is none; ``finish`` takes its outcome. Both run on
-    the loop and may raise. ``then`` is called with the error, if there was one.
+    ``begin`` returns the work to run, or None if there is none; ``finish`` takes its outcome. Both run
+    on the loop and may raise. ``then`` is called with the error, or None.
     """
 
     begin: Callable[[], StateWork | SwapWork | None]
@@ -81,8 +81,8 @@ class _Deletion:
 class HostedPartition:
     """A partition of this broker.
 
-    Invariants: only a leader has watchers; only a follower has exclusive work, and while it has, only that
-    work uses the log.
+    Invariants: only a leader has watchers; only a follower has exclusive work, and during exclusive
+    work nothing else uses the log.
     """
 
     __slots__ = (
@@ -105,7 +105,7 @@ class HostedPartition:
         partition.observer = self
         self.key = partition.key
         self.topic_id = partition.topic_id
-        self.listener: FetchListener | None = None  #: the fetcher's, while following
+        self.listener: FetchListener | None = None  #: the fetcher's, while this replica follows
         self.reported_epoch = NO_EPOCH  #: the latest leader epoch in which a leader received a position of it
         self._watchers: dict[int, Watcher] = {}  # by the follower's node id
         self._waiters = waiters
@@ -160,7 +160,7 @@ class HostedPartition:
 
     @property
     def is_busy(self) -> bool:
-        """Whether only its exclusive work may use the log."""
+        """Whether only exclusive work may use the log now."""
         return self._disk.exclusive is not None
 
     def idle_log(self) -> Log | None:
@@ -174,7 +174,7 @@ class HostedPartition:
         return self.partition.log
 
     def stored(self) -> LogDirPartition:
-        """What it has on the disk; if the log can't be read, only the reason."""
+        """Return the sizes and offsets on the disk; if the log cannot be read, only the reason."""
         log = self.partition.log
         try:
             size_bytes, segment_count = log.size_bytes, log.segment_count
@@ -186,7 +186,7 @@ class HostedPartition:
     # --- leading
 
     def on_appended(self, last_offset: int, size_bytes: int, high_watermark: int) -> None:
-        """Notify those who wait for records, and have the batch synced."""
+        """Notify requests that wait for records, and mark the batch for the next sync."""
         if high_watermark > last_offset:
             self._unread_bytes = 0
             self._waiters.on_high_watermark(self.key, high_watermark, size_bytes)
@@ -199,7 +199,7 @@ class HostedPartition:
                 watcher.on_appended(size_bytes)
 
     def on_high_watermark_moved(self) -> None:
-        """Notify those who wait for it. The bytes may be more than can be read: readers look again."""
+        """Notify waiting requests. The byte count may exceed the readable bytes: readers check again."""
         high_watermark = self.partition.high_watermark
         readable_bytes = self._unread_bytes
         if high_watermark >= self.partition.log.log_end_offset:
@@ -209,7 +209,7 @@ class HostedPartition:
             watcher.on_moved()
 
     def _on_in_sync_changed(self, *, moved: bool) -> None:
-        """The in-sync set or its minimum has changed; ``moved``: so has the high watermark."""
+        """Called when the in-sync set or its minimum has changed; ``moved``: the high watermark has too."""
         if moved:
             self.on_high_watermark_moved()
         error = self.partition.acknowledgement_error
@@ -218,14 +218,14 @@ class HostedPartition:
         self._on_low_watermark()
 
     def _on_low_watermark(self) -> None:
-        """A log start, here or at a follower, or the in-sync set has changed: complete waiting deletions."""
+        """Complete waiting deletions: a log start, here or at a follower, or the in-sync set has changed."""
         if self._waiters.awaits_deletion(self.key):
             self._waiters.on_low_watermark(self.key, self.partition.low_watermark)
 
     def on_replica_fetch(
         self, node_id: int, broker_epoch: int, asked: ReplicaFetchPartition, watcher: Watcher, now_ms: int
     ) -> ReplicaFetchResult:
-        """``Partition.on_replica_fetch``; ``watcher`` is notified from now on. Raises as that."""
+        """Do ``Partition.on_replica_fetch``, and notify ``watcher`` from now on. Raises the same errors."""
         result = self.partition.on_replica_fetch(
             node_id,
             broker_epoch=broker_epoch,
@@ -250,14 +250,14 @@ class HostedPartition:
         self.partition.forget_follower(node_id)
 
     def unwatch(self, node_id: int, watcher: Watcher) -> None:
-        """Notify ``watcher`` no more. Harmless if another one has taken its place."""
+        """Stop notifying ``watcher``. Has no effect if another watcher has replaced it."""
         if self._watchers.get(node_id) is watcher:
             del self._watchers[node_id]
 
     # --- roles
 
     def lead(self, state: PartitionState, *, now_ms: int, known_high_watermark: int) -> None:
-        """``Partition.become_leader``. Requests that wait for a batch of an earlier epoch fail."""
+        """Do ``Partition.become_leader``. Requests that wait for a batch of an earlier epoch fail."""
         self.complete_work()
         partition = self.partition
         if partition.is_leader and partition.leader_epoch != state.leader_epoch:
@@ -266,7 +266,7 @@ class HostedPartition:
         self._on_in_sync_changed(moved=moved)
 
     def follow(self, state: PartitionState) -> None:
-        """``Partition.become_follower``. Waiting requests fail: another broker leads."""
+        """Do ``Partition.become_follower``. Waiting requests fail, because another broker leads."""
         self.complete_work()
         was_leader = self.partition.is_leader
         self.partition.become_follower(state)
@@ -274,7 +274,7 @@ class HostedPartition:
             self._end_leadership(state)
 
     def resign(self, error: Exception) -> None:
-        """Have no role; waiting requests fail with ``error``."""
+        """Give up the role; waiting requests fail with ``error``."""
         self.complete_work()
         self.partition.resign()
         self._waiters.on_failed(self.key, error)
@@ -292,15 +292,15 @@ class HostedPartition:
             watcher.on_role_changed()
 
     def reconfigure(self, config: LogConfig, settings: PartitionSettings) -> None:
-        """Take the topic's changed configuration."""
+        """Apply the topic's changed configuration."""
         self.complete_work()
         self._on_in_sync_changed(moved=self.partition.reconfigure(config, settings))
 
     # --- following
 
     def fetch_position(self) -> FetchPosition | None:
-        """Return what the next fetch reports. None while disk work is under way: the listener is notified of
-        its end. Raises as ``Partition.fetch_position``."""
+        """Return the position for the next fetch. None during disk work: the listener is notified of its
+        end. Raises the errors of ``Partition.fetch_position``."""
         if self._disk.exclusive is not None:
             return None
         position = self.partition.fetch_position()
@@ -339,7 +339,7 @@ class HostedPartition:
         return step.next_fetch(is_synced_only=is_synced_only)
 
     def _start_exclusive(self, job: _Exclusive) -> NextFetch | Exception | None:
-        """Run it. Returns its outcome if it has ended already."""
+        """Run the exclusive job. Return its outcome if it has ended already."""
         future = job.future = self._scheduler.submit(job.run)
         if future.done():
             return self._end_exclusive(job, self._disk.end_exclusive())
@@ -365,7 +365,7 @@ class HostedPartition:
             epoch = job.response.diverging_epoch
             logger.info("log truncated %s", Fields(partition=self.key, to=step.truncated_to, epoch=epoch))
         next_fetch = step.next_fetch(is_synced_only=self.partition.is_synced_only)
-        # The fetcher may have been refused a position meanwhile.
+        # The fetcher may have been refused a position during this work.
         return NextFetch.NOW if next_fetch is NextFetch.NOT_DUE else next_fetch
 
     def _notify(self, outcome: NextFetch | Exception) -> None:
@@ -377,7 +377,7 @@ class HostedPartition:
     # --- deletions
 
     def delete_before(self, offset: int, then: Callable[[Exception | None], None]) -> None:
-        """Move the log start up to ``offset``, durably, then call ``then`` with the error, if any."""
+        """Move the log start up to ``offset`` durably, then call ``then`` with the error, or None."""
         log = self.partition.log
         self._add_deletion(_Deletion(partial(log.begin_delete, offset), self._finish_delete, then))
 
@@ -388,7 +388,7 @@ class HostedPartition:
         self._on_low_watermark()
 
     def swap(self, work: SwapWork, then: Callable[[Exception | None], None]) -> None:
-        """Replace segments by a compacted one, then call ``then`` with the error, if any."""
+        """Replace segments by a compacted one, then call ``then`` with the error, or None."""
         log = self.partition.log
         self._add_deletion(_Deletion(partial(log.begin_swap, work), log.finish_swap, then))
 
@@ -396,7 +396,7 @@ class HostedPartition:
         self._start_deletion(self._disk.add_deletion(deletion))
 
     def _start_deletion(self, job: _Deletion | None) -> None:
-        """Run it, and those after it as long as each ends at once."""
+        """Run the deletion, and the following ones as long as each ends at once."""
         while job is not None and self._disk.deletion is job:
             try:
                 work = job.work = job.begin()
@@ -415,7 +415,7 @@ class HostedPartition:
             job = following
 
     def _on_deletion_run(self, job: _Deletion, _: Future[None]) -> None:
-        """In the executor's thread."""
+        """Called in the executor's thread when a deletion has run."""
         self._scheduler.call_soon_threadsafe(partial(self._go_on_deleting, job))
 
     def _go_on_deleting(self, job: _Deletion) -> None:
@@ -438,9 +438,9 @@ class HostedPartition:
         job.then(error)
 
     def complete_work(self) -> None:
-        """Wait for exclusive work and a deletion under way; give up those that have not begun.
+        """Wait for running exclusive work and a running deletion; drop jobs that have not begun.
 
-        A sync round under way may go on.
+        A running sync round may continue.
         """
         exclusive, deletion, waiting = self._disk.give_up()
         if deletion is not None:
@@ -459,18 +459,18 @@ class HostedPartition:
     # --- syncing
 
     def _sync_rest(self) -> None:
-        """Have synced what was written, also before something failed."""
+        """Mark written batches for the next sync, including those written before a failure."""
         if self.partition.is_synced_only:
             self.mark_unsynced()
 
     def mark_unsynced(self) -> None:
-        """Have the next round sync what is written and not synced, of a page-cache log too."""
+        """Mark unsynced batches for the next round, also in a page-cache log."""
         log = self.partition.log
         if self._disk.exclusive is None and log.has_unsynced and log.offline_reason is None:
             self._scheduler.mark(self)
 
     def begin_sync(self) -> SyncWork | None:
-        """Called by the scheduler."""
+        """Return the log's sync work. Called by the scheduler."""
         if self._disk.exclusive is not None:
             return None
         work = self.partition.log.begin_sync()
@@ -479,14 +479,14 @@ class HostedPartition:
         return work
 
     def finish_sync(self, work: Any, error: Exception | None) -> None:
-        """Called by the scheduler."""
+        """Process the result of a sync. Called by the scheduler."""
         job = self._disk.end_sync()
         partition = self.partition
         log = partition.log
         log.finish_sync(work, error)
         if log.offline_reason is not None:
             self.on_offline()
-        elif error is not None:  # the disk is full: not durable, not lost; a later round tries again
+        elif error is not None:  # the disk is full: not durable and not lost; a later round tries again
             self._waiters.on_failed(self.key, error)
         elif partition.is_leader:
             self._waiters.on_synced(self.key, log.synced_end_offset)
@@ -504,14 +504,14 @@ class HostedPartition:
             self.on_offline()
 
     def on_offline(self) -> None:
-        """The log takes no more: waiting requests fail."""
+        """Fail waiting requests: the log accepts no more writes."""
         reason = self.partition.offline_reason
         logger.error("partition offline %s", Fields(partition=self.key, reason=reason))
         self._waiters.on_failed(self.key, LogOfflineError(f"{self.key} is offline: {reason}"))
 
 
 def _has_begun(future: Future[Any] | None) -> bool:
-    """Whether the work has run, now or earlier: waits for its end. Otherwise it never will."""
+    """Return whether the work has begun, and wait for its end. Otherwise it will never run."""
     if future is None or future.cancel():
         return False
     wait((future,))

@@ -82,7 +82,7 @@ class Housekeeping:
             logger.error("housekeeping failed %s", Fields(error=error))
 
     def _retain_one(self, hosted: HostedPartition) -> bool:
-        """Returns whether a deletion was begun, which may have blocked on the disk."""
+        """Return whether a deletion was begun, which may have blocked on the disk."""
         log = hosted.idle_log()
         if log is None:
             return False
@@ -108,7 +108,7 @@ class Housekeeping:
         self._guarded(hosted, partial(log.remove_retired, self._clock.wall_ms()))
 
     def _guarded(self, hosted: HostedPartition, action: Callable[[], bool | None]) -> bool:
-        """Confine a disk error to one log: the pass goes on with the next."""
+        """Confine a disk error to one log: the pass continues with the next one."""
         try:
             return bool(action())
         except (StorageError, OSError) as error:
@@ -118,9 +118,9 @@ class Housekeeping:
             return True
 
     def checkpoint(self) -> None:
-        """Write how far the logs are synced, and have the rest synced before the next time.
+        """Write the recovery points, and mark unsynced logs to be synced before the next checkpoint.
 
-        Not while a log is being truncated: its state is inconsistent then.
+        Skipped while a log is being truncated: its state is inconsistent then.
         """
         if any(hosted.is_busy for hosted in self._partitions):
             return

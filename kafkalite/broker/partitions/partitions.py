@@ -1,8 +1,9 @@
 """The partitions of this broker and their roles: leader, follower or none.
 
-Follows the metadata image: ``publish`` takes every change, and opens, gives roles, reconfigures and deletes.
-No role is taken before the image holds the registration of this process (R22). A log that can't be opened
-takes its partition offline, not the broker; clients get KAFKA_STORAGE_ERROR with the reason.
+Follows the metadata image: ``publish`` applies every change: it opens, assigns roles, reconfigures,
+deletes. No role is taken before the image holds the registration of this process (R22). A log that
+cannot be opened takes its partition offline, not the broker; clients get KAFKA_STORAGE_ERROR with the
+reason.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class PartitionFetching(Protocol):
         ...
 
     def unfollow(self, hosted: HostedPartition) -> None:
-        """Stop fetching for ``hosted``. Harmless when it did not follow."""
+        """Stop fetching for ``hosted``. Has no effect if it did not follow."""
         ...
 
 
@@ -55,16 +56,16 @@ class RoleObserver(Protocol):
     """Acts on the partitions that this broker leads: its coordinators."""
 
     def on_leading(self, partition: Partition) -> None:
-        """This broker leads ``partition`` from now on, or still does, with another in-sync set."""
+        """Called when this broker begins to lead ``partition``, or when its in-sync set has changed."""
         ...
 
     def on_not_leading(self, partition: Partition) -> None:
-        """This broker does not lead ``partition``, or no more."""
+        """Called when this broker does not lead ``partition``, or no longer."""
         ...
 
 
 class Partitions:
-    """{TopicPartition: HostedPartition}, as the metadata image says."""
+    """{TopicPartition: HostedPartition} of the replicas that the metadata image places here."""
 
     def __init__(
         self,
@@ -96,9 +97,9 @@ class Partitions:
         self._waiters = waiters
         self._scheduler = scheduler
         self._hosted: dict[tuple[str, int], HostedPartition] = {}
-        self._by_id: dict[tuple[str, int], HostedPartition] = {}  # the same, by topic id
+        self._by_id: dict[tuple[str, int], HostedPartition] = {}  #: the same partitions by topic id
         self._unopened: dict[tuple[str, int], tuple[DamagedReplica, str]] = {}  # with the reason
-        self._roleless: dict[TopicPartition, None] = {}  # those that failed to take the role of their state
+        self._roleless: dict[TopicPartition, None] = {}  # partitions whose last role assignment failed
         self._image = ClusterImage()
         self.has_compacted = asyncio.Event()  #: set when one is added; the cleaner clears it
         self._is_complete = False  # the image has every partition that an earlier incarnation had here
@@ -149,7 +150,7 @@ class Partitions:
     def delete_before(
         self, partition: Partition, offset: int, then: Callable[[Exception | None], None]
     ) -> None:
-        """Move the log start of a partition, durably, then call ``then`` with the error, if any."""
+        """Move the log start of a partition durably, then call ``then`` with the error, or None."""
         self._hosted[partition.key].delete_before(offset, then)
 
     def by_id(self, topic_id: str, partition: int) -> HostedPartition:
@@ -198,7 +199,7 @@ class Partitions:
     # --- following the image
 
     def publish(self, delta: Delta, image: ClusterImage) -> None:
-        """Take a new image: delete, create, give roles, reconfigure, in this order."""
+        """Apply a new image: delete, create, assign roles, reconfigure, in this order."""
         self._image = image
         changes = delta.local_changes(self._node_id)
         takes_roles = self.may_take_roles()
@@ -229,7 +230,7 @@ class Partitions:
         """Open logs that may exist already, together. A log that is known to have records is not created
         again (R25).
 
-        Until the image is complete, it may yet name directories that it does not name now.
+        Until the image is complete, later images may name directories that this one does not name.
         """
         wanted: dict[TopicPartition, tuple[str, LogConfig]] = {}
         configs: dict[str, LogConfig] = {}
@@ -257,14 +258,14 @@ class Partitions:
                     yield LocalPartition(TopicPartition(name, number), topic.topic_id, state)
 
     def _assign(self, partitions: Iterable[LocalPartition], image: ClusterImage) -> None:
-        """Give each partition the role of its state."""
+        """Assign each partition the role of its state."""
         now_ms = self._clock.monotonic_ms()
         high_watermarks = image.high_watermarks
         for key, topic_id, state in partitions:
             self._roleless.pop(key, None)
             hosted = self._hosted.get(key)
             if hosted is None:
-                continue  # its log could not be made
+                continue  # its log could not be created
             try:
                 if state.leader == self._node_id:
                     if self.fetching is not None:
@@ -288,7 +289,7 @@ class Partitions:
                 self._roleless[key] = None
 
     def retry_roles(self) -> None:
-        """Try again to give roles to those that an error kept from theirs; it may have passed (EMFILE)."""
+        """Assign roles again to partitions whose last assignment failed, maybe temporarily (EMFILE)."""
         if self._roleless:
             local = [one for one in self._local(self._image) if one.topic_partition in self._roleless]
             self._assign(local, self._image)
@@ -325,7 +326,7 @@ class Partitions:
             self.observer.on_not_leading(hosted.partition)
 
     def mark_unsynced(self) -> None:
-        """Have the next round sync page-cache logs, and logs that a full disk kept from it."""
+        """Mark page-cache logs, and logs that a full disk prevented from syncing, for the next round."""
         for hosted in self:
             hosted.mark_unsynced()
 
@@ -372,8 +373,9 @@ class Partitions:
             logger.error("files of a deleted partition stay %s", Fields(partition=key, error=error))
 
     def _reconfigure(self, topic: str, image: ClusterImage, *, is_early: bool) -> None:
-        """Take a topic's settings. A greater min.insync.replicas is taken early, before the in-sync sets of
-        the same image: no record may be committed that the old and the new image would both refuse (R9)."""
+        """Apply a topic's settings. A greater min.insync.replicas is applied early, before the in-sync
+        sets of the same image: no record may be committed that the old and the new image would both
+        refuse (R9)."""
         settings = self._settings(image, topic)
         config, more = self._log_config(settings), partition_settings(settings)
         if config.is_compacted:

@@ -61,14 +61,14 @@ class SyncScheduler(Generic[S]):
         self.synced_count = 0
 
     def mark(self, log: S) -> None:
-        """Sync ``log`` in a round that starts in the next turn of the loop or later."""
+        """Sync ``log`` in a round that starts in the next iteration of the loop or later."""
         self._dirty[log] = None
         if not self._is_busy:
             self._is_busy = True
             self._loop.call_soon(self._start_round)
 
     def forget(self, log: S) -> None:
-        """Drop ``log``, which is being deleted; a sync of it that is under way may still finish."""
+        """Drop ``log``, which is being deleted; a running sync of it may still finish."""
         self._dirty.pop(log, None)
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
@@ -80,7 +80,7 @@ class SyncScheduler(Generic[S]):
         self._loop.call_soon_threadsafe(callback)
 
     async def drain(self, *, discard: bool = False) -> None:
-        """Return when no round is under way and no log is marked; ``discard``: drop the marked logs first."""
+        """Return when no round is running and no log is marked; ``discard``: drop the marked logs first."""
         if discard:
             self._dirty.clear()
         if self._is_busy:
@@ -110,7 +110,7 @@ class SyncScheduler(Generic[S]):
             )
 
     def _run(self, works: list[tuple[S, SyncWork]]) -> list[tuple[S, SyncWork, Exception | None]]:
-        """In the executor's thread."""
+        """Run one round, in the executor's thread."""
         errors = self._run_round([work for _, work in works])
         return [(log, work, error) for (log, work), error in zip(works, errors, strict=True)]
 

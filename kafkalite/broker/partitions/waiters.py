@@ -1,7 +1,7 @@
-"""Requests that wait for a partition to move: produce requests for their batch, fetches for more bytes.
+"""Requests that wait for a partition: produce requests for their batch, fetches for more bytes.
 
 Everything happens on the broker's loop. A partition without waiters costs one dictionary lookup per
-append. A waiter whose request is over (answered, expired, disconnected) withdraws itself.
+append. A waiter whose request has ended (response sent, expired, disconnected) withdraws itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Key = tuple[str, int]
 
 @dataclass(slots=True, eq=False)
 class ReachedWaiter:
-    """Waits until a partition's high watermark, or synced end, is at least ``offset``: a batch's end."""
+    """Waits until a partition's high watermark, or synced end, is at least ``offset``, a batch's end."""
 
     offset: int  #: exclusive
     callback: Callable[[Exception | None], None]
@@ -28,8 +28,8 @@ class ReachedWaiter:
 class AppendedWaiter:
     """Waits until ``missing_bytes`` more can be read from any of its partitions.
 
-    With ``is_readable`` it then goes on waiting until that returns True for a partition whose high watermark
-    has moved: a reader of committed records sees less than others.
+    With ``is_readable`` it then waits until that returns True for a partition whose high watermark has
+    moved: the last stable offset, where committed reads end, may be lower.
     """
 
     waiters: Waiters
@@ -40,7 +40,7 @@ class AppendedWaiter:
     is_woken: bool = False
 
     def wake(self) -> None:
-        """Withdraw this waiter and call its callback, once. The appender is still at work."""
+        """Withdraw this waiter and call its callback, once. Runs while the append is still in progress."""
         if not self.is_woken:
             self.cancel()
             self.callback()
@@ -69,7 +69,7 @@ class _Queues:
         if not queue or queue[-1].offset <= offset:
             queue.append(waiter)
             return waiter
-        index = len(queue)  # a repeated batch, whose first copy is further up (R28)
+        index = len(queue)  # a repeated batch, whose first copy has lower offsets (R28)
         while index and queue[index - 1].offset > offset:
             index -= 1
         queue.insert(index, waiter)
@@ -103,14 +103,14 @@ class Waiters:
         #: Called with a partition, an offset and a callback: call ``callback(None)`` when the high watermark
         #: is at least that offset, or with the error that prevents it.
         self.committed = self._committed.add
-        #: As ``committed``, for the end of the part of the log that is on this broker's own disk.
+        #: As ``committed``, for the end of the part of the log that is synced on this broker's disk.
         self.synced = self._synced.add
         #: As ``committed``, for the least log start of the replicas in sync.
         self.deleted = self._deleted.add
         self._appended: dict[Key, dict[AppendedWaiter, None]] = {}
 
     def __len__(self) -> int:
-        """Return how many wait now."""
+        """Return the number of waiters."""
         fetches = {waiter for waiters in self._appended.values() for waiter in waiters}
         kinds = (self._committed, self._synced, self._deleted)
         queues = [queue for kind in kinds for queue in kind.by_key.values()]
@@ -123,7 +123,7 @@ class Waiters:
         callback: Callable[[], None],
         is_readable: Callable[[Key], bool] | None = None,
     ) -> AppendedWaiter:
-        """Call ``callback`` once, within an append: after ``missing_bytes`` became readable.
+        """Call ``callback`` once, within the append after which ``missing_bytes`` more can be read.
 
         ``is_readable`` as in ``AppendedWaiter``; it must not raise.
         """
@@ -133,7 +133,7 @@ class Waiters:
         return waiter
 
     def on_high_watermark(self, key: Key, high_watermark: int, readable_bytes: int) -> None:
-        """The partition may be read up to ``high_watermark``: at most ``readable_bytes`` more than before."""
+        """Called when the high watermark has moved: at most ``readable_bytes`` more can be read."""
         if self._committed.by_key:
             self._committed.advance(key, high_watermark)
         if not self._appended:
@@ -146,7 +146,7 @@ class Waiters:
                     fetch.wake()
 
     def on_synced(self, key: Key, synced_end_offset: int) -> None:
-        """All records below ``synced_end_offset`` are on this broker's disk."""
+        """Called when all records below ``synced_end_offset`` are on this broker's disk."""
         if self._synced.by_key:
             self._synced.advance(key, synced_end_offset)
 
@@ -155,11 +155,11 @@ class Waiters:
         return key in self._deleted.by_key
 
     def on_low_watermark(self, key: Key, low_watermark: int) -> None:
-        """No replica in sync has records below ``low_watermark``."""
+        """Called when no replica in sync has records below ``low_watermark``."""
         self._deleted.advance(key, low_watermark)
 
     def on_failed(self, key: Key, error: Exception) -> None:
-        """The partition takes no more records, or not here: fail every waiter now, not at its deadline."""
+        """Fail every waiter at once: the partition accepts no more records, or another broker leads it."""
         self._committed.fail(key, error)
         self._synced.fail(key, error)
         self._deleted.fail(key, error)
@@ -167,11 +167,11 @@ class Waiters:
             fetch.wake()
 
     def on_uncommittable(self, key: Key, error: Exception) -> None:
-        """The high watermark can't move for now: fail every waiter for it (R6)."""
+        """Fail every waiter for the high watermark, which cannot move for now (R6)."""
         self._committed.fail(key, error)
 
     def release(self) -> None:
-        """Wake every fetch: the broker stops and responds with the records that there are."""
+        """Wake every fetch. Called when the broker stops: the responses have the available records."""
         for waiting in list(self._appended.values()):
             for fetch in list(waiting):
                 fetch.wake()

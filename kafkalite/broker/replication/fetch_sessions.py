@@ -35,14 +35,14 @@ MAX_EPOCH: Final = 2**31 - 1
 
 
 class Poll(Protocol):
-    """A request of a session that waits."""
+    """A session's request that waits for data."""
 
     def update(self) -> None:
-        """Respond soon: there is enough."""
+        """Respond soon, because enough data is available."""
         ...
 
     def finish(self) -> None:
-        """Respond now, with the data that there is."""
+        """Respond now, with the available data."""
         ...
 
 
@@ -89,11 +89,11 @@ class FetchedReplica:
             session.on_new_data(size_bytes)
 
     def on_moved(self) -> None:
-        """The high watermark or the log start has moved: send it with the next response."""
+        """Send the high watermark or the log start, which has moved, with the next response."""
         self.session.moved[self] = None
 
     def on_role_changed(self) -> None:
-        """It is not led here any more, or in another epoch: report that in the next response."""
+        """Report in the next response that this broker no longer leads the partition, or in another epoch."""
         self.hosted = None
         if not self.is_sent:
             self.session.ready[self] = None
@@ -102,7 +102,7 @@ class FetchedReplica:
     # --- called by the handler
 
     def take(self, asked: ReplicaFetchPartition) -> None:
-        """Take another listing of the partition."""
+        """Apply another listing of the partition."""
         before = self.asked
         self.asked = asked
         if asked.fetch_offset != before.fetch_offset or asked.leader_epoch != before.leader_epoch:
@@ -111,14 +111,14 @@ class FetchedReplica:
             self.sent_high_watermark = -1  # the follower may have received it too early to accept it
 
     def mark_sent(self) -> None:
-        """Records, a divergence or an error were sent."""
+        """Record that records, a divergence or an error were sent."""
         self.is_sent = True
         self.diverging = self.refusal = None
         self.session.ready.pop(self, None)
 
 
 class FetchSession:
-    """One follower broker's session. ``epoch`` is what its next request must carry."""
+    """One follower broker's session. Its next request must carry ``epoch``."""
 
     def __init__(self, session_id: int, node_id: int, broker_epoch: int) -> None:
         self.session_id = session_id
@@ -129,7 +129,7 @@ class FetchSession:
         self.ready: dict[FetchedReplica, None] = {}  #: with records, a divergence or an error to send
         self.moved: dict[FetchedReplica, None] = {}  #: their high watermark or log start may have moved
         self.poll: Poll | None = None  #: the request that waits for new data
-        self.missing_bytes = 0  #: of appends, before ``poll`` is woken
+        self.missing_bytes = 0  #: the appended bytes that wake ``poll``
 
     def __repr__(self) -> str:
         return f"<FetchSession {self.session_id} of node {self.node_id}, {len(self.replicas)} partitions>"
@@ -142,7 +142,7 @@ class FetchSession:
                 self.poll.update()
 
     def list(self, asked: ReplicaFetchPartition) -> FetchedReplica:
-        """Take the follower's new position in a partition."""
+        """Apply the follower's new position in a partition."""
         replica = self.replicas.get((asked.topic_id, asked.partition))
         if replica is None:
             replica = FetchedReplica(self, asked)
@@ -152,7 +152,7 @@ class FetchSession:
         return replica
 
     def forget(self, key: PartitionKey) -> FetchedReplica | None:
-        """The follower stops fetching that partition, or starts again. Returns its state."""
+        """Remove a partition that the follower stops fetching or fetches again. Return its state."""
         replica = self.replicas.pop(key, None)
         if replica is not None:
             replica.is_sent = True
@@ -162,7 +162,7 @@ class FetchSession:
 
 
 class FetchSessions:
-    """All sessions of a leader: for each follower broker the latest."""
+    """All sessions of a leader: the latest session of each follower broker."""
 
     def __init__(self) -> None:
         self._sessions: dict[int, FetchSession] = {}
@@ -195,7 +195,7 @@ class FetchSessions:
         return session
 
     def open(self, node_id: int, broker_epoch: int) -> tuple[FetchSession, FetchSession | None]:
-        """Return a new session, and the one of the same broker that it replaces."""
+        """Return a new session, and the same broker's session that it replaces."""
         self._last_id += 1
         replaced = self._sessions.get(node_id)
         session = self._sessions[node_id] = FetchSession(self._last_id, node_id, broker_epoch)

@@ -1,13 +1,13 @@
 """Fetches partitions that follow a leader: one fetcher for each broker that leads some of them.
 
-A fetcher keeps a request waiting at the leader, and sends the next one as soon as a position has changed:
-records were appended, or a sync made them durable. Responses are applied in the connection's buffer: records
-go from the frame to the file, without a task or a copy between. ``fetch_sessions`` describes what the leader
-remembers between the requests.
+A fetcher always has a request waiting at the leader, and sends the next one as soon as a position has
+changed: records were appended, or a sync made them durable. Responses are applied in the connection's
+buffer: records go from the frame to the file, without a task or a copy between. ``fetch_sessions``
+describes the state that the leader keeps between requests.
 
-R3: a response counts if it belongs to this session and the replica has not changed since the request. After
-an error with one partition, that partition is fetched again after a pause; after an error with the
-connection, all are.
+R3: a response counts if it belongs to this session and the replica has not changed since the request.
+After an error with one partition, that partition is fetched again after a pause; after an error with
+the connection, all partitions are.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ logger = logging.getLogger(__name__)
 
 MAX_LISTED: Final = 2_000  # partitions in one request; the others follow in the next
 MAX_IN_FLIGHT: Final = 4
-#: After a small response the next request waits for the sync whose end it reports, at most this long...
+#: After a small response the next request waits at most this long for the sync whose end it reports.
 HOLD_S: Final = 0.005
-#: ...but not after a large one: the leader has more, and sends it while this is synced.
+#: After a larger response it does not wait: the leader sends more data while this is synced.
 LARGE_RESPONSE_BYTES: Final = 128 * KIB
-#: On top of the leader's wait, before the connection counts as dead.
+#: The time beyond the leader's wait after which the connection counts as dead.
 RESPONSE_GRACE_MS: Final = 5_000
 #: The first error often means only that the leader has not yet received the metadata by which it leads.
 FIRST_BACKOFF_MS: Final = 5
@@ -58,10 +58,10 @@ class Followed:
         self.hosted = hosted
         self.key: PartitionKey = (hosted.topic_id, hosted.key.partition)
         self.leader_epoch = hosted.leader_epoch
-        self.asked: FetchPosition | None = None  #: as last listed in this session
-        self.is_repeated = False  #: the leader must forget what it has sent
-        self.failures = 0  #: one after the other
-        self.retry_s = 0.0  #: the end of the pause after an error; 0: there is none
+        self.asked: FetchPosition | None = None  #: the position last listed in this session
+        self.is_repeated = False  #: whether the leader must send its last response again
+        self.failures = 0  #: consecutive failures
+        self.retry_s = 0.0  #: the end of the pause after an error; 0 without one
 
     def on_progress(self, outcome: NextFetch | Exception) -> None:
         """``FetchListener.on_progress``"""
@@ -88,7 +88,7 @@ class Fetcher:
         self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
         self._followed: dict[PartitionKey, Followed] = {}
-        self._due: dict[Followed, None] = {}  # to list in the next request
+        self._due: dict[Followed, None] = {}  # positions to list in the next request
         self._forgotten: dict[PartitionKey, None] = {}
         self._paused: dict[Followed, None] = {}
         self._connection: Connection | None = None
@@ -98,7 +98,7 @@ class Fetcher:
         self._session_epoch = OPENS
         self._in_flight = 0
         self._is_sending_soon = False
-        self._is_urgent = False  # a position is due beyond appends that are being synced
+        self._is_urgent = False  # a position must be sent without waiting for a sync
         self._held: asyncio.TimerHandle | None = None
         self._resuming: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -110,10 +110,10 @@ class Fetcher:
     def __len__(self) -> int:
         return len(self._followed)
 
-    # --- what to fetch
+    # --- the partitions
 
     def add(self, hosted: HostedPartition) -> None:
-        """Fetch for ``hosted`` from now on; if it was fetched for already, in its new epoch."""
+        """Fetch for ``hosted`` from now on, in its new epoch if it was fetched before."""
         followed = Followed(self, hosted)
         before = self._followed.get(followed.key)
         if before is not None:
@@ -125,7 +125,7 @@ class Fetcher:
         self._report_soon(followed)
 
     def remove(self, hosted: HostedPartition) -> None:
-        """Stop fetching for it; responses under way are ignored."""
+        """Stop fetching for ``hosted``; pending responses are ignored."""
         followed = self._followed.get((hosted.topic_id, hosted.key.partition))
         if followed is None or followed.hosted is not hosted:
             return
@@ -153,7 +153,7 @@ class Fetcher:
         self._release()
 
     def on_progress(self, followed: Followed, outcome: NextFetch | Exception) -> None:
-        """A sync of that partition has ended, or disk work of a response, possibly with an error."""
+        """Called when a sync of that partition, or the disk work of a response, has ended or failed."""
         if isinstance(outcome, AssertionError):
             self._on_broken(outcome)
         elif self._followed.get(followed.key) is not followed:
@@ -241,7 +241,7 @@ class Fetcher:
                 self._send_soon()
 
     def _list(self) -> list[ReplicaFetchPartition]:
-        """Return the positions that are due. A partition that fails to return its own is retried later."""
+        """Return the positions that are due. A partition whose position raises an error is retried later."""
         listed: list[ReplicaFetchPartition] = []
         for followed in list(self._due)[:MAX_LISTED]:
             del self._due[followed]
@@ -251,7 +251,7 @@ class Fetcher:
                 self._on_failed(followed, error)
                 continue
             if position is None:
-                continue  # ``on_progress`` is called
+                continue  # ``on_progress`` is called later
             if followed.is_repeated:
                 followed.is_repeated = False
                 self._forgotten[followed.key] = None
@@ -363,7 +363,7 @@ class Fetcher:
     # --- the connection and the session
 
     def _start_over(self, error: Exception, *, keep_connection: bool) -> None:
-        """The session is lost: open another one after a pause."""
+        """Open another session after a pause, because this one is lost."""
         self._generation += 1
         self._session_id = self._session_epoch = OPENS
         self._in_flight = 0

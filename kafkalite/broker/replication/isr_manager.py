@@ -1,8 +1,8 @@
 """Proposes changes of the in-sync sets of all partitions that this broker leads to the controller.
 
-Each partition decides what to propose (R12-R15). Here proposals are gathered, sent as one AlterPartition at a
-time, and sent again if the response is lost. A proposal stands until the metadata shows its result, however
-long that takes (R14).
+Each partition decides what to propose (R12-R15). This module gathers proposals, sends one
+AlterPartition at a time, and repeats it if the response is lost. A proposal is pending until the
+metadata shows its result, however long that takes (R14).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Proposals = dict[Partition, PartitionChange]
 class IsrManager:
     """Gathers, sends and repeats proposals.
 
-    Invariant: a proposal is in ``_gathered`` or in the request under way, never in both.
+    Invariant: a proposal is in ``_gathered`` or in the pending request, never in both.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class IsrManager:
         self._lag_ms = lag_ms
         self._gathered: _Proposals = {}
         self._retried: dict[Partition, None] = {}  # to consider again after RETRY_MS
-        self._joined: dict[Partition, None] = {}  # their high watermark waits for a replica
-        #: Decided, but not in the image yet: the partition epoch of the proposal.
+        self._joined: dict[Partition, None] = {}  # partitions whose high watermark waits for a replica
+        #: The partition epochs of proposals that are decided, but not in the image yet.
         self._awaited: dict[Partition, int] = {}
         self._has_some = asyncio.Event()
         self._is_due = asyncio.Event()
         self._has_joined = asyncio.Event()
-        self.image = ClusterImage()  #: the latest one published
+        self.image = ClusterImage()  #: the latest published image
         self.broker_epoch = -1
 
     def consider(self, partition: Partition) -> None:
@@ -73,7 +73,7 @@ class IsrManager:
             self._has_joined.set()
 
     def look_around(self) -> None:
-        """Consider every partition soon: brokers came or went."""
+        """Consider every partition soon. Called when brokers have joined or left."""
         self._is_due.set()
 
     def _live(self, node_id: int) -> int | None:
@@ -105,7 +105,7 @@ class IsrManager:
     async def send_forever(self) -> None:
         while True:
             await self._has_some.wait()
-            await asyncio.sleep(0)  # for other proposals of this turn of the loop
+            await asyncio.sleep(0)  # for other proposals of this iteration of the loop
             batch = dict(list(self._gathered.items())[:MAX_CHANGES_PER_REQUEST])
             for partition in batch:
                 del self._gathered[partition]
@@ -136,11 +136,11 @@ class IsrManager:
     def _on_result(
         self, partition: Partition, change: PartitionChange, result: ChangedPartition | None
     ) -> None:
-        """Note whether a proposal was decided; None: the response is lost. The new state is taken from the
-        metadata, in its order.
+        """Record whether a proposal was decided; None: the response is lost. The new state is taken from
+        the metadata, in its order.
 
-        A response may overtake metadata records that were written before it. A smaller in-sync set with the
-        earlier min.insync.replicas could let the high watermark move where it must not.
+        A response may overtake metadata records that were written before it. A smaller in-sync set with
+        the earlier min.insync.replicas could let the high watermark move when it must not.
         """
         if result is not None and result.error_code == 0:
             logger.info(
@@ -153,7 +153,7 @@ class IsrManager:
                 Fields(partition=partition.key, isr=change.isr, reason=result.error_message),
             )
         if partition.partition_epoch > change.partition_epoch:
-            return  # the image was there first
+            return  # the image arrived first
         if result is not None and result.partition_epoch > change.partition_epoch:
             self._awaited[partition] = change.partition_epoch
         elif partition.is_leader:
@@ -161,7 +161,7 @@ class IsrManager:
             self._retried[partition] = None
 
     def _give_up_waiting(self) -> None:
-        """Propose again where the decision did not arrive with the metadata in time."""
+        """Propose again for partitions whose decision did not arrive with the metadata in time."""
         awaited, self._awaited = self._awaited, {}
         for partition, partition_epoch in awaited.items():
             if partition.is_leader and partition.partition_epoch == partition_epoch:

@@ -1,7 +1,7 @@
 """A broker's part in replication, beyond the single partition.
 
-Fetches for the partitions that follow, keeps the fetch sessions of followers elsewhere, proposes in-sync
-sets, and has the controller remember the high watermarks. A broker that is its own cluster has none.
+Fetches for the partitions that follow, owns the fetch sessions of followers elsewhere, proposes in-sync
+sets, and sends high watermarks to the controller. A single-node cluster has no ReplicaManager.
 """
 
 # Tests: tests/broker/test_replication.py
@@ -68,7 +68,7 @@ class ReplicaManager:
             node_id=config.node_id,
             lag_ms=config.replica_lag_time_max_ms,
         )
-        self._checkpointed: dict[Partition, int] = {}  # the high watermarks sent last
+        self._checkpointed: dict[Partition, int] = {}  # the high watermarks last sent
         self.sessions = FetchSessions()
         self.is_stopping = False
         self._isr.image = services.controller.image
@@ -91,7 +91,7 @@ class ReplicaManager:
         self._isr.look_around()
 
     async def stop(self) -> None:
-        """Stop fetching, and respond to every fetch that waits here."""
+        """Stop fetching, and respond to every waiting fetch."""
         self.is_stopping = True
         self._services.partitions.fetching = None
         for fetcher in self._fetchers.values():
@@ -138,7 +138,7 @@ class ReplicaManager:
     # --- leading
 
     def on_caught_up(self, partition: Partition) -> None:
-        """A follower may join the in-sync set (R12)."""
+        """Consider a change of the in-sync set, which a follower may now join (R12)."""
         self._isr.consider(partition)
 
     def _publish(self, _delta: Delta, image: ClusterImage) -> None:

@@ -10,7 +10,7 @@ from kafkalite.protocol.messages.cluster import ClusterProofRequest
 
 
 class Challenge(Protocol):
-    """A proof that a node must send next."""
+    """The proof that a node must send next."""
 
     node_id: int
 
@@ -19,15 +19,15 @@ class Challenge(Protocol):
 
 @dataclass(slots=True)
 class Client:
-    """The peer of one connection, and what it has proved."""
+    """The peer of one connection, and the identity that it has proved."""
 
     peer: str  #: for logs: "127.0.0.1:53712" or "inproc"
-    address: str  #: this broker's address as this client knows it
+    address: str  #: this broker's address as the client used it
     client_id: str | None = None
     listener: int = 0  #: the number of the listener that accepted the connection
     node_id: int | None = None  #: the node of the cluster that it has proved to be
-    challenge: Challenge | None = None  #: the proof that must follow
-    is_session: bool = False  #: a broker's heartbeats arrive here, and on no later connection
+    challenge: Challenge | None = None  #: the challenge that the next proof must match
+    is_session: bool = False  #: whether a broker's heartbeats arrive here, and on no later connection
 
     @property
     def caller(self) -> Caller:

@@ -1,4 +1,4 @@
-"""Request → handler → response. Every request, and every failure of a handler, passes here."""
+"""Request → handler → response. All requests and all failures of handlers pass through here."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Dispatcher(Generic[S]):
         return self.handle(request, client)
 
     def handle(self, request: Request, client: Client) -> Response | Pending:
-        """As ``dispatch``, without the interceptor."""
+        """Return the response to one request, without calling the interceptor."""
         api_key = request.api_key
         self._counts[api_key] += 1
         if self._services.is_stopping:

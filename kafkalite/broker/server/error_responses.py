@@ -49,7 +49,7 @@ STOPS: Final = Refusal(
 
 
 def translate(error: Exception) -> Outcome:
-    """Return the error code and message for the client. Raises an AssertionError again."""
+    """Return the error code and message for the client. Raises an AssertionError unchanged."""
     if isinstance(error, AssertionError):
         raise error
     if isinstance(error, BrokerError):
@@ -66,6 +66,6 @@ def translate(error: Exception) -> Outcome:
 
 
 def refusal(error: Exception) -> Refusal:
-    """Return the response for a request that failed as a whole. Raises an AssertionError again."""
+    """Return the response for a request that failed as a whole. Raises an AssertionError unchanged."""
     code, message = translate(error)
     return Refusal(code, message or "")

@@ -26,7 +26,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatistics:
-    """A broker at one moment. Counts are since its start unless stated otherwise."""
+    """The counts of a broker: since its start unless stated otherwise."""
 
     node_id: int
     cluster_id: str
@@ -49,5 +49,5 @@ class BrokerStatistics:
     synced_logs: int
     group_count: int  #: consumer groups that this broker coordinates
     transaction_count: int  #: transactional ids and writers of transaction groups that it coordinates
-    waiting_requests: int  #: held long polls and produce requests now
+    waiting_requests: int  #: held long polls and waiting produce requests
     task_count: int

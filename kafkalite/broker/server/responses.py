@@ -1,9 +1,9 @@
-"""What a handler returns: a Reply, a Refusal, or a Pending that becomes one of them later.
+"""The results of a handler: a Reply, a Refusal, or a Pending that becomes one of them later.
 
-Most responses are ready when the handler returns, and are written at once. A Pending needs no task and no
-future: resolving it calls the connection's continuation directly. Two kinds of Pending have a deadline:
-PendingResults collects one result for each item of a request, and HeldResponse is asked for again after
-every update of what it depends on.
+Most responses are ready when the handler returns, and are written at once. A Pending needs no task and
+no future: resolving it calls the connection's continuation directly. Two kinds of Pending have a
+deadline: PendingResults collects one result for each item of a request, and HeldResponse computes its
+response again after every update.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Reply(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The request as a whole failed. ``closes``: the connection is closed once this is written."""
+    """An error for the whole request. ``closes``: the connection is closed after writing it."""
 
     error_code: int
     error_message: str
@@ -42,9 +42,9 @@ SHUTTING_DOWN: Final = Refusal(
 class Pending:
     """A response that is not ready yet.
 
-    Resolved at most once; later calls have no effect, as an expiry may race with the event that was awaited.
-    ``on_cancel`` releases what waits for the response. It runs once: when the response is ready, or no longer
-    wanted.
+    Resolved at most once; later calls have no effect, as an expiry may race with the awaited event.
+    ``on_cancel`` releases the resources that wait for the response. It runs once: when the response is
+    ready or no longer wanted.
     """
 
     __slots__ = ("_continuation", "is_done", "on_cancel", "response")
@@ -56,7 +56,7 @@ class Pending:
         self.on_cancel = on_cancel
 
     def then(self, continuation: Callable[[Response], None]) -> None:
-        """Call ``continuation`` with the response: at once if it is ready."""
+        """Call ``continuation`` with the response, at once if the response is ready."""
         if self.is_done:
             assert self.response is not None, "the response was cancelled"
             continuation(self.response)
@@ -147,11 +147,11 @@ class PendingResults(Pending):
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, index: int) -> None:
-        """Wait for the result of an item: for ``set``, ``set_error`` or ``wait``."""
+        """Wait for ``set``, ``set_error`` or ``wait`` to provide the result of an item."""
         self._waiting[index] = None
 
     def wait(self, index: int, register: Register, key: Any, offset: int) -> None:
-        """Take ``results[index]`` as final when partition ``key`` has reached ``offset`` (exclusive)."""
+        """Make ``results[index]`` final once partition ``key`` has reached ``offset`` (exclusive)."""
 
         def on_reached(error: Exception | None) -> None:
             if self._waiting.pop(index, None) is not None:
@@ -162,7 +162,7 @@ class PendingResults(Pending):
         self._waiting[index] = register(key, offset, on_reached)
 
     def is_expected(self, index: int) -> bool:
-        """Whether the result of an item is still wanted: it is not known, and the deadline has not passed."""
+        """Whether the result of an item is missing and still wanted: the deadline has not passed."""
         return index in self._waiting
 
     def set(self, index: int, result: Any) -> None:
@@ -208,7 +208,7 @@ class PendingResults(Pending):
         self._finish_if_complete()
 
     def _release(self) -> None:
-        """Release what waits for the response, sent or no longer wanted. Work in progress continues."""
+        """Release the waits of a response that is sent or no longer wanted. Work in progress continues."""
         if self._timer is not None:
             self._timer.cancel()
         for waiter in self._waiting.values():
@@ -218,9 +218,9 @@ class PendingResults(Pending):
 
 
 class HeldResponse(Pending):
-    """A response that is held back until it is due or its time is over.
+    """A response that is held until it is due or its deadline has passed.
 
-    ``ask`` returns the response as it is now, which may be a Pending, or None if it is not due; it must
+    ``ask`` returns the current response, which may be a Pending, or None if it is not due; it must
     return a response when ``is_over``. It is called again after each ``update``, and at the deadline.
     """
 
@@ -247,7 +247,7 @@ class HeldResponse(Pending):
         """Wait at most ``wait_ms`` from the first response that is not due. ``is_due`` decides about the
         responses that ``ask`` returns; without it they all are."""
         super().__init__(on_cancel)
-        self.is_over = wait_ms <= 0  #: the next response is sent, whatever it is
+        self.is_over = wait_ms <= 0  #: the deadline has passed: the next response is sent
         self._loop = loop
         self._wait_ms = wait_ms
         self._ask = ask
@@ -258,7 +258,7 @@ class HeldResponse(Pending):
         self._timer: asyncio.TimerHandle | None = None
 
     def offer(self, response: Response | Pending | None) -> None:
-        """Send ``response`` if it is due or the time is over, else hold it back."""
+        """Send ``response`` if it is due or the deadline has passed, else hold it."""
         if isinstance(response, Pending):
             self._is_asking = True
             response.then(self._on_response)
@@ -275,7 +275,7 @@ class HeldResponse(Pending):
             self.offer(self._ask())
 
     def update(self) -> None:
-        """Ask again in a later turn of the loop, once for all updates until then."""
+        """Call ``ask`` in a later iteration of the loop, once for all updates until then."""
         if not self._is_scheduled and not self.is_done:
             self._is_scheduled = True
             self._loop.call_soon(self._on_update)
@@ -288,7 +288,7 @@ class HeldResponse(Pending):
             self.offer(self._ask())
 
     def finish(self) -> None:
-        """Send the response as it is now."""
+        """Send the current response."""
         self.is_over = True
         if not self._is_asking and not self.is_done:
             self.offer(self._ask())

@@ -47,7 +47,7 @@ class Dispatch(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """One unanswered request. Called with its response."""
+    """One unanswered request. It is called with its response."""
 
     connection: Connection
     request: Request | BadRequest
@@ -63,10 +63,10 @@ class _Slot:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One client.
+    """One client's connection.
 
-    Invariant: responses are written in the order of ``_queue`` (requests in progress), and ``_backlog``
-    (requests received and not started) comes after it.
+    Invariant: responses are written in the order of ``_queue`` (requests in progress), followed by
+    ``_backlog`` (requests received and not started).
     """
 
     def __init__(self, server: Server, advertised: str | None, listener: int = 0) -> None:
@@ -77,15 +77,15 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: Any = None
         self._queue: deque[_Slot] = deque()
         self._backlog: deque[Request | BadRequest] = deque()
-        self._receiving_bytes = 0  # of a frame that spans several reads
+        self._receiving_bytes = 0  # bytes of a frame that spans several reads
         self._is_reading = True
         self._is_writable = server.is_open  # until then, received bytes are kept
-        self._is_ending = False  # nothing more is read; closes when everything is answered
+        self._is_ending = False  # nothing more is read; closes after the last response
         self._is_final = False  # the last response of the connection is written or queued
         self._is_lost = False
         self._made_ms = self._moved_ms = server.clock.monotonic_ms()
         self._activity = (0, 0)  # received and unsent bytes at the last pass of the reaper
-        self._frame_ms: int | None = None  # since when the same frame has been incomplete
+        self._frame_ms: int | None = None  # when this frame was first seen incomplete
         self._frame_requests = self._frame_bytes = 0  # received when that frame was first seen incomplete
         self._advertised = advertised
         self._listener = listener
@@ -152,7 +152,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
 
     def eof_received(self) -> bool:
-        """Keep the connection while requests are unanswered: the peer sends no more."""
+        """Keep the connection while requests are unanswered, although the peer sends no more."""
         try:
             self._wire.eof()
         except RemoteProtocolError as error:
@@ -189,12 +189,12 @@ class Connection(asyncio.BufferedProtocol):
         return self._is_writable and len(self._queue) < MAX_IN_FLIGHT_PER_CONNECTION
 
     def _hold_back(self, requests: Iterable[Request | BadRequest]) -> None:
-        """Keep requests for later: at most those of one receive buffer, as reading pauses now."""
+        """Queue requests for later: at most those of one receive buffer, as reading pauses now."""
         if not self._is_final:
             self._backlog.extend(requests)
 
     def _serve_one(self, request: Request | BadRequest) -> None:
-        """As ``_serve``, for a single request with none before it."""
+        """Do ``_serve`` for a single request with none before it."""
         response = self._dispatch(request, self.client)
         if isinstance(response, Pending):
             self._enqueue(request, response)
@@ -240,7 +240,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._is_final = self._is_ending = True
 
     def on_response(self, slot: _Slot) -> None:
-        """Write the responses at the head of the queue: a queued request has its response."""
+        """Write the responses at the head of the queue, after a queued request received its response."""
         if self._is_lost or not self._queue or self._queue[0] is not slot:
             return
         out: list[Any] = []
@@ -280,7 +280,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def _write_lines(self, out: list[Any]) -> None:
-        """Call ``writelines``, and ``pause_writing``, which asyncio's omits from Python 3.12 on."""
+        """Call ``writelines``, then ``pause_writing`` if needed: asyncio omits it from Python 3.12 on."""
         transport = self._transport
         transport.writelines(out)
         if self._is_writable and transport.get_write_buffer_size() > WRITE_BUFFER_HIGH_BYTES:
@@ -474,7 +474,7 @@ class Server:
             connection.end()
 
     async def wait_closed(self, grace_ms: int, *, level: int = logging.WARNING) -> None:
-        """Return when every connection is closed: after ``grace_ms`` by force, which is logged."""
+        """Return when every connection is closed. After ``grace_ms`` they are aborted, which is logged."""
         try:
             await asyncio.wait_for(self._has_none.wait(), grace_ms / 1000)
         except TimeoutError:
@@ -499,7 +499,7 @@ _NO_PAYLOAD: Final = memoryview(b"")
 
 
 def _without_body(request: Request | BadRequest) -> Request | BadRequest:
-    """Return what is needed to respond to ``request`` later, so that its payload may be freed."""
+    """Return the fields needed to respond to ``request`` later, so that its payload may be freed."""
     if isinstance(request, BadRequest):
         return request
     key, version, correlation_id, client_id = request[:4]

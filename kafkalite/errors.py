@@ -248,7 +248,7 @@ class LogTruncationError(ClientError):
 
 
 class CommitFailedError(ClientError):
-    """Offsets were not committed, because the consumer is no longer a member at its epoch (R39)."""
+    """Offsets were not committed: the consumer was expelled or does not own a partition (R39)."""
 
 
 class MaxPollIntervalError(CommitFailedError):

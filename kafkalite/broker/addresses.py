@@ -32,7 +32,7 @@ def parse_address(text: str, key: str) -> str:
 
 
 def parse_voters(voters: Iterable[str]) -> dict[int, str]:
-    """Return {node id: address of its controller listener} of ``1@host:port``, ... Raises ConfigError."""
+    """Parse ``1@host:port``, ... to {node id: controller listener's address}. Raises ConfigError."""
     key = "controller.quorum.voters"
     parsed: dict[int, str] = {}
     for voter in voters:

@@ -69,7 +69,7 @@ def wait(
     this_node: bool,
     quiet: bool,
 ) -> None:
-    """Wait until the cluster is ready, for --timeout or a minute; exit code 7 if it is not."""
+    """Wait until the cluster is ready; exit code 7 after --timeout (default: one minute)."""
     from kafkalite.client.admin.cluster_health import RequestedState
 
     current = invocation.current()

@@ -65,7 +65,7 @@ def read(filesystem: FileSystem, directory: str) -> tuple[int, bytes]:
 
 
 def remove(filesystem: FileSystem, directory: str) -> None:
-    """Remove the files, if there are any, after their contents are durable elsewhere."""
+    """Remove the files, if any. Their contents must be durable elsewhere."""
     names = [name for name in (LOG_FILE, SNAPSHOT_FILE) if filesystem.exists(join(directory, name))]
     for name in names:
         filesystem.unlink(join(directory, name))

@@ -135,7 +135,7 @@ class RecordBatch:
     def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.RecordBatch:
         """Return the columns offset, timestamp (ms, UTC), key, value, headers, or the named ones.
 
-        A null key or value is null, and so are the headers of a record without any. Keys and values
+        Null keys and values are nulls, as are the headers of a record without any. Keys and values
         stay in this batch's buffer (or in the one it was unpacked to), which lives as long as the
         result. Raises as ``columns()``, and RecordError for an unknown name.
         """

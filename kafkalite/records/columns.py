@@ -409,7 +409,7 @@ def decode_timestamps(deltas: memoryview, count: int, base_timestamp_ms: int) ->
 
 
 def is_ordinary(base_timestamp_ms: int) -> bool:
-    """Whether no 32-bit difference to the base is an invalid time: the base is after January 1970."""
+    """Whether the base plus any 32-bit difference is a valid time: the base is after January 1970."""
     return _MAX_INT32 < base_timestamp_ms < MAX_INT64 - _MAX_INT32
 
 

@@ -248,7 +248,7 @@ def scan(buffer: Buffer, position: int, end: int) -> Iterator[tuple[int, int, in
 def scan_producers(
     buffer: Buffer, position: int, end: int
 ) -> Iterator[tuple[int, int, int, int, int, int, int, int]]:
-    """As ``scan``, for the producers of the batches.
+    """Like ``scan``, with each batch's producer.
 
     Yields (position, attributes, base_offset, last_offset_delta, max_timestamp_ms, producer_id,
     producer_epoch, base_sequence).

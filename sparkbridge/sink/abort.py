@@ -103,7 +103,7 @@ def _open_attempts(admin: Admin, options: SinkOptions, sink_id: str | None) -> I
 
 
 def _abort_attempts(options: SinkOptions, attempts: Sequence[Attempt], done: set[Attempt]) -> None:
-    """Join under the name of each attempt, which aborts what it wrote and fences it."""
+    """Abort each attempt's records and fence it, by joining under its name."""
     for attempt in attempts:
         done.add(attempt)
         with attempt_writer(options, *attempt, ABORT_TIMEOUT_MS):  # no effect if the batch is decided

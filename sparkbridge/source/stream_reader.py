@@ -85,7 +85,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def initialOffset(self) -> OffsetJson:
         """Return where a new query starts. Spark asks twice, and again after a crash in the first batch.
 
-        That batch has its own start, so errors that prevent a new query are raised by ``latestOffset``.
+        That batch has its own start and ignores this one, so ``latestOffset`` raises errors instead.
         """
         if self._initial is None:
             try:

@@ -140,13 +140,13 @@ def _not_described(transactional_id: str, error: BrokerError) -> DescribedTransa
 def join_txn_group(services: TransactionServices, request: Request, client: Client) -> HandlerResult:
     """Become a writer of one batch of an application, with a producer id of its own.
 
-    Behaviour: the same writer's name again starts the same attempt over: its earlier records are aborted, and
-    its earlier producer is fenced. A batch that was decided before needs no writers; the response has
-    ``is_finished``.
+    Behaviour: joining again under the same name restarts the attempt: its earlier records are aborted,
+    and its earlier producer is fenced. A batch that was decided before needs no writers; the response
+    has ``is_finished``.
 
     Errors: REQUEST_TIMED_OUT (no producer id in time), INVALID_REQUEST, INVALID_TRANSACTION_TIMEOUT,
-    INVALID_TXN_STATE (the name is a plain transactional id), CONCURRENT_TRANSACTIONS (the earlier attempt is
-    being aborted).
+    INVALID_TXN_STATE (the name is a plain transactional id), CONCURRENT_TRANSACTIONS (the earlier
+    attempt is being aborted).
     """
     message: JoinTxnGroupRequest = request.message
     return services.transactions.submit_with_spare_id(
@@ -285,7 +285,7 @@ def add_partitions_to_txn(
 
 
 def write_txn_markers(services: TransactionServices, request: Request, _client: Client) -> Pending:
-    """End a transaction in partitions that this broker leads, for its coordinator. From brokers only.
+    """End a transaction for its coordinator, in partitions that this broker leads. From brokers only.
 
     Behaviour and errors: ``MarkerWriter.write``.
     """

@@ -120,7 +120,7 @@ class Housekeeping:
     def checkpoint(self) -> None:
         """Write the recovery points, and mark unsynced logs to be synced before the next checkpoint.
 
-        Skipped while a log is being truncated: its state is inconsistent then.
+        Does nothing while any log is being truncated and thus inconsistent.
         """
         if any(hosted.is_busy for hosted in self._partitions):
             return

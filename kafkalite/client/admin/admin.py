@@ -530,7 +530,7 @@ class Admin:
     async def describe_producers(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, list[ProducerDescription]]:
-        """Return the producers known to the leader of each partition (KIP-664)."""
+        """Return the producers known to the leader of each partition (KIP-664). Stops at the first error."""
         described: dict[TopicPartition, list[ProducerDescription]] = {}
         for tp in partitions:
             leader = await self._leader(tp)

@@ -228,7 +228,7 @@ class AssignedPartitions:
     def next_batch(self) -> FetchedBatch | None:
         """Return the next batch of the least recently read partition, or None, and move past the batch.
 
-        Raises the error of the partition if it has no batch before the error.
+        Raises the partition's error once its earlier batches are taken.
         """
         for state in list(self.partitions.values()):
             if state.paused:

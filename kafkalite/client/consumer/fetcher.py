@@ -179,7 +179,7 @@ class Fetcher:
         self._fetches[plan.node_id] = fetch
 
     def _drop_stale_polls(self) -> None:
-        """Close connections whose long poll became useless after a seek, because responses come in order.
+        """Close connections whose long poll is useless after a seek: the next response would wait for it.
 
         Dialling again takes a millisecond.
         """

@@ -419,7 +419,7 @@ class GroupSession:
         self._progress.remove(partitions)
 
     def _hide(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return no more records of these partitions."""
+        """Stop returning records of these partitions."""
         for tp in partitions:
             if tp not in self.hidden and tp in self._progress.partitions:
                 self.hidden[tp] = self._progress.hide(tp)

@@ -394,8 +394,8 @@ class PartitionQueue:
     def resolve(self) -> bool:
         """Decide how to continue when all responses are in.
 
-        Starts the next epoch if there is a gap and no batch behind it may be written; in a transaction,
-        goes back to the first unused sequence instead. Returns True if in-flight batches must be
+        If there is a gap and no later batch can have been written, starts the next epoch, or in a
+        transaction goes back to the first unused sequence. Returns True if in-flight batches must be
         resent; the queue stays held.
         """
         assert self.must_resolve, "responses are outstanding"

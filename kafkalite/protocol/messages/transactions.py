@@ -151,7 +151,7 @@ class AbortTransactionResponse(ApiResponse):
 
 
 class JoinTxnGroupRequest(Struct):
-    """Become a writer of a batch. Repeating a name continues the same attempt under a new epoch."""
+    """Become a writer of a batch. Repeating a name aborts the earlier attempt of that name."""
 
     application_id: str
     batch_id: int  #: 0 or more; greater than earlier batches, gaps are allowed

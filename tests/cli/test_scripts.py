@@ -25,6 +25,9 @@ case "$*" in
 esac
 """
 
+#: The environment without what selects this run's own Python and virtual environment.
+_OUTSIDE = {name: value for name, value in os.environ.items() if not name.startswith("KAFKALITE_")}
+
 
 @pytest.fixture
 def checkout(tmp_path: Path, repository: Path) -> Path:
@@ -47,7 +50,7 @@ def run(checkout: Path, *command: str, cwd: Path) -> tuple[subprocess.CompletedP
         cwd=cwd,
         capture_output=True,
         text=True,
-        env=os.environ | {"KAFKALITE_PYTHON": str(checkout.parent / "fake python"), "FAKE_LOG": str(log)},
+        env=_OUTSIDE | {"KAFKALITE_PYTHON": str(checkout.parent / "fake python"), "FAKE_LOG": str(log)},
     )
     return done, log.read_text().splitlines()
 

@@ -599,8 +599,14 @@ def test_the_tasks_of_a_process_share_a_producer(
 
 
 @pytest.fixture(autouse=True)
-def _no_producers_left() -> Iterator[None]:
+def _own_producers() -> Iterator[None]:
+    """Start without producers that tests of other files left in this process, and leave none."""
+    _forget_producers()
     yield
+    _forget_producers()
+
+
+def _forget_producers() -> None:
     for producer in list(task_writer._producers.values()):
         task_writer._forget_producer(producer)
 

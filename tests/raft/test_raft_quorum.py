@@ -320,6 +320,8 @@ async def test_a_replaced_disk_takes_part_again(make, kit):
         assert not cluster.quorums[lost].status().is_voter
         async with asyncio.timeout(10):
             await eventually(lambda: cluster.quorums[lost].status().is_voter)
+            # The loop replays the entries after the Raft thread has them.
+            await eventually(lambda: cluster.machines[lost].names)
         assert cluster.machines[lost].names == ["t0"]
 
 

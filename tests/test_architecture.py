@@ -5,6 +5,7 @@ import.
 from __future__ import annotations
 
 import ast
+import configparser
 import json
 import re
 import subprocess
@@ -228,3 +229,10 @@ def test_the_tests_of_every_module_are_found_by_name_or_named_in_it() -> None:
             elif path.stem not in names and not path.stem.startswith("__"):
                 lost.append(_name(path))
     assert lost == []
+
+
+def test_the_package_has_the_version_of_its_code() -> None:
+    """setup.cfg repeats it, because an image installs the dependencies before the code is there."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    assert config["metadata"]["version"] == kafkalite.__version__

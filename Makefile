@@ -1,6 +1,6 @@
 # The daily commands. Each sets .venv up if necessary.
 PYTHON := .venv/bin/python
-.PHONY: check test bench docs coverage walks sim mutants faults compose-test compose-spark-test spark-faults spark-memory spark-deployments
+.PHONY: check test bench docs coverage walks sim mutants faults damage fuzz compose-test compose-spark-test spark-faults spark-memory spark-deployments
 
 check: ; @bin/setup all dev test
 	@$(PYTHON) -m ruff format --check -q . && $(PYTHON) -m ruff check -q . && $(PYTHON) -m mypy && .venv/bin/lint-imports
@@ -18,13 +18,25 @@ JOBS := 2
 sim: ; @bin/setup all dev test && $(PYTHON) -m proof.sim --seeds $(SEEDS) --start $(START) --jobs $(JOBS)
 
 # Activates one mutant at a time, and expects each to be found.
-mutants: ; @bin/setup all dev test && $(PYTHON) -m proof.mutants --jobs $(JOBS)
+mutants: ; @bin/setup all dev test && $(PYTHON) -m proof.mutants --jobs $(JOBS) --at-least 60
 
 # Real processes, killed, paused and cut off under load: make faults ROUNDS=50 FAULTS='--fault kill-all'
 # The same with exactly-once jobs: make faults FAULTS=--transactions
 ROUNDS := 20
 FAULTS :=
 faults: ; @bin/setup all dev test && $(PYTHON) -m proof.processes.faults --rounds $(ROUNDS) $(FAULTS)
+
+# Copies damaged while nodes are down, on clusters and on nodes without peers: make damage CASES=40 DAMAGE='--seed 7'
+CASES := 300
+DAMAGE :=
+LONE :=
+damage: ; @bin/setup all dev test && $(PYTHON) -m proof.processes.damage --self-test \
+	&& $(PYTHON) -m proof.processes.damage --cases $(CASES) $(DAMAGE) && $(PYTHON) -m proof.processes.lone_damage $(LONE)
+
+# Mutated requests of all APIs at a real broker: make fuzz MINUTES=1 FUZZ='--start 4711'
+MINUTES := 10
+FUZZ :=
+fuzz: ; @bin/setup all dev test && $(PYTHON) -m proof.processes.fuzz --minutes $(MINUTES) $(FUZZ)
 
 # A Spark query killed at every named point, round after round: make spark-faults ROUNDS=50 FAULTS='--seed 7'
 # These need Java 17 or newer, and keep a cache for quick starts of Spark in .venv.
@@ -48,5 +60,5 @@ compose-spark-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m depl
 walks: ; @bin/setup all dev test && $(PYTHON) -m proof.walks
 
 # Branch coverage of the pure modules, which proof/pure.py reads from setup.cfg.
-coverage: ; @bin/setup all dev test && $(PYTHON) -m coverage run -m pytest -q --deselect tests/storage/test_power_loss.py tests/vocabulary tests/protocol tests/records tests/metadata tests/groups tests/transactions tests/replication tests/storage tests/client tests/sparkbridge tests/raft tests/broker/test_disk_work.py tests/broker/test_fetch_sessions.py
+coverage: ; @bin/setup all dev test && $(PYTHON) -m coverage run -m pytest -q --deselect tests/storage/test_power_loss.py --deselect tests/storage/test_damage.py tests/vocabulary tests/protocol tests/records tests/metadata tests/groups tests/transactions tests/replication tests/storage tests/client tests/sparkbridge tests/raft tests/broker/test_disk_work.py tests/broker/test_fetch_sessions.py
 	@$(PYTHON) -m coverage report --include="$$($(PYTHON) -m proof.pure)" --fail-under=95

@@ -56,11 +56,7 @@ def main() -> None:
         results[name] = [row.as_dict() for row in rows]
     path = Path(__file__).with_name("results.json")
     if set(results) == set(SUITES):
-        report = {
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "suites": results,
-        }
+        report = {"python": platform.python_version(), "machine": platform.machine(), "suites": results}
         path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         print(f"\nwritten to {path.name}")
     missed = [row["name"] for rows in results.values() for row in rows if row["met"] is False]

@@ -10,16 +10,7 @@ import time
 import msgpack
 
 from benchmarks import wire
-from benchmarks.harness import (
-    Row,
-    paired,
-    percentile,
-    plain_row,
-    rate_row,
-    scratch_dir,
-    server,
-    time_row,
-)
+from benchmarks.harness import Row, paired, percentile, plain_row, rate_row, scratch_dir, server, time_row
 from kafkalite.protocol.messages import admin, data
 from kafkalite.records.builder import build_batch
 

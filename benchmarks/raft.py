@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Row, plain_row, time_row
-from kafkalite.clock import SystemClock
 from kafkalite.metadata.records import TopicRecord
 from kafkalite.raft.raft_quorum import RaftQuorum
 from kafkalite.raft.runner import ThreadRunner
@@ -64,7 +63,6 @@ async def _voters(directory: Path) -> AsyncIterator[list[RaftQuorum]]:
             node_id=i,
             voters=VOTERS,
             runner=runner,
-            clock=SystemClock(),
             rng=seeded_rng(i),
         )
         quorum.attach(_Machine())

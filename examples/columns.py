@@ -1,4 +1,4 @@
-"""Batches as columns: a million records per second without an object for each, and Arrow without a copy."""
+"""Batches as columns: a million records a second without an object for each, and Arrow without a copy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def main() -> None:
             seen = 0
             while seen < COUNT:
                 for fetched in await consumer.get_batches(timeout_ms=5_000):
-                    table = fetched.batch.to_arrow()  # the values stay in the received buffer
+                    table = fetched.batch.to_arrow()  # the values remain in the received buffer
                     seen += table.num_rows
             print(f"{seen:,} records read; columns: {', '.join(table.schema.names)}")
 

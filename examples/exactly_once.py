@@ -1,7 +1,7 @@
-"""Read, transform, write, exactly once: workers are killed midway, and each receipt is written once.
+"""Reads, transforms and writes exactly once: workers are killed, and yet each receipt is written once.
 
-A worker turns purchases into receipts. Receipts and the offsets of their purchases are written in one
-transaction, so a worker that dies leaves both or neither, and the next one continues after the last
+A worker turns purchases into receipts. One transaction contains receipts and the offsets of their purchases,
+so a worker that is killed leaves both or neither, and the next worker continues after the last committed
 transaction.
 """
 
@@ -16,18 +16,18 @@ from kafkalite import Admin, Broker, Consumer, Producer
 
 PURCHASES = 100
 CUSTOMERS = [b"ann", b"bob", b"cyd"]
-DEATHS = [17, 21, 22]  # among the receipts, before the commit, after it; then one worker survives
+DEATHS = [17, 21, 22]  # steps: among the receipts, before a commit, after a commit; the next worker survives
 
 
 async def work(servers: str, last_step: int) -> None:
-    """Write receipts until there are no more purchases; die at step ``last_step`` unless that is 0."""
+    """Write receipts until no purchases are left. If ``last_step`` is not 0, die at that step."""
     steps = 0
 
     def step() -> None:
         nonlocal steps
         steps += 1
         if steps == last_step:
-            os.kill(os.getpid(), signal.SIGKILL)  # without any clean-up
+            os.kill(os.getpid(), signal.SIGKILL)  # no cleanup code runs
 
     async with (
         Consumer(
@@ -41,7 +41,7 @@ async def work(servers: str, last_step: int) -> None:
         ) as consumer,
         Producer(
             servers, transactional_id="receipts-1"
-        ) as producer,  # aborts the transaction that the last worker left open
+        ) as producer,  # aborts the transaction that the previous worker left open
     ):
         while records := await consumer.get_many(timeout_ms=1200):
             async with producer.transaction():
@@ -54,7 +54,7 @@ async def work(servers: str, last_step: int) -> None:
 
 
 async def main() -> None:
-    async with Broker(  # a member is expelled after half a second of silence
+    async with Broker(  # a member that is silent for half a second is expelled
         listeners="127.0.0.1:0",
         group_consumer_session_timeout_ms=500,
         group_consumer_heartbeat_interval_ms=100,
@@ -86,7 +86,7 @@ async def main() -> None:
 async def receipts(
     servers: str, isolation_level: str = "read_committed"
 ) -> list[tuple[bytes | None, bytes | None]]:
-    """Return the records that a reader sees now."""
+    """Return (key, value) of the records that a consumer reads at this isolation level."""
     async with Consumer(
         "receipts", bootstrap_servers=servers, auto_offset_reset="earliest", isolation_level=isolation_level
     ) as consumer:

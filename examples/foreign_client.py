@@ -1,4 +1,4 @@
-"""A client of kafkalite that shares no code with it: docs/protocol.md, msgpack, crc32c, a blocking socket.
+"""A client that shares no code with kafkalite: only docs/protocol.md, msgpack, crc32c and a blocking socket.
 
 It sends ApiVersions, creates a topic, appends a batch of three records, reads it back and checks it:
 
@@ -15,7 +15,7 @@ import crc32c
 import msgpack
 
 FRAME = struct.Struct(">II")  # envelope length, payload length
-HEADER = struct.Struct(">qiibIhiqqqhii")  # the 61 bytes in front of every record batch
+HEADER = struct.Struct(">qiibIhiqqqhii")  # the 61-byte header of every record batch
 API_VERSIONS, METADATA, PRODUCE, FETCH, CREATE_TOPICS = 18, 3, 0, 1, 19
 OK, TOPIC_ALREADY_EXISTS = 0, 36
 
@@ -29,7 +29,7 @@ class Connection:
         self.versions = {key: range(lowest, highest + 1) for key, lowest, highest in apis}
 
     def ask(self, api, body, payload=b""):
-        """Send one request and return the response: (body, payload). All requests here are of version 0."""
+        """Send one request and return the response as (body, payload). All requests have version 0."""
         number = next(self.numbers)
         envelope = msgpack.packb([api, 0, number, "foreign-client", body])
         self.socket.sendall(FRAME.pack(len(envelope), len(payload)) + envelope + payload)
@@ -49,7 +49,7 @@ class Connection:
 
 
 def column(cells):
-    """Return Arrow's layout: offsets, the joined bytes, and a bitmap of the values that are not null."""
+    """Return Arrow's layout: offsets, the joined bytes, and the bitmap of values that are not null."""
     if all(cell is None for cell in cells):
         return None
     ends = itertools.accumulate((len(cell or b"") for cell in cells), initial=0)
@@ -69,12 +69,12 @@ def cells(column, count):
 
 
 def build_batch(records):
-    """Return [(timestamp in ms, key, value)] as a columnar batch without compression."""
+    """Return the records [(timestamp in ms, key, value)] as a columnar batch without compression."""
     times, keys, values = zip(*records, strict=True)
     deltas = struct.pack(f"<{len(times)}q", *(each - times[0] for each in times))
     body = msgpack.packb([deltas, column(keys), column(values), None])
     count = len(records)
-    attributes = 7  # columns, no codec, the producer's timestamps
+    attributes = 7  # columnar, no compression, timestamps set by the producer
     fields = [0, HEADER.size - 12 + len(body), -1, 2, 0, attributes, count - 1]
     fields += [times[0], max(times), -1, -1, -1, count]
     fields[4] = crc32c.crc32c(HEADER.pack(*fields)[21:] + body)
@@ -82,14 +82,14 @@ def build_batch(records):
 
 
 def read_batches(data):
-    """Return [(offset, timestamp in ms, key, value)] of batches that are back to back."""
+    """Return [(offset, timestamp in ms, key, value)] of consecutive batches."""
     records = []
     while data:
         header = HEADER.unpack_from(data)
         base_offset, length, _epoch, magic, crc, attributes, _last, base_time, max_time, *_, count = header
         batch, data = data[: length + 12], data[length + 12 :]
         assert magic == 2 and crc == crc32c.crc32c(batch[21:]), "damaged"
-        if attributes & 32:  # control: no data
+        if attributes & 32:  # a control batch has no data
             continue
         assert attributes & 7 == 7 and attributes >> 8 & 7 == 0, "compressed, or rows of Kafka"
         deltas, keys, values, _headers = msgpack.unpackb(batch[HEADER.size :])
@@ -99,7 +99,7 @@ def read_batches(data):
             if deltas
             else [base_time] * count
         )
-        if attributes & 8:  # log append time
+        if attributes & 8:  # log append time applies to all records
             times = [max_time] * count
         offsets = range(base_offset, base_offset + count)
         records += zip(offsets, times, cells(keys, count), cells(values, count), strict=True)

@@ -1,4 +1,4 @@
-"""Produce and consume in one process with an embedded broker, so there is nothing to start first."""
+"""Produces and consumes in one process with an embedded broker, so that nothing else must be started."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """kafkalite: a distributed commit log in pure Python.
 
-The public names are loaded when they are first used, so importing the package imports no event loop, no
+Each public name is imported when it is first used, so ``import kafkalite`` alone loads no event loop, no
 server and no compression library.
 """
 

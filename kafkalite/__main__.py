@@ -1,4 +1,4 @@
-"""``python -m kafkalite`` is ``kl``."""
+"""Runs the command ``kl`` when started as ``python -m kafkalite``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The Clock interface: the current time, and waiting.
+"""The Clock interface: it returns the current time and lets a task sleep.
 
-Periodic work of the broker (retention, segment roll, idle connections) waits through this interface, so
-that a test can let a week pass in milliseconds. Network deadlines use the event loop's own timers.
+Periodic work of the broker (retention, segment roll, idle connections) uses this interface, so that a
+test can simulate a week in milliseconds. Network deadlines use the event loop's own timers.
 """
 
 # Tests: tests/testing/test_virtual_clock.py
@@ -14,15 +14,15 @@ from typing import Protocol
 
 class Clock(Protocol):
     def wall_ms(self) -> int:
-        """Return milliseconds since the Unix epoch. May jump; used for timestamps that are shown to users."""
+        """Return milliseconds since the Unix epoch, for timestamps that are shown to users. May jump."""
         ...
 
     def monotonic_ms(self) -> int:
-        """Return milliseconds since an arbitrary start. Never decreases; used for every interval."""
+        """Return milliseconds since an arbitrary start, for measuring intervals. Never decreases."""
         ...
 
     async def sleep_ms(self, duration_ms: int) -> None:
-        """Return when ``monotonic_ms`` has advanced by ``duration_ms``."""
+        """Sleep until ``monotonic_ms`` has advanced by ``duration_ms``."""
         ...
 
 

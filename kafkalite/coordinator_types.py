@@ -1,22 +1,23 @@
 """Types shared by the coordinators of groups and of transactions.
 
 A coordinator is a state machine on the records of one partition of an internal topic. ``decide`` reads
-the state and returns records and a reply, without changing anything. The broker appends the records as
-one batch, replays them at once, and sends the reply when everything that the log held at that moment is
-committed. So a read is also never answered with state that may be lost (R36, R39, R40).
+the state and returns records and a reply. It changes nothing. The broker appends the records as one
+batch and replays them at once. It sends the reply when every record that the log then contains is
+committed, so that no reply, even to a read, shows state that may still be lost (R36, R39, R40).
 """
 
 # Tests: tests/groups/test_machine.py, tests/transactions/test_machine.py
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kafkalite.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
 
 class Instant(NamedTuple):
-    """One moment on both clocks: monotonic for sessions and timeouts, wall clock for dates."""
+    """One moment on both clocks: monotonic for sessions and timeouts, wall clock for timestamps."""
 
     monotonic_ms: int
     wall_ms: int
@@ -30,7 +31,7 @@ class StateRecord(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """The client of a request, for descriptions only; decisions do not depend on it."""
+    """The client that sent a request. It is shown in descriptions; no decision depends on it."""
 
     client_id: str
     host: str
@@ -43,11 +44,15 @@ class TopicShape(NamedTuple):
     partition_count: int
 
 
+Topics = Mapping[str, TopicShape]
+"""All topics by name. Another object after every change of a topic, and the same object otherwise."""
+
+
 class Decision(NamedTuple):
     """Records to make durable, and the reply to send when they are committed.
 
-    ``records`` become one batch: all of them, or none. With a ``producer_id`` the batch is part of that
-    producer's transaction, and its records take effect when the transaction is committed.
+    ``records`` become one batch, so either all or none are appended. With a ``producer_id`` the batch is part
+    of that producer's transaction, and its records take effect when the transaction is committed.
     """
 
     records: tuple[StateRecord, ...] = ()

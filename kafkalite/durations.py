@@ -1,4 +1,4 @@
-"""The grammar of durations in options: ``500ms``, ``1h30m``, ``7d``."""
+"""Parses and formats durations in options: ``500ms``, ``1h30m``, ``7d``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ DURATION_EXAMPLES: Final = "10s, 500ms, 1h30m, 7d"
 
 
 def parse_duration(text: str, *, bare_unit: str | None = "s") -> int:
-    """Parse ``1h30m`` into milliseconds. A number without a unit has the unit ``bare_unit``; None refuses
-    such a number.
+    """Parse a duration such as ``1h30m`` into milliseconds.
 
-    Raises ValueError.
+    A number without a unit is in ``bare_unit``; if that is None, a unit is required. Raises ValueError.
     """
     cleaned = text.strip().lower()
     if bare_unit is not None and re.fullmatch(_NUMBER, cleaned):
@@ -36,7 +35,7 @@ def parse_duration(text: str, *, bare_unit: str | None = "s") -> int:
 
 
 def format_duration(duration_ms: int) -> str:
-    """Return milliseconds in the two largest units: ``340 ms``, ``4.3 s``, ``1h30m``, ``2d5h``."""
+    """Format milliseconds in one or two units: ``340 ms``, ``4.3 s``, ``1h30m``, ``2d5h``."""
     if duration_ms < 1000:
         return f"{duration_ms} ms"
     if duration_ms < 60_000:

@@ -3,35 +3,37 @@
 ::
 
     KafkaliteError
-    ├── ConfigError                  a setting's key, value and what is allowed
-    ├── ListenError                  an address that cannot be listened on, and why
-    ├── ProtocolError                bytes or messages that violate the protocol
-    │   ├── LocalProtocolError       ... before they were sent
-    │   └── RemoteProtocolError      ... as the peer sent them
-    ├── RecordError                  a record or batch that cannot be built or read
-    │   ├── CorruptBatchError        CRC, lengths or layout wrong
-    │   └── BatchTooLargeError       over a limit, or a decompression bomb
-    ├── StorageError                 the log on disk
-    │   ├── CorruptLogError          damage in the middle of a log: file, position, expected, actual
-    │   ├── DiskFullError            no space; nothing was written
+    ├── ConfigError                  a setting has an invalid value; names key, value and allowed values
+    ├── ListenError                  the broker cannot listen on an address
+    ├── ProtocolError                bytes or messages violate the protocol
+    │   ├── LocalProtocolError       ... and were not sent
+    │   └── RemoteProtocolError      ... and came from the peer
+    ├── RecordError                  a record or batch cannot be built or read
+    │   ├── CorruptBatchError        the CRC, a length or the layout is wrong
+    │   └── BatchTooLargeError       a batch exceeds a limit, also when decompressed
+    ├── StorageError                 an error of the log on disk
+    │   ├── CorruptLogError          a log is damaged before its end: file, position, expected, actual
+    │   ├── DiskFullError            the disk is full; nothing was written
     │   ├── LogOfflineError          a write or sync failed earlier; the log refuses appends
-    │   └── DataDirectoryError       locked, of another cluster, of another version
+    │   └── DataDirectoryError       the directory is locked, or has another cluster id or version
     ├── ClientError                  raised by producer, consumer, admin
     │   ├── ClientClosedError
     │   ├── ConnectionFailedError    no broker could be reached
     │   ├── RequestTimeoutError
     │   ├── DeliveryTimeoutError     delivery.timeout.ms passed; the outcome is unknown
     │   ├── DeliveryFailedError      flush() or close() found records that were not delivered
-    │   ├── RecordTooLargeError      one record over max.request.size
+    │   ├── RecordTooLargeError      one record exceeds max.request.size
     │   ├── BufferFullError          buffer.memory stayed full for max.block.ms
-    │   ├── NoOffsetError            no position and auto.offset.reset is none
+    │   ├── NoOffsetError            there is no position, and auto.offset.reset is none
     │   ├── LogTruncationError       records that were read are no longer in the log
     │   ├── CommitFailedError        the consumer was expelled; its partitions may have other owners
-    │   ├── MaxPollIntervalError     no records were requested for max.poll.interval.ms: the consumer left
+    │   ├── MaxPollIntervalError     the application exceeded max.poll.interval.ms; the consumer left
     │   ├── TransactionAbortedError  the record was part of a transaction that was aborted
-    │   └── TransactionStateError    a call that is not valid in the state of the transaction
+    │   └── TransactionStateError    the call is not valid in the state of the transaction
     └── BrokerError                  an error code in a response; one class per code
 """
+
+# Long because it is the one list of all errors.
 
 # Tests: tests/broker/test_error_responses.py
 
@@ -40,11 +42,14 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+if TYPE_CHECKING:
+    from kafkalite.model import TopicPartition
 
 
 class ErrorCode(enum.IntEnum):
-    """Error numbers on the wire: Kafka's numbers and names; 1000 and above are kafkalite's own."""
+    """Error codes on the wire: Kafka's numbers and names, and kafkalite's own from 1000."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -125,7 +130,7 @@ class ErrorCode(enum.IntEnum):
 
 
 class KafkaliteError(Exception):
-    """The base of all errors. ``hint`` describes what to do, if known."""
+    """The base class of all errors. ``hint`` says what to do; it is empty if nothing is known to help."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -151,7 +156,7 @@ class ListenError(KafkaliteError): ...
 
 
 class ProtocolError(KafkaliteError):
-    """Raised only as LocalProtocolError or RemoteProtocolError."""
+    """The base class of LocalProtocolError and RemoteProtocolError, never raised itself."""
 
 
 class LocalProtocolError(ProtocolError): ...
@@ -160,7 +165,16 @@ class LocalProtocolError(ProtocolError): ...
 class RemoteProtocolError(ProtocolError): ...
 
 
-class RecordError(KafkaliteError): ...
+class RecordError(KafkaliteError):
+    """A record or batch that cannot be built or read.
+
+    A consumer that raises it for a fetched batch sets the attributes. ``seek(error.topic_partition,
+    error.next_offset)`` skips the batch.
+    """
+
+    topic_partition: TopicPartition | None = None
+    offset: int | None = None  #: of the first record that is not returned, inclusive
+    next_offset: int | None = None  #: the offset after the batch; None if its header is damaged, too
 
 
 class CorruptBatchError(RecordError): ...
@@ -188,6 +202,24 @@ class DiskFullError(StorageError): ...
 class LogOfflineError(StorageError): ...
 
 
+class ShortLeaderError(StorageError):
+    """A follower refuses to truncate committed records that its leader lacks (R49).
+
+    ``offset`` is where the leader's log would have it truncate, ``committed_end`` what the follower knows
+    to be committed, both exclusive.
+    """
+
+    def __init__(self, *, partition: object, leader_id: int, offset: int, committed_end: int) -> None:
+        super().__init__(
+            f"leader {leader_id} of {partition} lacks {committed_end - offset} committed records from offset"
+            f" {offset} on; this replica keeps them",
+            hint="the controller gives leadership to a complete replica; if it cannot, choose one with"
+            " 'kl cluster elect --unclean'",
+        )
+        self.offset = offset
+        self.committed_end = committed_end
+
+
 class DataDirectoryError(StorageError): ...
 
 
@@ -207,9 +239,9 @@ class DeliveryTimeoutError(ClientError): ...
 
 
 class DeliveryFailedError(ClientError):
-    """Failed records whose errors the application had not examined when flush() or close() ended.
+    """flush() or close() found failed records whose errors the application had not examined.
 
-    ``counts`` maps (topic, partition) to the number of records; ``__cause__`` is the first error.
+    ``counts`` maps (topic, partition) to the number of those records; ``__cause__`` is the first error.
     """
 
     def __init__(self, counts: Mapping[tuple[str, int], int], first_error: Exception) -> None:
@@ -237,9 +269,9 @@ class NoOffsetError(ClientError): ...
 
 
 class LogTruncationError(ClientError):
-    """Records that a consumer had read were lost in an unclean leader election (KIP-320).
+    """An unclean leader election removed records that the consumer had already read (KIP-320).
 
-    The log that was read is intact up to ``diverging_offset`` (exclusive), and replaced from there on.
+    The log is unchanged up to ``diverging_offset`` (exclusive), and differs from that offset on.
     """
 
     def __init__(self, message: str, *, diverging_offset: int, hint: str = "") -> None:
@@ -248,15 +280,15 @@ class LogTruncationError(ClientError):
 
 
 class CommitFailedError(ClientError):
-    """Offsets were not committed: the consumer was expelled or does not own a partition (R39)."""
+    """The offsets were not committed: the consumer was expelled or does not own a partition (R39)."""
 
 
 class MaxPollIntervalError(CommitFailedError):
-    """The consumer left its group, because the application requested no records for max.poll.interval.ms."""
+    """The consumer left its group because the application did not poll for max.poll.interval.ms."""
 
 
 class TransactionAbortedError(ClientError):
-    """The transaction was aborted before the record was acknowledged; it is not readable."""
+    """The transaction was aborted before the record was acknowledged. Consumers never read the record."""
 
 
 class TransactionStateError(ClientError):
@@ -264,7 +296,7 @@ class TransactionStateError(ClientError):
 
 
 class BrokerError(KafkaliteError):
-    """An error code in a broker's response. Each code has one class; a duplicate fails at import."""
+    """An error code in a broker's response. Each code has exactly one class; this is asserted at import."""
 
     code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN_SERVER_ERROR
     retriable: ClassVar[bool] = False
@@ -283,7 +315,7 @@ class BrokerError(KafkaliteError):
         refresh_metadata: bool = False,
         hint: str = "",
     ) -> None:
-        """Without ``code``, it follows from the name: NotControllerError has NOT_CONTROLLER."""
+        """If ``code`` is None, derive it from the class name: NotControllerError has NOT_CONTROLLER."""
         super().__init_subclass__()
         cls.code = code or ErrorCode[_CAPITAL.sub("_", cls.__name__.removesuffix("Error")).upper()]
         assert cls.code not in _CLASS_BY_CODE, f"{cls.code!r} has two classes"
@@ -296,10 +328,10 @@ _CAPITAL: Final = re.compile("(?<!^)(?=[A-Z])")
 
 
 def broker_error(code: int, message: str = "", *, about: str = "") -> BrokerError:
-    """Return the exception for an error code; an unknown code gives UnknownServerError.
+    """Return the exception for an error code: UnknownServerError if the code is unknown.
 
-    The message names its subject, ``about``, once. A hint from the broker that equals the class's hint
-    is not repeated.
+    The message contains ``about``, the subject of the error, once. A hint in the broker's message is dropped
+    if it equals the hint of the class.
     """
     try:
         cls = _CLASS_BY_CODE[ErrorCode(code)]
@@ -427,7 +459,8 @@ class ClusterAuthorizationFailedError(
 
 
 class OutOfOrderSequenceNumberError(
-    BrokerError, hint="earlier records were lost; the producer cannot continue in order"
+    BrokerError,
+    hint="earlier records were lost or another client used the producer's id; send them with a new producer",
 ): ...
 
 

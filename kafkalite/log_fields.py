@@ -1,4 +1,4 @@
-"""Log lines for people and machines: an event and its named values.
+"""Formats a log line as an event with named values, for people and for structured logging.
 
 ``logger.info("log created %s", Fields(topic="orders", partition=3))`` prints ``log created topic=orders
 partition=3`` with plain logging; ``cli/server_logging.py`` turns the same record into a structured one.
@@ -12,7 +12,7 @@ MAX_VALUE_CHARACTERS: Final = 300
 
 
 class Fields:
-    """Named values of one event, in order. Values from outside are escaped and truncated (S13)."""
+    """Named values of one event, in order. Control characters are escaped, long values truncated (S13)."""
 
     __slots__ = ("values",)
 
@@ -24,7 +24,7 @@ class Fields:
 
 
 def printable(value: Any) -> str:
-    """Return text on one line, without control characters, at most MAX_VALUE_CHARACTERS long."""
+    """Return ``value`` as one line of text, truncated to MAX_VALUE_CHARACTERS, control characters escaped."""
     text = str(value)
     if len(text) > MAX_VALUE_CHARACTERS:
         text = text[:MAX_VALUE_CHARACTERS] + "…"

@@ -11,7 +11,7 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from kafkalite.errors import ClientError
@@ -23,7 +23,7 @@ _EXIT_GRACE_S: Final = 1.0
 
 
 class LoopThread:
-    """A thread that runs an event loop until ``close``. Invariant: after ``close`` it has no task left."""
+    """Runs an event loop in its own thread until ``close``, which cancels all tasks of the loop."""
 
     def __init__(self, name: str = "kafkalite", loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.loop = loop or new_event_loop()
@@ -64,7 +64,7 @@ class LoopThread:
             raise
 
     def check_outside(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Raise ClientError in the loop's own thread, which cannot wait for itself."""
+        """Raise ClientError if called in the loop's own thread, where waiting would deadlock."""
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise ClientError(
@@ -77,6 +77,17 @@ class LoopThread:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(timeout_s)
+
+
+def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> bool:
+    """Call ``function`` on ``loop`` soon, from any thread. Return False if the loop is closed."""
+    is_running_here = asyncio._get_running_loop() is loop
+    try:
+        (loop.call_soon if is_running_here else loop.call_soon_threadsafe)(function, *args)
+    except RuntimeError:
+        assert loop.is_closed()
+        return False
+    return True
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

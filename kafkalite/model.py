@@ -1,7 +1,7 @@
-"""The vocabulary: values that every package uses, and the protocol's sentinels.
+"""Types that every package uses, and the special values of the protocol.
 
 Records and addresses are ``NamedTuple``: immutable, and built at C speed. ``map(Record._make,
-zip(...))`` makes several million per second, which a frozen dataclass cannot.
+zip(...))`` builds several million a second; frozen dataclasses are slower.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_TIMESTAMP: Final = -3
 
 
 class Acks(enum.IntEnum):
-    """The acknowledgement that a produce request waits for: ``0``, ``1`` or ``all`` in configurations."""
+    """The acknowledgement that a produce request waits for. Configurations write ``0``, ``1`` or ``all``."""
 
     NONE = 0
     LEADER = 1

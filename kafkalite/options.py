@@ -1,7 +1,7 @@
-"""Options: one declaration gives name, type, default, bounds, documentation and error text.
+"""Options: one declaration states name, type, default, bounds, documentation and error text.
 
-The registries of options are in the packages that they configure (topics, broker, producer, consumer).
-Names are Kafka's dotted names; the Python name replaces dots by underscores.
+Each package that has options (topics, broker, producer, consumer) has their registry. Option names are
+Kafka's dotted names. The Python name has underscores instead of dots.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Option:
         return ConfigError(key=self.name, value=value, allowed=self.allowed, source=source)
 
     def _coerce(self, value: Any) -> Any:
-        """Return the value in this option's type, or None if it cannot be converted."""
+        """Convert the value to this option's type. Return None if that is impossible."""
         if value is None:
             return None
         match self.kind:
@@ -135,7 +135,7 @@ class OptionRegistry:
         return name in self._names
 
     def get(self, name: str, *, source: str = "") -> Option:
-        """Return the option with this name. Raises ConfigError, which suggests the nearest known name."""
+        """Return the option with this name. Raise ConfigError, with the nearest known name, if unknown."""
         canonical = self._names.get(name)
         if canonical is None:
             near = get_close_matches(name, self._names, n=1)
@@ -147,7 +147,7 @@ class OptionRegistry:
         return {option.name: option.default for option in self}
 
     def parse(self, settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
-        """Convert settings to {dotted name: typed value}. Raises ConfigError at the first invalid one."""
+        """Convert settings to {dotted name: typed value}. Raise ConfigError at the first invalid setting."""
         parsed: dict[str, Any] = {}
         for name, value in settings.items():
             option = self.get(name, source=source)
@@ -177,10 +177,10 @@ def option_field(
     aliases: tuple[str, ...] = (),
     is_secret: bool = False,
 ) -> Any:
-    """Return a dataclass field that declares an option: ``linger_ms`` declares ``linger.ms``, unless it
-    has another ``name``.
+    """Return a dataclass field that declares an option.
 
-    Without ``kind`` the option has the type of its default, or is a string if the default is None.
+    If ``name`` is empty, it is the field's name with dots: ``linger_ms`` declares ``linger.ms``. If ``kind``
+    is None, it is the type of the default, or string for a default of None.
     """
     option = Option(
         name,

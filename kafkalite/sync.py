@@ -1,4 +1,4 @@
-"""The blocking clients, and a blocking Broker: for scripts, notebooks, tests and threads.
+"""Blocking clients and a blocking Broker for scripts, notebooks, tests and threads.
 
 ::
 
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class Broker:
-    """Runs a broker in the background; the blocking twin of ``kafkalite.Broker``, with the same arguments."""
+    """Runs a broker in the background: the blocking twin of ``kafkalite.Broker``, with the same arguments."""
 
     def __init__(self, config: BrokerConfig | None = None, **settings: Any) -> None:
         self._config = config
@@ -63,7 +63,7 @@ class Broker:
         return self
 
     def stop(self) -> None:
-        """Respond to the requests in flight, then stop. May be called twice."""
+        """Respond to the requests in flight, then stop. May be called more than once."""
         if self._broker is not None:
             self._thread.run(self._broker.stop())
 
@@ -87,7 +87,7 @@ class Broker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The ``bootstrap_servers`` for clients in any thread of the process."""
+        """The value of ``bootstrap_servers`` for clients in any thread of this process."""
         servers: str = self._started.bootstrap_servers
         return servers
 

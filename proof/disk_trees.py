@@ -1,4 +1,4 @@
-"""Disks in memory with given files, and the files of a disk."""
+"""Creates disks in memory with given files, and lists the files of a disk."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ def disk_with_files(
 ) -> MemoryFileSystem:
     """Return a disk with the files {path: content}, all synced."""
     disk = MemoryFileSystem(crashable=crashable)
+    disk.boot_count += 1  # the disk was in another computer before
     synced = dict.fromkeys(directories)
     for path in synced:
         disk.make_dirs(path)

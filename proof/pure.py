@@ -1,4 +1,4 @@
-"""The list of pure modules: the contract ``pure`` in setup.cfg. ``python -m proof.pure`` prints their files.
+"""The list of pure modules in the contract ``pure`` of setup.cfg. ``python -m proof.pure`` prints the files.
 
 The output is a comma-separated list of patterns for ``coverage report --include``.
 """

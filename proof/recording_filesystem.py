@@ -1,13 +1,12 @@
-"""A file system that records the operations on another one, and the crash states that follow from the
-record.
+"""A file system that records the operations on another one, and the crash states that result from them.
 
-The power-loss test runs real logs on a RecordingFileSystem, and then recovers from every state that a
-power loss at any point could have left: ``crash_states``. Synced operations are on the disk. Any of the
-later ones may be missing, since a disk writes in any order:
+The power-loss test runs real logs on a RecordingFileSystem, and recovers from every state that a power loss
+at any point could have left (``crash_states``). Synced operations are on the disk. Any later operation may be
+missing, because a disk writes in any order. These states are produced:
 
-* all of them kept, none of them, every prefix (each suffix lost);
-* each single name missing, and each single one of the latest changes of data;
-* the last write torn at every 512-byte sector, its head or its tail on the disk;
+* all later operations kept, none kept, and every prefix;
+* each single name operation missing, and each of the latest data operations missing;
+* the last write torn at every 512-byte sector, with only its head or only its tail on the disk;
 * only the data without the names, and only the names without the data.
 """
 
@@ -94,7 +93,7 @@ class RecordingFileSystem:
         self.operations: list[Operation] = []
 
     def note(self, value: Any) -> None:
-        """Mark a moment: crash states from here on carry ``value``."""
+        """Mark a point in the record. Later crash states carry ``value``."""
         self.operations.append(Operation("note", note=value))
 
     def open(self, path: str, *, create: bool = False) -> File:
@@ -149,6 +148,9 @@ class RecordingFileSystem:
         self._inner.sync_dir(path)
         self.operations.append(Operation("sync_dir", path))
 
+    def boot_id(self) -> str:
+        return self._inner.boot_id()
+
     def read_bytes(self, path: str) -> bytes:
         return self._inner.read_bytes(path)
 
@@ -174,9 +176,9 @@ class RecordingFileSystem:
 
 
 class CrashState(NamedTuple):
-    """What the disk may contain after a power loss behind operation number ``after``.
+    """A possible content of the disk after a power loss that follows operation number ``after``.
 
-    ``number`` counts the states; ``note`` is the last note before it; ``label`` names the lost
+    ``number`` counts the states. ``note`` is the last note before the power loss. ``label`` names the lost
     operations.
     """
 
@@ -265,10 +267,10 @@ def _rename_all(names: dict[str, int], directories: set[str], operation: Operati
 
 
 def crash_states(operations: Sequence[Operation], *, latest: int = 6) -> Iterator[CrashState]:
-    """Yield the states described above, after every operation, without repeating one under the same note.
+    """Yield the states described above after every operation, without repeating a state with the same note.
 
-    Files whose directory did not survive are missing too. ``latest`` is how many of the unsynced
-    changes of data are left out one by one; of the changes of names, each is.
+    Files whose directory is lost are missing too. ``latest`` is the number of unsynced data operations that
+    are omitted one by one; every unsynced name operation is.
     """
     disk = _Disk()
     note: Any = None
@@ -299,7 +301,7 @@ def crash_states(operations: Sequence[Operation], *, latest: int = 6) -> Iterato
 def _losses(
     pending: Sequence[tuple[int, Operation]], latest: int
 ) -> Iterator[tuple[str, Any, list[Operation]]]:
-    """Yield (the lost operations, a key for them, the remaining operations) of those that no sync covers."""
+    """Yield (lost operations, their key, remaining operations) for the operations that no sync covers."""
     numbers = tuple(number for number, _ in pending)
     operations = [operation for _, operation in pending]
     for count in range(len(pending) + 1):
@@ -319,7 +321,7 @@ def _losses(
 def _torn(
     numbers: tuple[int, ...], operations: list[Operation]
 ) -> Iterator[tuple[str, Any, list[Operation]]]:
-    """Yield the last write cut at each sector boundary: with only its head, and with only its tail."""
+    """Yield the last write torn at each sector boundary, with only its head and with only its tail."""
     *before, last = operations
     first = -(-(last.position + 1) // SECTOR_BYTES) * SECTOR_BYTES
     for boundary in range(first, last.position + len(last.data), SECTOR_BYTES):

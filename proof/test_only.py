@@ -1,7 +1,7 @@
-"""Find code of the product that only tests use: ``python -m proof.test_only``.
+"""Finds code of the product that only tests use: ``python -m proof.test_only``.
 
-The search is by name: a function, method, class or constant counts as used by the product if its name occurs
-anywhere in the product other than where it is defined. Names of the documented public API are left out.
+The search is by name. A function, method, class or constant counts as used by the product if its name occurs
+anywhere in the product except where it is defined. Names of the documented public API are omitted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PRODUCT: Final = ("kafkalite", "sparkbridge", "pyspark_kafkalite")
-#: Part of the product, but made to be used by tests.
+#: Part of the product that is made for the tests of users.
 FOR_USERS_TESTS: Final = "kafkalite/testing/"
 CODE_THAT_TESTS: Final = ("tests", "proof", "benchmarks")
 #: Code as users write it.
@@ -27,11 +27,11 @@ _CODE: Final = re.compile(r"```.*?```|`[^`]+`", re.DOTALL)
 
 
 class Definition(NamedTuple):
-    """Where a name of the product is defined."""
+    """The place where a name of the product is defined."""
 
     path: str  #: relative to the root of the checkout
     line: int
-    name: str  #: with the names of the classes around it
+    name: str  #: including the names of the enclosing classes
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} {self.name}"
@@ -89,7 +89,7 @@ def _documented() -> set[str]:
 
 
 def only_tests_use() -> list[Definition]:
-    """Return what the product defines and never uses, but tests, proof or benchmarks do."""
+    """Return the definitions that the product never uses, but tests, proof or benchmarks do."""
     definitions: list[Definition] = []
     in_product: Counter[str] = Counter()
     for path in _files(PRODUCT):

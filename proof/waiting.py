@@ -1,4 +1,4 @@
-"""Waiting in tests: for a condition, or for everything that is ready to run. Not for an amount of time."""
+"""Lets tests wait for a condition, or for everything that is ready to run, but not for an amount of time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LAST_PAUSE_S: Final = 0.02
 async def eventually(
     condition: Callable[[], object | Awaitable[object]], what: str = "", *, limit_s: float = LIMIT_S
 ) -> None:
-    """Return as soon as ``condition()``, which may be awaitable, is true. Raises AssertionError otherwise."""
+    """Return when ``condition()``, possibly awaited, is true. Raises AssertionError after ``limit_s``."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + limit_s
     pause_s = 0.0
@@ -31,9 +31,10 @@ async def eventually(
 
 
 async def settle(turns: int = 50) -> None:
-    """Run what is ready, and what that makes ready: to show that something does not happen.
+    """Run everything that is ready, and everything that this makes ready, to show that something does not
+    happen.
 
-    Sufficient where nothing crosses a thread or a socket: in-process connections and disks in memory.
+    This is sufficient if nothing crosses a thread or a socket: in-process connections and disks in memory.
     """
     for _ in range(turns):
         await asyncio.sleep(0)

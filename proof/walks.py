@@ -1,14 +1,14 @@
-"""Walks: which files a request passes on its way through a broker, counted by call stack.
+"""Walks: the files that a request passes on its way through a broker, determined from call stacks.
 
 ``python -m proof.walks`` prints each walk as a table. A broker runs over TCP and on a real disk in an event
-loop of this module; its clients run in another thread. While a request is served, three things are recorded:
+loop of this module. Its clients run in another thread. While a request is served, these things are recorded:
 
-* the call stack at every disk write and at every socket write;
-* where work goes on later, in a callback, a task or a thread: the stack at which that was scheduled. So the
-  stack of the last callback is joined to the arrival of the request;
-* every function of the product that was entered (``sys.setprofile``).
+* The call stack at every disk write and every socket write.
+* The stack at which later work was scheduled, in a callback, a task or a thread. So the stack of the last
+  callback can be joined to the arrival of the request.
+* Every function of the product that was entered (``sys.setprofile``).
 
-Only files of the product count. Frames of asyncio and of this module are dropped, and so is ``TaskSet``, the
+Only files of the product count. Frames of asyncio and of this module are omitted, and so is ``TaskSet``, the
 broker's counterpart of ``asyncio.TaskGroup``.
 """
 
@@ -41,7 +41,7 @@ Stack = tuple[str, ...]
 
 
 class Write(NamedTuple):
-    """A write to a file or to a socket, and how the product came to it."""
+    """A write to a file or socket, and the stacks that led to it."""
 
     kind: str  #: "disk" or "socket"
     where: str  #: the path of the file, or the address of the peer as host:port
@@ -50,7 +50,7 @@ class Write(NamedTuple):
 
 
 class Request:
-    """All that followed from the arrival of one piece of data."""
+    """Everything that followed from the arrival of one piece of data."""
 
     def __init__(self) -> None:
         self.writes: list[Write] = []
@@ -58,7 +58,7 @@ class Request:
 
 
 class _Place(threading.local):
-    """What the running callback belongs to: a request, and the stacks that led to it."""
+    """The request to which the running callback belongs, and the stacks that led to the callback."""
 
     request: Request | None = None
     stacks: tuple[Stack, ...] = ()
@@ -85,7 +85,7 @@ def _joined(frame: FrameType | None) -> tuple[Stack, ...]:
 
 
 def _continuing(callback: Callable[..., Any], *, stays: bool = False) -> Callable[..., Any]:
-    """Return ``callback`` such that what it does belongs to the request that is served now."""
+    """Return ``callback``, attributed to the request that is served now."""
     request, stacks = _place.request, _joined(sys._getframe(2))
     if request is None:
         return callback
@@ -103,7 +103,7 @@ def _continuing(callback: Callable[..., Any], *, stays: bool = False) -> Callabl
 
 
 class WalkLoop(asyncio.SelectorEventLoop):
-    """An event loop that knows for which request a callback was scheduled, and from where."""
+    """An event loop that records for which request each callback was scheduled, and from where."""
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         return super().call_soon(_continuing(callback), *args, context=context)
@@ -116,7 +116,7 @@ class WalkLoop(asyncio.SelectorEventLoop):
 
 
 class Recorder:
-    """Patches the transports of asyncio and ``os.pwrite`` while its block runs; records when it is on."""
+    """Patches asyncio's transports and ``os.pwrite`` inside its block. Records when it is on."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -125,7 +125,7 @@ class Recorder:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Open every connection within this block: a transport remembers its methods."""
+        """Open every connection inside this block, because a transport remembers its methods."""
         transport: Any = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
         before = {name: transport.__dict__.get(name) for name in ("_read_ready", "write", "writelines")}
         pwrite, submit = os.pwrite, ThreadPoolExecutor.submit
@@ -172,7 +172,7 @@ class Recorder:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Record all that arrives while this block runs, and what follows from it."""
+        """Record all data that arrives inside this block, and what follows from it."""
         self.requests.clear()
         self._is_on = True
         sys.setprofile(_note_call)
@@ -202,7 +202,7 @@ def _address(transport: Any) -> str:
 
 
 class Clients:
-    """An event loop in a thread of its own, for everything that is not the broker."""
+    """An event loop in a separate thread, for everything except the broker."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

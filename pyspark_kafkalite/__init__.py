@@ -1,6 +1,6 @@
-"""Registers the format ``kafkalite``: Spark imports every installed module named ``pyspark_*``.
+"""Registers the format ``kafkalite``. Spark imports every installed module named ``pyspark_*``.
 
-The implementation is in ``sparkbridge``; this module must import quickly and never fail.
+The implementation is in ``sparkbridge``. The import of this module must be quick and must never fail.
 """
 
 from __future__ import annotations

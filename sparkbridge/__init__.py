@@ -1,6 +1,7 @@
-"""The Spark source and sink of kafkalite, format ``kafkalite``: no jar, exactly once, Arrow throughout.
+"""The Spark source and sink of kafkalite, with the format name ``kafkalite``.
 
-If this package is installed, Spark finds the format by itself; otherwise ``install(spark)`` ships it::
+They need no jar, deliver exactly once and exchange Arrow data with Spark. If this package is installed,
+Spark finds the format by itself. Otherwise ``install(spark)`` ships the package to the workers::
 
     from sparkbridge import session
 

@@ -1,7 +1,7 @@
-"""KafkaliteDataSource: the object that Spark makes for ``format("kafkalite")``.
+"""KafkaliteDataSource: the object that Spark creates for ``format("kafkalite")``.
 
-Spark makes it in a worker and pickles it for the processes that plan, read and write. So it holds only the
-options; readers, writers and their imports are loaded on demand.
+Spark creates it in a worker and pickles it for the processes that plan, read and write. So it holds only the
+options. The modules of readers and writers are imported on demand.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class KafkaliteDataSource(DataSource):
-    """Source and sink for batches and streams, with the options of Spark's Kafka connector and ours."""
+    """The source and sink for batches and streams. ``options.py`` declares their options."""
 
     @classmethod
     def name(cls) -> str:
         return "kafkalite"
 
     def schema(self) -> StructType:
-        """Return all columns of the source. Spark asks only if the user has given no schema.
+        """Return all columns of the source. Spark calls this only if the user has given no schema.
 
-        Raises SparkOptionError for invalid options, so that ``load()`` fails, not the first action.
+        Raises SparkOptionError for invalid options, so that ``load()`` fails instead of the first action.
         """
         from sparkbridge.source.schema import source_schema
 
@@ -61,12 +61,12 @@ class KafkaliteDataSource(DataSource):
         return writer
 
     def _parsed_for_either(self) -> SourceOptions:
-        """Parse the options as those of a batch, or else of a stream: Spark calls ``schema`` for both."""
+        """Parse the options as batch options, or else as stream options: Spark calls ``schema`` for both."""
         from sparkbridge.errors import SparkOptionError
         from sparkbridge.options import SourceOptions
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the reader warns, once
+            warnings.simplefilter("ignore")  # the reader issues the warnings
             try:
                 return SourceOptions.parse(self.options, is_stream=False)
             except SparkOptionError:

@@ -1,7 +1,7 @@
 """Errors and warnings of the bridge.
 
-Spark shows a Python exception of a data source as text, so each message is complete: the failure, the value,
-and in the hint what to do.
+Spark shows a Python exception of a data source as text. So each message names the failure and the offending
+value, and its hint says what to do.
 """
 
 # Tests: tests/sparkbridge/test_options.py
@@ -12,7 +12,7 @@ from kafkalite.errors import KafkaliteError
 
 
 class SparkBridgeError(KafkaliteError):
-    """The base of the errors that the bridge raises."""
+    """The base class of the errors that the bridge raises."""
 
 
 class SparkOptionError(SparkBridgeError):
@@ -32,19 +32,19 @@ class DataLossError(SparkBridgeError):
 
 
 class SinkCommitError(SparkBridgeError):
-    """A batch could not be committed; none of its rows becomes visible."""
+    """A batch could not be committed. None of its rows becomes visible."""
 
 
 class PipelineError(SparkBridgeError):
-    """An invalid pipeline file, or a pipeline whose own check failed."""
+    """An invalid pipeline file, a requirement that is not met, or a pipeline or check that failed to run."""
 
 
 class FastStartError(SparkBridgeError):
-    """The archive of Java classes that makes Spark start quickly could not be made."""
+    """The archive of Java classes, with which Spark starts faster, could not be made."""
 
 
 class UnknownSparkOptionWarning(UserWarning):
-    """An option without effect."""
+    """An option that has no effect."""
 
 
 class DataLossWarning(UserWarning):

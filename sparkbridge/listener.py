@@ -1,4 +1,4 @@
-"""The progress of a query as values: rows, lag and times of each batch.
+"""Reports the progress of streaming queries as values: the rows, lag and durations of each batch.
 
 ::
 
@@ -28,17 +28,17 @@ class BatchProgress:
     run_id: str
     name: str | None
     batch_id: int
-    timestamp: str  #: of its start, ISO 8601
+    timestamp: str  #: when the batch started, in ISO 8601
     row_count: int
-    rows_per_second: float  #: processed, over the duration of the batch
-    durations_ms: Mapping[str, int]  #: by Spark's names: triggerExecution, addBatch, ...
-    positions: Positions = field(default_factory=dict)  #: of the query, in topics of kafkalite
-    ends: Positions = field(default_factory=dict)  #: of the topics when the query last looked
-    late_count: int = 0  #: rows dropped by the watermark, as Spark counts them: after a first grouping
+    rows_per_second: float  #: rows processed per second of the batch's duration
+    durations_ms: Mapping[str, int]  #: by Spark's names, such as triggerExecution and addBatch
+    positions: Positions = field(default_factory=dict)  #: where the batch ends in the topics of kafkalite
+    ends: Positions = field(default_factory=dict)  #: the ends of the topics when the query last fetched them
+    late_count: int = 0  #: rows dropped by the watermark; Spark counts them after a partial aggregation
 
     @property
     def lag(self) -> int:
-        """The number of offsets between the query's positions and the ends of the topics."""
+        """The number of offsets between the query's positions and the ends of the topics, in total."""
         return sum(max(0, end - self.positions.get(tp, 0)) for tp, end in self.ends.items())
 
     @property
@@ -71,7 +71,7 @@ class BatchProgress:
 
 
 def _positions(offset: Any) -> Positions:
-    """Parse an offset in a progress report, json or text. Return {} if it is of another kind of source."""
+    """Parse an offset of a progress report, an object or JSON text. Return {} for other kinds of sources."""
     try:
         progress = json.loads(offset) if isinstance(offset, str) else offset
         return StreamOffset.parse(progress).positions if isinstance(progress, Mapping) else {}
@@ -82,8 +82,8 @@ def _positions(offset: Any) -> Positions:
 class ProgressListener(StreamingQueryListener):
     """Calls ``on_progress`` for every batch and every trigger without data, of all queries of the session.
 
-    ``on_end`` receives a query's run id and its error, or None if it was stopped. Both are called in a thread
-    of py4j; Spark logs their exceptions.
+    ``on_end`` receives the run id of a query that has ended, and its error or None. Both callbacks run in a
+    thread of py4j, and Spark logs the exceptions that they raise.
     """
 
     def __init__(

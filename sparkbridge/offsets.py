@@ -1,9 +1,9 @@
-"""The offsets of a stream as values, and as the json that Spark writes into its offset log. Pure.
+"""The offsets of a stream as values, and as the JSON that Spark writes into its offset log. Pure.
 
-The json is that of Spark's Kafka connector, ``{"topic": {"0": 23}}``, with additional keys that begin with
-``@``, as no topic can: ``@ids`` distinguishes a topic from a later one of the same name, ``@from`` is
-where the batch that ends here began in partitions that its start offset lacks, and ``@initial`` marks the
-result of ``initialOffset``. So the offset of a batch contains everything that a replay needs.
+The JSON is that of Spark's Kafka connector, ``{"topic": {"0": 23}}``, with additional keys that begin with
+``@``, which no topic name contains. ``@ids`` holds the topic ids, ``@from`` the starts of partitions that the
+batch's start offset lacks, and ``@initial`` marks the result of ``initialOffset``. So the end offset of a
+batch contains everything that a replay needs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kafkalite.model import TopicPartition, topic_name_problem
 from sparkbridge.errors import SparkBridgeError
 
 Positions = dict[TopicPartition, int]
-"""The next offset to be read, per partition."""
+"""The next offset to read, by partition."""
 
 IDS: Final = "@ids"
 FROM: Final = "@from"
@@ -28,7 +28,7 @@ _MAX_PARTITION: Final = 2**31 - 1
 
 
 class OffsetFormatError(SparkBridgeError):
-    """Json that is not an offset of this source: the checkpoint is of another source, or was edited."""
+    """JSON that is not an offset of this source: the checkpoint belongs to another source, or was edited."""
 
 
 class OffsetRange(NamedTuple):
@@ -46,7 +46,7 @@ class OffsetRange(NamedTuple):
 
 
 class TopicSnapshot(NamedTuple):
-    """A topic at one moment: log starts and ends (last stable offset or high watermark, exclusive)."""
+    """The log starts (inclusive) and ends (exclusive) of a topic's partitions at one moment."""
 
     topic_id: str
     starts: tuple[int, ...]
@@ -54,13 +54,13 @@ class TopicSnapshot(NamedTuple):
 
 
 Snapshot = Mapping[str, TopicSnapshot]
-"""By topic; absent is what does not exist. A start of -1 is a partition that was not asked for."""
+"""Topic snapshots by name. Topics that do not exist are absent."""
 
 
 class Loss(NamedTuple):
-    """Deleted records that were not read yet: offsets ``from_`` (inclusive) to ``to`` (exclusive).
+    """Records that were deleted before they were read: offsets ``from_`` (inclusive) to ``to`` (exclusive).
 
-    If both are equal, the number of lost records from there on is unknown.
+    If both are equal, an unknown number of records from that offset on is lost.
     """
 
     topic: str
@@ -78,7 +78,7 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """The end of a batch and the start of the next. ``from_`` has the partitions that the start lacks."""
+    """The end of a batch, where the next one starts. ``from_`` holds the starts of new partitions."""
 
     positions: Positions
     ids: dict[str, str] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class StreamOffset:
     is_initial: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return json. Equal values give equal text, key order included, because Spark compares it."""
+        """Return the offset as JSON. Spark compares its text, so equal values give equal text."""
         document: dict[str, Any] = positions_to_json(self.positions)
         if self.ids:
             document[IDS] = dict(sorted(self.ids.items()))
@@ -98,7 +98,7 @@ class StreamOffset:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> StreamOffset:
-        """Parse an offset. Raises OffsetFormatError, also for unknown keys with ``@``, of a newer version."""
+        """Parse an offset. Raises OffsetFormatError, also for unknown ``@`` keys of a newer version."""
         if not isinstance(document, Mapping):
             raise _refused(document, "an object of topics")
         topics = {name: value for name, value in document.items() if not name.startswith("@")}
@@ -125,7 +125,7 @@ class StreamOffset:
 
 
 def positions_to_json(positions: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """Return ``{"t": {"0": 23}}``, topics by name and partitions by number."""
+    """Return ``{"t": {"0": 23}}``, with topics sorted by name and partitions by number."""
     document: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(positions.items()):
         document.setdefault(topic, {})[str(partition)] = offset
@@ -133,9 +133,9 @@ def positions_to_json(positions: Mapping[TopicPartition, int]) -> dict[str, dict
 
 
 def positions_from_json(document: Any, whole: Any = None) -> Positions:
-    """Parse the result of ``positions_to_json``. Offsets are 0 or more.
+    """Parse the result of ``positions_to_json``. Offsets must be 0 or more.
 
-    Raises OffsetFormatError with an excerpt of ``whole``.
+    Raises OffsetFormatError with an excerpt of ``whole``, which is ``document`` by default.
     """
     whole = document if whole is None else whole
     if not isinstance(document, Mapping):
@@ -158,7 +158,7 @@ def positions_from_json(document: Any, whole: Any = None) -> Positions:
 
 
 def partition_number(text: Any) -> int | None:
-    """Return 7 for ``"7"``; None for text that is not a partition."""
+    """Return the number, such as 7 for ``"7"``. None if the text is not a partition number."""
     if not isinstance(text, str) or not text.isascii() or not text.isdigit() or len(text) > 10:
         return None
     number = int(text)

@@ -1,6 +1,6 @@
-"""Declares and reads options: names, defaults, bounds, and one warning for each option without effect.
+"""Declares and reads options: names, defaults, bounds, and a warning for each option without effect.
 
-Keys are case-insensitive, because Spark lower-cases them.
+Option names are case-insensitive, because Spark converts them to lower case.
 """
 
 # Tests: tests/sparkbridge/test_options.py
@@ -10,37 +10,37 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from functools import cache
+from itertools import chain
 from typing import Any, Final, Literal
 
 from kafkalite.errors import ConfigError
-from kafkalite.options import Kind, Option, OptionRegistry
+from kafkalite.options import KINDS, Kind, Option, OptionRegistry
 from sparkbridge.errors import SparkOptionError, UnknownSparkOptionWarning
+from sparkbridge.option_values import option_text
 
 Applies = Literal["both", "stream", "batch"]
 
-# Options that Spark sets itself or uses itself, so that they need no warning.
+# Options that Spark itself sets or reads. They need no warning.
 _OF_SPARK: Final = {"path", "paths", "checkpointlocation", "queryname", "outputmode", "header"}
 _SECURITY: Final = re.compile(r"kafka\.(sasl|ssl|security)\.")
 
 
-# --- declarations ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class SparkOption:
-    """One row of the documentation's table. ``default`` is written as a user would write it."""
+    """One option: a row of the table in the documentation. ``default`` is text, as a user would write it."""
 
     name: str
     default: str
     applies: Applies
     doc: str
     option: Option
-    convert: Callable[[Any, str], Any] | None = None  #: (parsed value, name) -> value
+    convert: Callable[[Any, str], Any] | None = None  #: maps (parsed value, name) to the value
 
     def parse(self, text: str) -> Any:
-        """Return the value. Raises SparkOptionError, also for blank text."""
+        """Return the value of the option. Raises SparkOptionError, also if the text is blank."""
         try:
             value = self.option.parse(text)
         except ConfigError as cause:
@@ -52,38 +52,55 @@ class SparkOption:
 
 def row(
     name: str,
-    kind: Kind,
     doc: str,
     *,
-    default: str = "",
+    default: bool | int | str = "",
+    kind: Kind | None = None,
     applies: Applies = "both",
     convert: Callable[[Any, str], Any] | None = None,
     **bounds: Any,
 ) -> SparkOption:
-    """Declare an option. ``convert`` makes its value from (parsed value, name); ``bounds`` are Option's."""
-    return SparkOption(name, default, applies, doc, Option(name, kind, None, doc, **bounds), convert)
+    """Declare an option. ``kind`` is the type of the default if it is None. "" is no default.
+
+    ``convert(parsed value, name)`` returns the option's value. ``bounds`` are passed to ``Option``.
+    """
+    parser = Option(name, kind or KINDS[type(default)], None, doc, **bounds)
+    return SparkOption(name, option_text(default), applies, doc, parser, convert)
 
 
 def declared(*rows: SparkOption) -> Any:
-    """Return a dataclass field made from these options. With one option, its value is the field's."""
+    """Return a dataclass field that declares these options. A single option sets the field's value."""
     return field(metadata={"options": rows})
 
 
-def option(name: str, kind: Kind, doc: str, **more: Any) -> Any:
-    """Return a dataclass field that has the value of one option."""
-    return declared(row(name, kind, doc, **more))
+def option(doc: str, *, name: str = "", **more: Any) -> Any:
+    """Return a dataclass field whose value is the value of one option.
+
+    If ``name`` is empty, it is the field's name in camel case: ``sink_name`` declares ``sinkName``.
+    """
+    return declared(row(name, doc, **more))
+
+
+@cache
+def rows_by_field(cls: Any) -> dict[str, tuple[SparkOption, ...]]:
+    """Return the options that each field of a dataclass declares."""
+    declared_by = {each.name: each.metadata.get("options", ()) for each in fields(cls)}
+    return {name: tuple(_named(each, name) for each in rows) for name, rows in declared_by.items()}
+
+
+def _named(declared: SparkOption, field_name: str) -> SparkOption:
+    first, *others = field_name.split("_")
+    name = declared.name or first + "".join(word.capitalize() for word in others)
+    return replace(declared, name=name, option=replace(declared.option, name=name))
 
 
 def rows_of(cls: Any) -> tuple[SparkOption, ...]:
     """Return the options that a dataclass declares, in the order of its fields."""
-    return tuple(each for found in fields(cls) for each in found.metadata.get("options", ()))
-
-
-# --- reading ---------------------------------------------------------------------------------------
+    return tuple(chain.from_iterable(rows_by_field(cls).values()))
 
 
 class OptionReader:
-    """The options of one source or sink, by lower-case name. ``registry`` defines its client's settings."""
+    """The options of one source or sink, by lower-case name. ``registry`` declares its client's settings."""
 
     def __init__(
         self,
@@ -100,25 +117,25 @@ class OptionReader:
         self.kind = kind
         self.is_stream = is_stream
         self._warnings: list[str] = []
-        self._known: set[str] = set()  # client settings, with their prefix "kafka."
+        self._known: set[str] = set()  # names of valid client settings, with the prefix "kafka."
         self._refused: Collection[str] = ()
 
     def has(self, name: str) -> bool:
         return name.lower() in self.values
 
     def value(self, name: str) -> Any:
-        """Return the typed value or the default; None if the default is empty. Raises SparkOptionError."""
+        """Return the parsed value or default, or None if there is neither. Raises SparkOptionError."""
         found = self.rows[name.lower()]
         text = self.values.get(name.lower(), found.default or None)
         return None if text is None else found.parse(text)
 
     def values_of(self, cls: Any) -> dict[str, Any]:
-        """Return the value of each field of ``cls`` that is declared with one option."""
-        single = {each.name: each.metadata.get("options", ()) for each in fields(cls)}
-        return {name: self.value(rows[0].name) for name, rows in single.items() if len(rows) == 1}
+        """Return {field name: value} of the fields of ``cls`` that declare exactly one option."""
+        rows = rows_by_field(cls).items()
+        return {field_name: self.value(only[0].name) for field_name, only in rows if len(only) == 1}
 
     def refuse(self, refused: Mapping[str, str]) -> None:
-        """Raise SparkOptionError for options in ``refused`` (name: what to do) and for security settings."""
+        """Raise SparkOptionError for options in ``refused`` (name: hint) and for security settings."""
         self._refused = refused
         for name in sorted(self.values):
             if name in refused:
@@ -132,7 +149,7 @@ class OptionReader:
                 )
 
     def client_settings(self) -> dict[str, str]:
-        """Return the ``kafka.`` options that the client has, without the prefix. Raises SparkOptionError."""
+        """Return the ``kafka.`` options of the client, without the prefix. Raises SparkOptionError."""
         settings: dict[str, str] = {}
         for name, value in self.values.items():
             dotted = name.removeprefix("kafka.")
@@ -149,16 +166,17 @@ class OptionReader:
         return settings
 
     def ignored(self, name: str, why: str) -> None:
-        """Warn that ``name`` has no effect, if it is set."""
+        """Add a warning that ``name`` has no effect, if the option is set. ``warn`` issues it."""
         if self.has(name):
             self._warnings.append(f"{name} is ignored: {why}")
 
     def warn(
         self, others: Iterable[SparkOption], other_registry: OptionRegistry, silent: Collection[str] = ()
     ) -> None:
-        """Issue one warning for each option that has no effect, with the most similar name.
+        """Issue one warning for each option that has no effect. It suggests the most similar option name.
 
-        ``others`` are the options of the sink (for a source) or of the source (for a sink).
+        ``others`` are the options of the sink (for a source) or of the source. Options in ``silent`` cause no
+        warning.
         """
         of_other = {each.name.lower() for each in others} | {f"kafka.{each.name}" for each in other_registry}
         mode = "stream" if self.is_stream else "batch"

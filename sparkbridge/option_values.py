@@ -1,4 +1,4 @@
-"""Parses the text of single options. All functions raise SparkOptionError. Pure."""
+"""Parses the text of single options. Every parse and check function raises SparkOptionError. Pure."""
 
 # Tests: tests/sparkbridge/test_options.py
 
@@ -22,12 +22,12 @@ _ADDRESS: Final = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
 
 
 def option_text(value: object) -> str:
-    """Return the text that Spark's ``option`` and ``config`` make of a value."""
+    """Return the text to which Spark's ``option`` and ``config`` convert a value."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def parse_size(text: str, name: str) -> int:
-    """Parse ``10m`` into bytes, as Spark reads sizes: k, m, g, t are powers of 1024."""
+    """Parse a size such as ``10m`` into bytes. As in Spark, k, m, g and t are powers of 1024."""
     match = _SIZE.fullmatch(text.strip())
     size = 0 if match is None else int(match[1]) * _SIZE_FACTOR[(match[2] or "").lower()]
     if not 1 <= size <= _MAX_LONG:
@@ -38,7 +38,7 @@ def parse_size(text: str, name: str) -> int:
 
 
 def parse_duration(text: str, name: str) -> int:
-    """Parse ``15m`` into milliseconds; a number without a unit is in milliseconds, as in Spark."""
+    """Parse a duration such as ``15m`` into milliseconds. As in Spark, the default unit is milliseconds."""
     try:
         return durations.parse_duration(text, bare_unit="ms")
     except ValueError as cause:
@@ -48,7 +48,7 @@ def parse_duration(text: str, name: str) -> int:
 
 
 def parse_servers(text: str, name: str) -> str:
-    """Turn ``a:1, [::1]:2`` into ``a:1,[::1]:2``."""
+    """Check a list of servers and remove its spaces: ``a:1, [::1]:2`` becomes ``a:1,[::1]:2``."""
     servers = [part.strip() for part in text.split(",") if part.strip()]
     if not servers:
         raise SparkOptionError(f"{name} names no broker", hint="write host:port, several of them with commas")
@@ -63,7 +63,7 @@ def parse_servers(text: str, name: str) -> str:
 
 
 def parse_assign(text: str, name: str) -> dict[str, tuple[int, ...]]:
-    """Turn ``{"t":[2,0]}`` into {"t": (0, 2)}."""
+    """Parse ``{"t":[2,0]}`` into {"t": (0, 2)}. Partitions are sorted, without duplicates."""
     example = 'write {"topic1":[0,1],"topic2":[0]}'
     try:
         parsed = json.loads(text)
@@ -88,7 +88,7 @@ def parse_assign(text: str, name: str) -> dict[str, tuple[int, ...]]:
 
 
 def parse_subscribe(topics: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """Check the topic names and drop duplicates."""
+    """Check the topic names and return them without duplicates."""
     if not topics:
         raise SparkOptionError(f"{name} names no topic", hint=".option('subscribe', 'topic1,topic2')")
     for topic in topics:
@@ -99,7 +99,7 @@ def parse_subscribe(topics: tuple[str, ...], name: str) -> tuple[str, ...]:
 
 
 def check_pattern(text: str, name: str) -> str:
-    """Check that the text is a regular expression."""
+    """Return the text. Raise SparkOptionError if it is not a regular expression."""
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as cause:
@@ -111,7 +111,7 @@ def check_pattern(text: str, name: str) -> str:
 
 
 def check_topic(text: str, name: str) -> str:
-    """Check that the text is a topic name."""
+    """Return the text. Raise SparkOptionError if it is not a topic name."""
     problem = topic_name_problem(text)
     if problem is not None:
         raise SparkOptionError(f"{name} is {text!r}: {problem}", hint="name one topic")
@@ -119,7 +119,7 @@ def check_topic(text: str, name: str) -> str:
 
 
 def check_name_length(text: str, name: str) -> str:
-    """Check that a transactional id made from the text is not too long."""
+    """Return the text. Raise SparkOptionError if a transactional id made from it would be too long."""
     if len(text) > _MAX_NAME_LENGTH:
         raise SparkOptionError(
             f"{name} has {len(text)} characters, more than {_MAX_NAME_LENGTH}",

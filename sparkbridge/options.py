@@ -1,14 +1,14 @@
-"""The options of the source and the sink: those of Spark's Kafka connector, and ours.
+"""Declares the options of the source and the sink: those of Spark's Kafka connector and additional ones.
 
-Each option is declared once, at the field that it becomes; parsing, error texts and the tables of
-docs/spark.md follow from that.
+Each option is declared once, at the field that holds its value. Parsing, error texts and the tables in
+docs/spark.md are derived from the declaration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from kafkalite.client.config import CONSUMER_OPTIONS, PRODUCER_OPTIONS
 from sparkbridge.errors import SparkOptionError
@@ -34,12 +34,12 @@ from sparkbridge.position_specs import (
 
 _MAX_INT: Final = 2**31 - 1
 _MAX_LONG: Final = 2**63 - 1
-_LONG: Final = {"minimum": 1, "maximum": _MAX_LONG}
+_LONG: Final[dict[str, Any]] = {"kind": "int", "minimum": 1, "maximum": _MAX_LONG}
 _REQUEST_TIMEOUT_MS: Final[int] = CONSUMER_OPTIONS.get("request.timeout.ms").default
 
-# Spark's connector guide lists it for the sink too, but there only the column ``headers`` has an effect.
+# Spark's connector guide lists this option for the sink too, but a sink needs only the column ``headers``.
 _SILENT_AT_SINK: Final = {"includeheaders"}
-# The consumer settings that the source uses. It fetches ranges of offsets, so others have no effect.
+# The consumer settings that the source uses. Other settings have no effect, because it fetches offset ranges.
 _READ_BY_SOURCE: Final = {
     "bootstrap.servers",
     "client.id",
@@ -53,9 +53,9 @@ _READ_BY_SOURCE: Final = {
     "socket.connection.setup.timeout.ms",
 }
 
-# Options that the bridge sets itself, and what to do instead.
+# Options that a user cannot set, each with a hint.
 _REFUSED_BY_BOTH: Final = {
-    "kafka.interceptor.classes": "interceptors might change records under the query; transform them in Spark",
+    "kafka.interceptor.classes": "interceptors might change records under the query; transform them in Spark"
 }
 _REFUSED_BY_SOURCE: Final = _REFUSED_BY_BOTH | {
     "kafka.auto.offset.reset": "startingOffsets says where to start, failOnDataLoss what a loss means",
@@ -73,7 +73,6 @@ _REFUSED_BY_SINK: Final = _REFUSED_BY_BOTH | {
 
 _BOOTSTRAP: Final = row(
     "kafka.bootstrap.servers",
-    "string",
     "Where to find a first broker: host:port,host:port. Required.",
     convert=parse_servers,
 )
@@ -81,7 +80,7 @@ _BOOTSTRAP: Final = row(
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """How to reach the cluster. ``producer`` and ``consumer`` are dotted settings of our clients."""
+    """How to reach the cluster. ``producer`` and ``consumer`` are client settings by dotted name."""
 
     bootstrap_servers: str
     client_id: str = "spark"
@@ -102,35 +101,24 @@ class SourceOptions:
         _BOOTSTRAP,
         row(
             "kafka.isolation.level",
-            "string",
             "Whether records of open and aborted transactions are read: read_committed or read_uncommitted.",
             default="read_committed",
             choices=("read_committed", "read_uncommitted"),
         ),
     )
-    assign: Mapping[str, tuple[int, ...]] | None = declared(
-        row(
-            "assign",
-            "string",
-            'The partitions to read: {"t":[0,1]}. One of these three.',
-            convert=parse_assign,
-        )
+    assign: Mapping[str, tuple[int, ...]] | None = option(
+        'The partitions to read: {"t":[0,1]}. One of these three.', convert=parse_assign
     )
-    subscribe: tuple[str, ...] | None = declared(
-        row("subscribe", "list", "The topics to read: t1,t2. One of these three.", convert=parse_subscribe)
+    subscribe: tuple[str, ...] | None = option(
+        "The topics to read: t1,t2. One of these three.", kind="list", convert=parse_subscribe
     )
-    subscribe_pattern: str | None = declared(
-        row(
-            "subscribePattern",
-            "string",
-            "A Python regular expression that a topic's whole name matches. One of these three.",
-            convert=check_pattern,
-        )
+    subscribe_pattern: str | None = option(
+        "A Python regular expression that a topic's whole name matches. One of these three.",
+        convert=check_pattern,
     )
     starting: StartingSpec = declared(
         row(
             "startingOffsets",
-            "string",
             "Where a new query starts: earliest, latest (streams), group (the offsets that kafka.group.id "
             "has committed), "
             '-100 (that many before the end), or json by topic {"t":"earliest"} or partition '
@@ -139,19 +127,16 @@ class SourceOptions:
         ),
         row(
             "startingOffsetsByTimestamp",
-            "string",
             'Start at the first record with this timestamp or a later one: {"t":{"0":1431857103000}}, or '
             '{"t":"-10m"}. Overrides startingOffsets.',
         ),
         row(
             "startingTimestamp",
-            "string",
             "One time for all partitions: milliseconds, ISO 8601, or -10m. Overrides "
             "startingOffsetsByTimestamp.",
         ),
         row(
             "startingOffsetsByTimestampStrategy",
-            "string",
             "If all records of a partition are older: error, or latest, which starts at its end.",
             default="error",
             choices=("error", "latest"),
@@ -160,7 +145,6 @@ class SourceOptions:
     ending: EndingSpec | None = declared(
         row(
             "endingOffsets",
-            "string",
             "Where to end, exclusive: latest, -100 (that many before the end), or json of offsets, where "
             "-1 is latest. A stream never reads beyond it; a relative end counts from the end at the start "
             "of each run.",
@@ -168,121 +152,89 @@ class SourceOptions:
         ),
         row(
             "endingOffsetsByTimestamp",
-            "string",
             "End before the first record with this timestamp or a later one, by topic or partition. "
             "Overrides endingOffsets.",
         ),
-        row(
-            "endingTimestamp",
-            "string",
-            "One time for all partitions. Overrides endingOffsetsByTimestamp.",
-        ),
+        row("endingTimestamp", "One time for all partitions. Overrides endingOffsetsByTimestamp."),
     )
     fail_on_data_loss: bool = option(
-        "failOnDataLoss",
-        "bool",
         "Whether the query fails if records were deleted before they were read. If false, it warns.",
-        default="true",
+        default=True,
     )
     max_offsets_per_trigger: int | None = option(
-        "maxOffsetsPerTrigger",
-        "int",
         "The most offsets of one batch, divided in proportion to the lag of each partition.",
         applies="stream",
         **_LONG,
     )
     min_offsets_per_trigger: int | None = option(
-        "minOffsetsPerTrigger",
-        "int",
         "The fewest offsets that make a batch; maxTriggerDelay limits the wait for them.",
         applies="stream",
         **_LONG,
     )
     max_trigger_delay_ms: int = option(
-        "maxTriggerDelay",
-        "string",
         "How long minOffsetsPerTrigger may delay a batch: 500ms, 30s, 15m, 1h.",
+        name="maxTriggerDelay",
         default="15m",
         applies="stream",
         convert=parse_duration,
     )
     max_bytes_per_trigger: int | None = option(
-        "maxBytesPerTrigger",
-        "string",
         "The most bytes of one batch as stored in the log: 1000000, 10m, 1g. At least one record batch is "
         "read.",
         applies="stream",
         convert=parse_size,
     )
     min_partitions: int | None = option(
-        "minPartitions",
-        "int",
         "The number of tasks to aim for: large ranges are split to reach it.",
+        kind="int",
         minimum=1,
         maximum=_MAX_INT,
     )
     max_records_per_partition: int | None = option(
-        "maxRecordsPerPartition",
-        "int",
-        "The most offsets that one task reads. Applied before minPartitions.",
-        **_LONG,
+        "The most offsets that one task reads. Applied before minPartitions.", **_LONG
     )
-    include_headers: bool = option(
-        "includeHeaders", "bool", "Whether rows have the column headers.", default="false"
-    )
+    include_headers: bool = option("Whether rows have the column headers.", default=False)
     headers_as_map: bool = option(
-        "headersAsMap",
-        "bool",
-        "Whether that column is a map, with the last header of each name, instead of an array.",
-        default="false",
+        "Whether that column is a map, with the last header of each name, instead of an array.", default=False
     )
     group_id: str | None = option(
-        "kafka.group.id",
-        "string",
         "The group whose committed offsets show the progress, and which startingOffsets=group reads.",
+        name="kafka.group.id",
     )
     group_id_prefix: str = option(
-        "groupIdPrefix",
-        "string",
         "The client id of the query if neither kafka.group.id nor kafka.client.id is set.",
         default="spark-kafka-source",
     )
     commit_group_offsets: bool = option(
-        "commitGroupOffsets",
-        "bool",
         "Whether finished batches are committed for kafka.group.id, so that tools show the lag.",
-        default="true",
+        default=True,
         applies="stream",
     )
     fetch_offset_retries: int = option(
-        "fetchOffset.numRetries",
-        "int",
         "How often to ask again about a missing topic, or an end that moved back, before it is accepted.",
-        default="3",
+        name="fetchOffset.numRetries",
+        default=3,
         minimum=0,
         maximum=1000,
     )
     fetch_offset_retry_interval_ms: int = option(
-        "fetchOffset.retryIntervalMs",
-        "int",
         "The pause between these retries.",
-        default="10",
+        name="fetchOffset.retryIntervalMs",
+        default=10,
         minimum=0,
         maximum=_MAX_INT,
     )
     poll_timeout_ms: int = option(
-        "kafkaConsumer.pollTimeoutMs",
-        "int",
         "How long a task may wait for records that were planned for it.",
-        default="120000",
+        name="kafkaConsumer.pollTimeoutMs",
+        default=120_000,
         minimum=1,
         maximum=_MAX_INT,
     )
     latest_offset_max_wait_ms: int = option(
-        "latestOffset.maxWaitMs",
-        "int",
         "How long an idle trigger waits at the brokers for new data. 0 does not wait.",
-        default="150",
+        name="latestOffset.maxWaitMs",
+        default=150,
         applies="stream",
         minimum=0,
         maximum=60_000,
@@ -292,7 +244,7 @@ class SourceOptions:
     def parse(cls, options: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
         """Parse the options of a source.
 
-        Raises SparkOptionError. Warns (UnknownSparkOptionWarning) of options without effect.
+        Raises SparkOptionError. Issues an UnknownSparkOptionWarning for each option without effect.
         """
         given = OptionReader(options, SOURCE_OPTIONS, CONSUMER_OPTIONS, "source", is_stream=is_stream)
         given.refuse(_REFUSED_BY_SOURCE)
@@ -337,7 +289,6 @@ SOURCE_OPTIONS: Final = (
     *rows_of(SourceOptions),
     row(
         "kafka.*",
-        "string",
         "Any other setting of the consumer: kafka.client.id, kafka.request.timeout.ms, "
         "kafka.max.partition.fetch.bytes...",
     ),
@@ -349,56 +300,42 @@ class SinkOptions:
     """The options of ``df.write`` and ``df.writeStream``."""
 
     client: ClientOptions = declared(_BOOTSTRAP)
-    topic: str | None = option(
-        "topic", "string", "The topic of all rows; overrides the column topic.", convert=check_topic
-    )
+    topic: str | None = option("The topic of all rows; overrides the column topic.", convert=check_topic)
     partitioner: str = option(
-        "partitioner",
-        "string",
         "How rows without a partition are distributed: roundrobin and sticky (by key with murmur2, rows "
         "without a key in turn or at random), random, hash.",
         default="roundrobin",
         choices=PRODUCER_OPTIONS.get("partitioner").choices,
     )
     exactly_once: bool = option(
-        "exactlyOnce",
-        "bool",
         "Whether a batch becomes visible atomically and once, or at least once and as it is written.",
-        default="true",
+        default=True,
     )
     sink_name: str | None = option(
-        "sinkName",
-        "string",
         "The name of this sink within one query; required if foreachBatch writes more than once.",
         convert=check_name_length,
     )
     transactional_id_prefix: str = option(
-        "transactionalIdPrefix",
-        "string",
         "The prefix of the application id that identifies the sink to the brokers.",
         default="spark",
         convert=check_name_length,
     )
     txn_app_id: str | None = option(
-        "txnAppId",
-        "string",
         "With txnVersion: a job that is submitted again with the same pair writes nothing.",
         applies="batch",
         convert=check_name_length,
     )
     txn_version: int | None = option(
-        "txnVersion",
-        "int",
         "Grows with each job of txnAppId; repeating the last one writes nothing, an older one is refused.",
+        kind="int",
         applies="batch",
         minimum=0,
         maximum=_MAX_LONG,
     )
     transaction_timeout_ms: int = option(
-        "kafka.transaction.timeout.ms",
-        "int",
         "The brokers abort a batch that is not committed within this time. They limit the value.",
-        default="600000",
+        name="kafka.transaction.timeout.ms",
+        default=600_000,
         minimum=1,
         maximum=_MAX_INT,
     )
@@ -407,7 +344,7 @@ class SinkOptions:
     def parse(cls, options: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
         """Parse the options of a sink.
 
-        Raises SparkOptionError. Warns (UnknownSparkOptionWarning) of options without effect.
+        Raises SparkOptionError. Issues an UnknownSparkOptionWarning for each option without effect.
         """
         given = OptionReader(options, SINK_OPTIONS, PRODUCER_OPTIONS, "sink", is_stream=is_stream)
         given.refuse(_REFUSED_BY_SINK)
@@ -436,7 +373,6 @@ SINK_OPTIONS: Final = (
     *rows_of(SinkOptions),
     row(
         "kafka.*",
-        "string",
         "Any other setting of the producer: kafka.compression.type, kafka.linger.ms, kafka.batch.size...",
     ),
 )
@@ -474,7 +410,7 @@ def _check_subscription(given: OptionReader) -> None:
 
 
 def _starting(given: OptionReader, group_id: str | None) -> StartingSpec:
-    """Return where to start: startingTimestamp, startingOffsetsByTimestamp or startingOffsets."""
+    """Return the start: startingTimestamp, else startingOffsetsByTimestamp, else startingOffsets."""
     is_latest = given.value("startingOffsetsByTimestampStrategy") == "latest"
     spec: StartingSpec | None = None
     for name in ("startingTimestamp", "startingOffsetsByTimestamp"):
@@ -500,7 +436,10 @@ def _starting(given: OptionReader, group_id: str | None) -> StartingSpec:
 
 
 def _ending(given: OptionReader) -> EndingSpec | None:
-    """Return where to end, by the same precedence as the start. None for a stream without a bound."""
+    """Return the end: endingTimestamp, else endingOffsetsByTimestamp, else endingOffsets.
+
+    Return None for a stream without an ending bound.
+    """
     for name in ("endingTimestamp", "endingOffsetsByTimestamp"):
         text = given.value(name)
         if text is not None:

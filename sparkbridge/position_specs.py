@@ -1,4 +1,4 @@
-"""Where to start and where to end, as users write it in options. Pure.
+"""Start and end positions as users write them in options. Pure.
 
 ``source.start_and_end`` resolves these specifications to offsets.
 """
@@ -23,7 +23,7 @@ Kind = Literal["earliest", "latest", "offset", "back", "group", "time", "ago"]
 
 
 class Where(NamedTuple):
-    """A place in a partition. ``value`` is an offset, a count back from the end, or milliseconds."""
+    """A position in a partition. ``value`` is an offset, a count back from the end, or milliseconds."""
 
     kind: Kind
     value: int = 0
@@ -36,7 +36,7 @@ GROUP: Final = Where("group")
 
 @dataclass(frozen=True, slots=True)
 class PositionSpec:
-    """A place for every partition, by topic or by partition. ``option`` is named in errors."""
+    """Positions for all partitions, by topic or by partition. ``option`` is the name that errors show."""
 
     option: str
     everywhere: Where | None = None
@@ -44,7 +44,7 @@ class PositionSpec:
     partitions: Mapping[TopicPartition, Where] = field(default_factory=dict, hash=False)
 
     def where(self, tp: TopicPartition) -> Where | None:
-        """Return the most specific place for ``tp``, or None."""
+        """Return the most specific position for ``tp``, or None."""
         return self.partitions.get(tp) or self.topics.get(tp.topic) or self.everywhere
 
     def places(self) -> Iterator[Where]:
@@ -56,14 +56,14 @@ class PositionSpec:
 
 @dataclass(frozen=True, slots=True)
 class StartingSpec(PositionSpec):
-    """Where a query starts. With ``is_latest_without_match``, a time after every record means the end."""
+    """Where a query starts. If ``is_latest_without_match``, a time after the last record means the end."""
 
     is_latest_without_match: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EndingSpec(PositionSpec):
-    """Where a batch, or a bounded stream, ends. A time later than every record means the end."""
+    """Where a batch, or a bounded stream, ends. A time after the last record means the end."""
 
 
 _BACK = re.compile(r"-(\d{1,19})")
@@ -77,17 +77,23 @@ _TIME_EXAMPLES: Final = "1431857103000 (milliseconds), 2015-05-17T10:05:03Z, -10
 
 
 def parse_starting_offsets(text: str, option: str = "startingOffsets") -> StartingSpec:
-    """Parse ``earliest``, ``latest``, ``group``, ``-100``, or json of these. Raises SparkOptionError."""
+    """Parse a position (earliest, latest, group, -100), or JSON of positions by topic or partition.
+
+    Raises SparkOptionError.
+    """
     return StartingSpec(option, *_parse(text, option, _starting_place, _OFFSET_EXAMPLES))
 
 
 def parse_ending_offsets(text: str, option: str = "endingOffsets") -> EndingSpec:
-    """Parse ``latest``, ``-100``, or json of these and of offsets. Raises SparkOptionError."""
+    """Parse a position (latest, -100), or JSON of positions by topic or partition.
+
+    Raises SparkOptionError.
+    """
     return EndingSpec(option, *_parse(text, option, _ending_place, _END_EXAMPLES))
 
 
 def parse_starting_times(text: str, option: str, *, is_latest_without_match: bool) -> StartingSpec:
-    """Parse one time, or json of times by topic or by partition. Raises SparkOptionError."""
+    """Parse one time, or JSON of times by topic or partition. Raises SparkOptionError."""
     places = _parse(text, option, _time_place, _TIME_EXAMPLES)
     return StartingSpec(option, *places, is_latest_without_match=is_latest_without_match)
 
@@ -99,7 +105,7 @@ def parse_ending_times(text: str, option: str) -> EndingSpec:
 def _parse(
     text: str, option: str, read: Any, examples: str
 ) -> tuple[Where | None, dict[str, Where], dict[TopicPartition, Where]]:
-    """Return places (everywhere, by topic, by partition). ``read`` makes a place from text, or None."""
+    """Return positions (for all, by topic, by partition). ``read`` parses a position or returns None."""
 
     def place(value: Any, whose: str) -> Where:
         is_readable = isinstance(value, str | int) and not isinstance(value, bool)
@@ -154,7 +160,7 @@ def _starting_place(value: str | int) -> Where | None:
 
 
 def _ending_place(value: str | int) -> Where | None:
-    """Accept everything but ``earliest`` and ``group``: a batch cannot end there."""
+    """Parse an end position. Return None for other values, such as ``earliest`` and ``group``."""
     if isinstance(value, int):
         return LATEST if value == -1 else Where("offset", value) if 0 <= value <= _MAX_LONG else None
     if value == "latest":
@@ -164,7 +170,7 @@ def _ending_place(value: str | int) -> Where | None:
 
 
 def _time_place(value: str | int) -> Where | None:
-    """Accept milliseconds since the epoch, ISO 8601 (UTC without a zone), or ``-10m``: 10 minutes ago."""
+    """Parse milliseconds since 1970, ISO 8601 (UTC by default), or ``-10m`` (10 minutes ago)."""
     if isinstance(value, int):
         return Where("time", value) if 0 <= value <= _MAX_LONG else None
     if _MILLISECONDS.fullmatch(value):
@@ -180,5 +186,5 @@ def _time_place(value: str | int) -> Where | None:
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    timestamp_ms = -((_EPOCH - moment) // _MILLISECOND)  # rounded up: earlier records are not wanted
+    timestamp_ms = -((_EPOCH - moment) // _MILLISECOND)  # rounded up, so that no earlier record is included
     return Where("time", timestamp_ms) if timestamp_ms >= 0 else None

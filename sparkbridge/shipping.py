@@ -1,7 +1,7 @@
 """``install(spark)`` ships the bridge to a cluster whose executors do not have it installed.
 
-Spark's ``addPyFile`` reaches tasks but not the process of a stream's reader, which uses a directory of its
-own. Only Python is shipped; msgpack, crc32c and pyarrow must be installed wherever tasks run.
+Spark's ``addPyFile`` reaches tasks but not the process of a stream's reader, which uses another directory.
+Only these packages are shipped: msgpack, crc32c and pyarrow must be installed wherever tasks run.
 """
 
 # Tests: tests/sparkbridge/test_datasource.py
@@ -21,17 +21,17 @@ from typing import Any, Final
 from sparkbridge.errors import SparkBridgeError
 
 PACKAGES: Final = ("kafkalite", "sparkbridge", "pyspark_kafkalite")
-#: Not needed by tasks and stream readers.
+#: Subpackages that tasks and stream readers do not need.
 LEFT_OUT: Final = frozenset({"__pycache__", "testing", "cli", "broker", "raft"})
-#: Where Spark's process for stream readers looks, below the root of the added files.
+#: The directory that Spark's process for stream readers searches, below the root of the added files.
 STREAM_READER_DIRECTORY: Final = "streaming_job"
 
 
 def install(spark: Any) -> None:
-    """Ship this package to the executors and stream readers of ``spark``, and register format ``kafkalite``.
+    """Ship this package to the executors and stream readers of ``spark``, and register the format.
 
     May be called again. It is not needed if the package is installed everywhere. Raises SparkBridgeError for
-    a Spark Connect session: there the package must be installed on the server.
+    a Spark Connect session, because then the package must be installed on the server.
     """
     from pyspark import SparkFiles
 
@@ -54,7 +54,7 @@ def install(spark: Any) -> None:
 
 
 def pack(archive: Path) -> None:
-    """Write the packages into a zip, together with their bytecode, so that workers do not compile them."""
+    """Write the packages into a zip together with their bytecode, so that workers do not compile them."""
     with tempfile.TemporaryDirectory() as directory:
         copied = Path(directory) / "packages"
         for package in PACKAGES:

@@ -22,7 +22,7 @@ ENTERED = {
     "fetch": 9,
     "heartbeat, idle": 13,
     "replicate": 8,
-    "commit of a transaction": 32,
+    "commit of a transaction": 33,
 }
 
 

@@ -1,6 +1,6 @@
 """A donut shop sells in three countries while its brokers fail and return: python examples/donuts/run.py
 
-Three brokers keep every purchase three times. The controllers are a separate quorum, so that two of the
+Three brokers store every purchase three times. The controllers form a separate quorum, so that two of the
 three brokers may fail. Everything runs on this machine, in processes that are really killed.
 """
 
@@ -24,13 +24,13 @@ from kafkalite.testing import ProcessCluster
 COUNTRIES = ("US", "CA", "MX")  # the index is the partition
 MENU = ("glazed", "maple", "chocolate", "jelly", "cruller")
 TOPIC = "Purchases"
-TWIN = "Purchases-strict"  # the same, but a purchase must be on two brokers to be acknowledged
+TWIN = "Purchases-strict"  # a purchase must be on two brokers to be acknowledged
 FAILOVER_LIMIT_S = 3.0
 PATIENCE_S = 30.0
 
 
 class Story:
-    """Prints what happens, with the seconds since the shop opened."""
+    """Prints the events, with the seconds since the shop opened."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
@@ -53,7 +53,7 @@ class Story:
 
 @dataclass
 class Shop:
-    """Sells in every country without a pause, and keeps the metadata of each acknowledged purchase."""
+    """Sells in every country continuously, and keeps the metadata of each acknowledged purchase."""
 
     producer: Producer
     receipts: dict[int, RecordMetadata] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Shop:
     _sold: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def sell(self, partition: int) -> None:
-        """Sell in one country: the next purchase follows the acknowledgement of the last."""
+        """Sell in one country. Each purchase is sent when the previous one is acknowledged."""
         while True:
             number, self._next = self._next, self._next + 1
             purchase = {"id": number, "country": COUNTRIES[partition], "donut": MENU[number % len(MENU)]}
@@ -81,12 +81,12 @@ class Shop:
             await asyncio.sleep(0.005)
 
     def begin_chapter(self) -> int:
-        """Reset the longest waits; return the number of purchases so far."""
+        """Reset the longest waits, and return the number of purchases so far."""
         self._longest_wait_s.clear()
         return len(self.receipts)
 
     async def until_sold_everywhere(self) -> None:
-        """Return when every country has sold something that was sent after this call."""
+        """Return when a purchase that was sent after this call is acknowledged in every country."""
         began_s = time.monotonic()
         async with asyncio.timeout(PATIENCE_S):
             while any(self._last_sale_s.get(each, 0.0) <= began_s for each in range(len(COUNTRIES))):
@@ -100,24 +100,24 @@ class Shop:
 
 
 async def leaders(cluster: ProcessCluster, topic: str = TOPIC) -> list[int]:
-    """Return the leader of each partition; -1 for none."""
+    """Return the leader of each partition, -1 if it has none."""
     view = await cluster.view()
     return [each.state.leader_id for each in view.partitions if each.name.topic == topic]
 
 
 async def until(holds: Callable[[list[int]], bool], cluster: ProcessCluster) -> float:
-    """Wait until ``holds`` is true of the leaders; return the seconds that it took."""
+    """Wait until ``holds(leaders)`` is true. Return the elapsed seconds."""
     began_s = time.monotonic()
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            with suppress(KafkaliteError):  # the broker that was asked has just been killed
+            with suppress(KafkaliteError):  # the broker that receives the request was just killed
                 if holds(await leaders(cluster)):
                     return time.monotonic() - began_s
             await asyncio.sleep(0.02)
 
 
 async def is_refused(cluster: ProcessCluster) -> str:
-    """Return the error of the strict topic when only one broker is left."""
+    """Return the error of the strict topic. Called when only one broker is left."""
     async with Producer(
         cluster.bootstrap_servers, retries=0, enable_idempotence=False, request_timeout_ms=5_000
     ) as producer:
@@ -222,7 +222,7 @@ async def play(cluster: ProcessCluster, story: Story) -> None:
 
 
 async def check(cluster: ProcessCluster, story: Story, shop: Shop) -> None:
-    """Check that every acknowledged purchase exists once, at its acknowledged address."""
+    """Check that every acknowledged purchase exists exactly once, at its acknowledged address."""
     records = await read_all(cluster, TOPIC)
     stored: dict[int, list[Any]] = {}
     for record in records:
@@ -245,7 +245,7 @@ async def check(cluster: ProcessCluster, story: Story, shop: Shop) -> None:
 async def main() -> None:
     with tempfile.TemporaryDirectory(prefix="donuts-") as directory:
         settings = {
-            # Leadership returns to the preferred replicas within seconds; the default takes longer.
+            # Leadership returns to the preferred replicas within seconds. With the defaults it takes longer.
             "leader.imbalance.check.interval.seconds": 1,
             "leader.imbalance.per.broker.percentage": 0,
         }

@@ -1,8 +1,8 @@
-"""An exactly-once ledger in SQLite, without transactions in the log: offset and result are one commit.
+"""An exactly-once ledger in SQLite. Offsets and results are stored together, without Kafka transactions.
 
-The consumer group divides the partitions, and the database keeps their offsets. Whatever happens
-between two lines (a crash, a power failure, an expelled member that resumes), a record's amount and the
-next offset are in the database together, or neither is.
+The consumer group divides the partitions, and the database stores their offsets. Whatever happens between two
+lines (a crash, a power failure, an expelled member that resumes), either both a record's amount and the next
+offset are in the database, or neither is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CREATE TABLE IF NOT EXISTS progress (
 
 
 class Ledger:
-    """Balances and the next offset of each partition: two tables of one database."""
+    """Balances, and the next offset of each partition, in two tables of one database."""
 
     def __init__(self, path: Path | str) -> None:
         self._database = sqlite3.connect(path, isolation_level=None)
@@ -32,14 +32,14 @@ class Ledger:
         self._database.close()
 
     def next_offset(self, tp: TopicPartition) -> int | None:
-        """Return the offset to continue at, or None for a partition without applied records."""
+        """Return the offset at which to continue, or None if no record of the partition was applied."""
         row = self._database.execute(
             "SELECT next_offset FROM progress WHERE topic = ? AND number = ?", tuple(tp)
         ).fetchone()
         return row[0] if row else None
 
     def apply(self, record: Record) -> bool:
-        """Apply one record. Return False if it was already applied, here or by another member."""
+        """Apply one record. Return False if this or another member has already applied it."""
         account, amount = (record.key or b"").decode(), int(record.value or b"0")
         self._database.execute("BEGIN IMMEDIATE")
         try:
@@ -81,7 +81,7 @@ class GoOnWhereTheLedgerStands(RebalanceListener):
 
 
 def ledger_consumer(bootstrap_servers: str, ledger: Ledger, **settings: object) -> Consumer:
-    """Return a consumer whose offsets are in ``ledger``: it commits none itself."""
+    """Return a consumer whose offsets are stored in ``ledger``. It does not commit any to the group."""
     listener = GoOnWhereTheLedgerStands(ledger)
     consumer = Consumer(
         "payments",

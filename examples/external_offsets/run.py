@@ -1,4 +1,4 @@
-"""Keep a ledger, crash midway, and continue: every payment counts once."""
+"""Keeps a ledger, crashes in the middle, and continues. Every payment counts once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafkalite import Broker, Producer
 
 
 class PowerCut(Exception):
-    """Represents anything that ends a process between two lines."""
+    """Stands for any event that ends a process between two lines."""
 
 
 async def main() -> None:

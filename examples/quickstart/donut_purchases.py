@@ -1,4 +1,4 @@
-"""Generated purchases of a donut shop: the same seed gives the same stream. Pure except for its Rng."""
+"""Generates purchases of a donut shop. The same seed generates the same purchases. Uses only an Rng."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TOTAL_WEIGHT: Final = sum(weight for _, weight in COUNTRIES)
 
 
 def purchases(count: int, rng: Rng) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (key, value) pairs: the country, and a JSON object of the purchase."""
+    """Yield (key, value) pairs: the country, and the purchase as a JSON object."""
     for number in range(1, count + 1):
         country = _weighted_country(rng.randrange(_TOTAL_WEIGHT))
         donut, price = MENU[rng.randrange(len(MENU))]

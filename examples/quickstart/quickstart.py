@@ -1,6 +1,6 @@
-"""``bin/quickstart [FILE]``: send a file through a broker, compare, and print tables about it.
+"""``bin/quickstart [FILE]``: sends a file through a broker, compares the result, and prints tables.
 
-Afterwards, if Java and pyspark are installed, a Spark pipeline runs over the same records.
+If Java and pyspark are installed, a Spark pipeline then processes the same records.
 """
 
 from __future__ import annotations

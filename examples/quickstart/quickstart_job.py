@@ -1,8 +1,8 @@
-"""The quickstart's job: produce records, consume them, and compare the two.
+"""The quickstart's job: produces records, consumes them, and compares the two.
 
-A broker with the embedded defaults (durability fsync) on a data directory, a topic of three partitions.
-Every line of the file is produced with its first word as the key. All records are consumed and
-compared: their number, and the order of the records of each key.
+It starts a broker with the embedded defaults (durability fsync) on a data directory, and creates a topic with
+three partitions. Every line of the file is produced with its first word as the key. All records are consumed,
+and their number and the order of the records of each key are compared.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PARTITION_COUNT: Final = 3
 LINES_PER_SEND: Final = 250
 _ROUND_TRIPS: Final = 100
 _POLL_MS: Final = 10_000
-# Apache's "combined" and "common" formats: client, identity, user, [time], "request", status, size …
+# Apache's "combined" and "common" formats: client, identity, user, [time], "request", status, size, ...
 _ACCESS_LOG_LINE = re.compile(rb'(\S+) \S+ \S+ \[[^\]]*\] "(?:[^"\\]|\\.)*" ([0-9]{3}) ')
 
 Keyed = tuple[bytes | None, bytes]
@@ -42,11 +42,11 @@ Keyed = tuple[bytes | None, bytes]
 
 @dataclass(slots=True)
 class Tally:
-    """The records of one side. Equal tallies have the same records, in the same order for each key."""
+    """A summary of records. Equal tallies have the same records, in the same order for each key."""
 
     count: int = 0
     size_bytes: int = 0
-    per_key: dict[bytes | None, int] = field(default_factory=dict)  #: a running checksum over a key's values
+    per_key: dict[bytes | None, int] = field(default_factory=dict)  #: checksum over the values of each key
 
     def add(self, key: bytes | None, value: bytes) -> None:
         self.count += 1
@@ -71,7 +71,7 @@ class Job:
     partitions_of_key: dict[bytes | None, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     unparseable_count: int = 0
-    strayed: int = 0  #: records outside the partition of the first record of their key
+    strayed: int = 0  #: records in a partition other than that of the first record with their key
 
     @property
     def topic(self) -> str:
@@ -79,7 +79,7 @@ class Job:
 
     @property
     def is_access_log(self) -> bool:
-        """Whether the pipeline has input. Without a file it finds or generates its own."""
+        """Whether the pipeline can run: the file is an access log, or the pipeline finds or generates one."""
         return self.file is None or bool(self.counts)
 
     @property
@@ -165,7 +165,7 @@ class Job:
             self.counts[label] += 1
 
     async def _round_trips(self, producer: Producer, consumer: Consumer) -> None:
-        """Measure one record at a time, from send to the consumer that waits in a long poll."""
+        """Measure the time from sending one record until a consumer in a long poll receives it."""
         partition = TopicPartition("round-trip", 0)
         consumer.assign([partition])
         await consumer.seek_to_beginning()
@@ -185,7 +185,7 @@ class Job:
         differing = sum(
             self.sent.per_key.get(key) != self.received.per_key.get(key)
             for key in self.sent.per_key.keys() | self.received.per_key.keys()
-            if key is not None  # records without a key are distributed and have no order
+            if key is not None  # records without a key are spread over partitions and have no order
         )
         if differing:
             found.append(f"{differing:,} keys whose records differ or changed their order")
@@ -221,7 +221,7 @@ def _p50_p99(seconds: list[float]) -> dict[str, float] | None:
 
 
 def _keyed_lines(path: Path) -> Iterator[Keyed]:
-    """Yield each line without its newline, with its first word as the key."""
+    """Yield (first word, line) for each line without its newline. The first word is the key."""
     with path.open("rb") as stream:
         for line in stream:
             value = line.removesuffix(b"\n")
@@ -230,6 +230,6 @@ def _keyed_lines(path: Path) -> Iterator[Keyed]:
 
 
 def _label(line: bytes) -> str | None:
-    """Return the status of an access log's line; None for another line."""
+    """Return the HTTP status in a line of an access log, or None for other lines."""
     match = _ACCESS_LOG_LINE.match(line)
     return None if match is None else match.group(2).decode()

@@ -1,4 +1,4 @@
-"""The last part of the quickstart: the access log's pipeline, if Spark can run."""
+"""The last part of the quickstart: runs the pipeline of the access log example if Spark is available."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOP: Final = 5
 
 
 def missing() -> list[str]:
-    """Return why the pipeline cannot run here, a sentence for each reason; empty if it can."""
+    """Return the reasons why the pipeline cannot run here, one sentence each; empty if it can."""
     if find_spec("sparkbridge") is None:
         return ['Spark\'s part of kafkalite is not installed: pip install "kafkalite[cli,spark]"']
     runner = pipeline.part("runner")
@@ -32,8 +32,8 @@ def missing() -> list[str]:
 
 
 class PipelineJob:
-    """Runs the example over ``file``, or over a file that the example finds or generates; keeps the
-    results.
+    """Runs the example pipeline over ``file``, or over a file that the example finds or generates, and keeps
+    the results.
     """
 
     def __init__(self, file: Path | None, *, is_quiet: bool = False) -> None:
@@ -51,12 +51,10 @@ class PipelineJob:
         return Path(self._file.path)
 
     def run(self) -> None:
-        """Raises KafkaliteError; CheckFailedError if Spark's results differ from those of a plain loop."""
+        """Run the pipeline. Raises KafkaliteError, or CheckFailedError if Spark's results differ from those
+        of a plain loop."""
         watcher = Watcher("json" if self._is_quiet else "table", is_quiet=self._is_quiet)
-        with (
-            pipeline.own_broker() as servers,
-            pipeline.part("runner").demo_setting(servers) as setting,
-        ):
+        with pipeline.own_broker() as servers, pipeline.part("runner").demo_setting(servers) as setting:
             self.report = pipeline.execute(self._file, setting, watcher, is_demo=True)
             if not self.report.was_stopped:
                 self._take(pipeline.part("checks").CheckRun(self.report.run, None))
@@ -109,7 +107,7 @@ class PipelineJob:
 
 
 def show(file: Path | None) -> None:
-    """Run the pipeline and print the results, or print what is missing."""
+    """Run the pipeline and print its results, or print the reasons why it cannot run."""
     absent = missing()
     click.echo()
     if absent:

@@ -1,1 +1,1 @@
-"""One node: the asyncio shell around the pure packages. ``broker.Broker`` creates and joins its parts."""
+"""One node: the asyncio shell around the pure packages. ``broker.Broker`` creates and connects its parts."""

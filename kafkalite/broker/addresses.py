@@ -51,5 +51,5 @@ def parse_voters(voters: Iterable[str]) -> dict[int, str]:
 
 
 def is_wildcard(address: str) -> bool:
-    """Whether ``address`` means every interface, so that no other node can connect to it."""
+    """Whether ``address`` stands for every interface, so that other nodes cannot connect to it."""
     return not has_own_name(address) and address.rpartition(":")[0] in WILDCARD_HOSTS

@@ -1,11 +1,12 @@
-"""Broker: one node. Creates its parts, starts and stops them in order, and owns every task."""
+"""Broker: one node. Creates its parts, starts and stops them in order, and owns all their tasks."""
 
-# Long because it joins all parts of a node and starts and stops each of them in order.
+# Long because it connects all parts of a node and starts and stops them in order.
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
@@ -53,10 +54,11 @@ from kafkalite.storage.sync_work import run_together
 
 if TYPE_CHECKING:
     from kafkalite.broker.cluster.node import ClusterNode
+    from kafkalite.client.cluster.authentication import Authenticator
 
 logger = logging.getLogger(__name__)
 
-#: How long a stop waits for requests in flight.
+#: The longest time that a stop waits for requests in flight.
 STOP_GRACE_MS: Final = 5_000
 TICK_INTERVAL_MS: Final = 100
 PRODUCER_IDS_TIMEOUT_MS: Final = 10_000
@@ -68,11 +70,11 @@ Step = tuple[str, Callable[[], Awaitable[None]]]
 
 
 class Broker:
-    """One broker in the running event loop. It never touches signals or loop policies.
+    """One broker in the running event loop. It installs no signal handlers and sets no loop policy.
 
-    ``Broker()`` keeps everything in memory and listens on a TCP port that the system chooses;
-    ``Broker(listeners="inproc://")`` needs no socket. Settings may be given by their Python names, or all at
-    once as a BrokerConfig. Opened by ``async with``, or by ``start`` and ``stop``.
+    ``Broker()`` keeps everything in memory and listens on a free TCP port;
+    ``Broker(listeners="inproc://")`` needs no socket. Pass the settings as keyword arguments with Python
+    names, or as one BrokerConfig. Use ``async with``, or call ``start`` and ``stop``.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Broker:
         executor: Executor | None = None,
         **settings: Any,
     ) -> None:
-        """``executor`` runs blocking calls instead of the broker's own threads: for simulation."""
+        """``executor`` runs blocking calls instead of the broker's own threads; the simulation passes one."""
         if config is None:
             config = BrokerConfig.from_settings({"listeners": EMBEDDED_LISTENERS, **settings})
         elif settings:
@@ -113,10 +115,11 @@ class Broker:
         self._state = "new"
         self._failure: BaseException | None = None
         self._addresses: tuple[str, ...] = ()
-        self._started: list[Step] = []  # how to undo each step of the start, in order
+        self._started: list[Step] = []  # the steps that undo the start, in the order of the start
         self._stopping: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
         self._started_ms = 0
+        self._start_count = 0  #: of the data directory; 0 on a node without peers
         self._is_clean = True
 
     def __repr__(self) -> str:
@@ -126,7 +129,7 @@ class Broker:
 
     @property
     def address(self) -> str:
-        """Return the address of the first listener as clients connect to it, with its port resolved."""
+        """Return the address of the first listener to which clients connect, with its actual port."""
         assert self._addresses, "the broker is not started"
         return self._addresses[0]
 
@@ -146,12 +149,12 @@ class Broker:
 
     @property
     def image(self) -> ClusterImage:
-        """Return the cluster's metadata as this node sees it now."""
+        """Return the newest cluster metadata that this node has replayed."""
         return self._services.controller.image
 
     @property
     def controller_id(self) -> int | None:
-        """Return the id of the active controller as far as this node knows it."""
+        """Return the id of the active controller, or None if this node knows none."""
         return self._services.controller.controller_id
 
     @property
@@ -159,7 +162,7 @@ class Broker:
         return self._state == "running"
 
     def statistics(self) -> BrokerStatistics:
-        """Return counts since the start and current sizes."""
+        """Return counters since the start, and current sizes."""
         metrics, services = self._metrics, self._services
         return BrokerStatistics(
             node_id=self.config.node_id,
@@ -176,6 +179,9 @@ class Broker:
             topic_count=len(services.controller.image.topics),
             partition_count=len(services.partitions),
             offline_partition_count=services.partitions.offline_count,
+            lost_records=sum(hosted.lost_records for hosted in services.partitions),
+            damaged_partition_count=services.partitions.damaged_count,
+            torn_tail_records=services.partitions.torn_tail_records,
             appended_batches=metrics.appended_batches,
             appended_bytes=metrics.appended_bytes,
             fetched_bytes=metrics.fetched_bytes,
@@ -189,27 +195,28 @@ class Broker:
 
     @property
     def partitions(self) -> Partitions:
-        """Return the partitions that this broker hosts: for tests and tools in the same process."""
+        """Return the partitions that this broker hosts, for tests and tools in the same process."""
         return self._services.partitions
 
     @property
     def coordinators(self) -> Coordinators:
-        """Return the coordinators of groups and transactions: for tests and tools in the same process."""
+        """Return the coordinators of groups and transactions, for tests and tools in the same process."""
         return self._services.coordinators
 
     @property
     def housekeeping(self) -> Housekeeping:
-        """Return the periodic passes, so that tests can run them now."""
+        """Return the periodic work, so that tests can run it at once."""
         return self._housekeeping
 
     def intercept(self, interceptor: Interceptor | None) -> None:
-        """Call ``interceptor`` with every request before its handler, to inject faults in tests. None
-        removes it.
+        """Call ``interceptor`` with every request before its handler, so that tests can inject faults.
+
+        None removes the interceptor.
         """
         self._dispatcher.interceptor = interceptor
 
     def handle(self, request: Request, client: Client) -> Response | Pending:
-        """Respond to ``request`` as if ``client`` had sent it, without the interceptor."""
+        """Respond to ``request`` as if ``client`` had sent it, bypassing the interceptor."""
         return self._dispatcher.handle(request, client)
 
     # --- start and stop
@@ -219,17 +226,14 @@ class Broker:
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.stop()
         if self._failure is not None and error is None:
             raise self._failure
 
     async def start(self) -> None:
-        """Return when clients are served. If a step fails, the steps before it are undone."""
+        """Start the broker and return when it serves clients. If a step fails, undo the earlier steps."""
         assert self._state == "new", "a Broker is started once"
         self._state = "starting"
         self._started_ms = self._clock.monotonic_ms()
@@ -269,29 +273,28 @@ class Broker:
         )
 
     async def stop(self, *, hands_over: bool = True) -> None:
-        """Transfer leaderships, accept no more, finish requests in flight, sync, leave the marker.
-        Idempotent.
+        """Transfer leaderships, refuse new requests, finish those in flight, sync, write the clean marker.
 
-        If ``hands_over`` is False, leadership is not transferred. Use this when the whole cluster
-        stops.
+        Idempotent. If ``hands_over`` is False, leadership is not transferred. Use this when the whole
+        cluster stops.
         """
         self._hands_over = hands_over
         await self._stop(is_clean=self._failure is None)
 
     async def kill(self) -> None:
-        """Stop as if the process had died: connections drop, nothing is synced, no marker is left."""
+        """Stop as if the process had crashed: drop connections, sync nothing, write no clean marker."""
         if self._cluster is not None and self._cluster.raft is not None:
             self._cluster.raft.halt()
         await self._stop(is_clean=False)
 
     async def wait_stopped(self) -> None:
-        """Return when the broker has stopped. Raises the failure that stopped it, if there was one."""
+        """Return when the broker has stopped. If a failure stopped it, raise that failure."""
         await self._stopped.wait()
         if self._failure is not None:
             raise self._failure
 
     def fail(self, error: BaseException) -> None:
-        """Stop uncleanly: an invariant is broken, or a part that this broker needs has ended."""
+        """Stop uncleanly, because an invariant is violated or an essential part of the broker has ended."""
         if self._failure is not None or self._state not in {"starting", "running"}:
             return
         self._failure = error
@@ -300,7 +303,7 @@ class Broker:
             self._stopping = asyncio.get_running_loop().create_task(
                 self._do_stop(is_clean=False), name="stop after a failure"
             )
-        elif self._starter is not None:  # it may wait for an event that no longer happens
+        elif self._starter is not None:  # it may wait for an event that will not occur
             self._starter.cancel()
 
     async def _stop(self, *, is_clean: bool) -> None:
@@ -329,7 +332,7 @@ class Broker:
             await self._registration.hand_over()
 
     async def _unwind(self, *, is_clean: bool) -> None:
-        """Stop what was started, in reverse order. A step that fails does not prevent the others."""
+        """Undo the steps of the start in reverse order. If one fails, continue with the others."""
         self._is_clean = is_clean
         failures: list[BaseException] = []
         while self._started:
@@ -361,6 +364,7 @@ class Broker:
         is_inline = is_memory or self._given_executor is not None
         if config.has_peers:
             from kafkalite.broker.cluster.node import ClusterNode
+            from kafkalite.broker.cluster.start_counter import count_start
 
             self._cluster = ClusterNode(
                 config,
@@ -373,6 +377,7 @@ class Broker:
                 is_deterministic=self._is_deterministic,
                 is_inline=is_inline,
             )
+            self._start_count = count_start(filesystem, self._path)
             self._cluster.start_runner()
             self._started.append(("Raft runner", self._cluster.stop_runner))
             self._started.append(("quorum", self._leave_quorum))
@@ -384,6 +389,7 @@ class Broker:
                 node_id=config.node_id,
                 executor=self._executor,
                 snapshot_min_bytes=config.metadata_log_max_record_bytes_between_snapshots,
+                known_offset=self._store.metadata_offset,
             )
         self._request_tasks = TaskSet(self.fail)
         self._service_tasks = TaskSet(self.fail)
@@ -393,8 +399,9 @@ class Broker:
         )
 
     def _open_filesystem(self) -> tuple[FileSystem, bool]:
-        """Return the file system and whether it is in memory: then nothing blocks, and no thread may use
-        it.
+        """Return the file system, and whether it is in memory.
+
+        An in-memory file system never blocks, and is not thread-safe.
         """
         from kafkalite.storage.disk import RealFileSystem
         from kafkalite.storage.memory_filesystem import MemoryFileSystem
@@ -413,7 +420,7 @@ class Broker:
         self._store.close(clean=self._is_clean and self.may_leave_marker(), broker_epoch=broker_epoch)
 
     def may_leave_marker(self) -> bool:
-        """Whether this process was registered: only the end of a registered process counts as clean (R21)."""
+        """Whether this process was registered; only then may it leave a clean-shutdown marker (R21)."""
         return self._node.broker_epoch != NO_BROKER_EPOCH
 
     async def _load_metadata(self) -> None:
@@ -470,7 +477,7 @@ class Broker:
             transactions=transactions,
             on_broken=self.fail,
             request_stop=self._request_stop,
-            authenticator=authenticator,
+            authenticator=authenticator or self._own_authenticator(),
             peers=None if cluster is None else cluster.peers(controller),
             raft=None if cluster is None else cluster.raft,
         )
@@ -479,6 +486,15 @@ class Broker:
         await controller.start()
         self._service_tasks.start(controller.watch(), name="watch the controller")
         self._service_tasks.start(coordinators.keep_time(), name="coordinators' time")
+
+    def _own_authenticator(self) -> Authenticator | None:
+        """Return what checks the proofs of operators on a single node; None if it has no secret."""
+        secret = self.config.cluster_secret
+        if not secret:
+            return None
+        from kafkalite.client.cluster.authentication import Authenticator
+
+        return Authenticator(secret, self._store.identity.cluster_id, self.config.node_id, os.urandom)
 
     def _channel(self, controller: ControllerNode, purpose: str) -> ControllerChannel:
         """Return a channel to the active controller for one purpose."""
@@ -521,13 +537,13 @@ class Broker:
             self._service_tasks.start(self._tick_forever(), name="controller's tick")
 
     def _greet(self, request: Request, client: Client) -> Response:
-        """Respond to a node's handshake, on the Raft loop: the handlers of these apis share no state."""
+        """Respond to a node's handshake. Runs on the Raft loop; handlers of handshakes share no state."""
         response = HANDLERS[request.api_key](self._services, request, client)
         assert isinstance(response, Reply | Refusal), "a handshake does not wait"
         return response
 
     async def _leave_quorum(self) -> None:
-        """Leave after the quorum has stopped: its last messages let another node lead."""
+        """Leave the cluster after the quorum has stopped, whose last messages let another node lead."""
         assert self._cluster is not None
         await self._cluster.leave(is_clean=self._is_clean)
 
@@ -549,6 +565,7 @@ class Broker:
             max_connections=config.max_connections,
             max_idle_ms=config.connections_max_idle_ms,
             max_request_bytes=config.socket_request_max_bytes,
+            max_request_partitions=config.max_request_partition_size_limit,
             max_queued_bytes=config.queued_max_request_bytes,
         )
         self._started.append(("server", self._close_server))
@@ -574,7 +591,7 @@ class Broker:
         await self._server.wait_closed(STOP_GRACE_MS)
 
     async def _register(self) -> None:
-        """Become a live broker of the cluster: registered, replayed here, unfenced (R20-R23)."""
+        """Register, wait until the image shows the registration, and wait until unfenced (R20-R23)."""
         if not self.config.is_broker:
             return
         store = self._store
@@ -587,6 +604,7 @@ class Broker:
             addresses=self._addresses,
             directory_id=store.identity.directory_id,
             clean_broker_epoch=store.last_broker_epoch if store.clean_start else NO_BROKER_EPOCH,
+            start_count=self._start_count,
             damaged=self._services.partitions.damaged,
         )
         await registration.register()
@@ -618,7 +636,7 @@ class Broker:
         self._service_tasks.start(self._server.reap_forever(), name="reaper")
 
     def _request_stop(self) -> None:
-        """Stop in order, after the current response has been written."""
+        """Begin an orderly stop once the current response is written."""
         asyncio.get_running_loop().call_soon(self._begin_stop)
 
     def _begin_stop(self) -> None:

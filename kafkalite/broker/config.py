@@ -1,7 +1,6 @@
-"""BrokerConfig: every setting of a broker, with Kafka's name, type, default, bounds and meaning in one
-place.
+"""BrokerConfig: every setting of a broker, with Kafka's name, type, default, bounds and documentation.
 
-``BROKER_OPTIONS`` is its registry. ``load_settings`` reads a TOML file, the environment and flags.
+``BROKER_OPTIONS`` is its registry. ``load_settings`` reads a TOML file, environment variables and flags.
 """
 
 # Long because it is the one list of a broker's options.
@@ -19,6 +18,7 @@ from kafkalite.broker.addresses import is_wildcard, parse_address, parse_voters,
 from kafkalite.errors import ConfigError
 from kafkalite.limits import (
     KIB,
+    MAX_ITEMS_PER_REQUEST,
     MAX_PARTITIONS_PER_TOPIC,
     MAX_PAYLOAD_BYTES,
     MAX_SEGMENT_BYTES,
@@ -45,7 +45,7 @@ ROLES: Final = (BROKER_ROLE, CONTROLLER_ROLE)
 MIN_SECRET_LENGTH: Final = 16
 _MAX_INT32: Final = 2**31 - 1
 
-# Kafka's coarser names, and their unit in milliseconds. If several are given, the finest one is used.
+# Kafka's names in coarser units, with the unit in milliseconds. The finest unit given takes precedence.
 _COARSE: Final[dict[str, tuple[str, int]]] = {
     "log.retention.minutes": ("log.retention.ms", 60_000),
     "log.retention.hours": ("log.retention.ms", 3_600_000),
@@ -64,15 +64,11 @@ def _topic_default(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """A broker's settings. ``from_settings`` checks bounds; relations between options are always checked."""
+    """A broker's settings. Every instance satisfies the relations; ``from_settings`` also checks bounds."""
 
     # --- behaviour: the node
     node_id: int = option_field(
-        1,
-        "The number of this node in its cluster.",
-        minimum=0,
-        maximum=2**31 - 1,
-        aliases=("broker.id",),
+        1, "The number of this node in its cluster.", minimum=0, maximum=2**31 - 1, aliases=("broker.id",)
     )
     process_roles: tuple[str, ...] = option_field(
         ROLES,
@@ -108,14 +104,10 @@ class BrokerConfig:
 
     # --- behaviour: liveness and failover
     broker_heartbeat_interval_ms: int = option_field(
-        500,
-        "How often a broker sends a heartbeat to the controller.",
-        minimum=1,
+        500, "How often a broker sends a heartbeat to the controller.", minimum=1
     )
     broker_session_timeout_ms: int = option_field(
-        3_000,
-        "A broker that sends no heartbeat for this long is fenced: it leads no partition.",
-        minimum=1,
+        3_000, "A broker that sends no heartbeat for this long is fenced: it leads no partition.", minimum=1
     )
     controller_quorum_election_timeout_ms: int = option_field(
         500,
@@ -135,23 +127,31 @@ class BrokerConfig:
         minimum=KIB,
     )
     controlled_shutdown_enable: bool = option_field(
-        True,
-        "Whether a broker transfers its leaderships to other brokers before it stops.",
+        True, "Whether a broker transfers its leaderships to other brokers before it stops."
     )
     auto_leader_rebalance_enable: bool = option_field(
-        True,
-        "Whether the controller returns leadership to preferred replicas automatically.",
+        True, "Whether the controller returns leadership to preferred replicas automatically."
     )
     leader_imbalance_check_interval_seconds: int = option_field(
-        300,
-        "How often it looks for partitions that are not led by their preferred replica.",
-        minimum=1,
+        300, "How often it looks for partitions that are not led by their preferred replica.", minimum=1
     )
     leader_imbalance_per_broker_percentage: int = option_field(
         10,
         "The percentage of a broker's preferred partitions that others may lead before that is done.",
         minimum=0,
         maximum=100,
+    )
+
+    unclean_recovery_strategy: str = option_field(
+        "balanced",
+        "What happens after unclean stops while replicas that may hold more have not returned. none: wait for"
+        " them or an operator. balanced: wait for unclean.recovery.timeout.ms. aggressive: do not wait.",
+        choices=("none", "balanced", "aggressive"),
+    )
+    unclean_recovery_timeout_ms: int = option_field(
+        300_000,
+        "How long a partition waits after unclean stops for replicas that may hold more committed records.",
+        minimum=0,
     )
 
     # --- behaviour: replication
@@ -161,14 +161,10 @@ class BrokerConfig:
         minimum=1,
     )
     replica_fetch_wait_max_ms: int = option_field(
-        500,
-        "How long a leader holds a follower's fetch while there is nothing to send.",
-        minimum=0,
+        500, "How long a leader holds a follower's fetch while there is nothing to send.", minimum=0
     )
     replica_fetch_min_bytes: int = option_field(
-        1,
-        "A follower's fetch is answered as soon as this many bytes are available.",
-        minimum=0,
+        1, "A follower's fetch is answered as soon as this many bytes are available.", minimum=0
     )
     replica_fetch_max_bytes: int = option_field(
         MIB,
@@ -177,20 +173,13 @@ class BrokerConfig:
         maximum=MAX_PAYLOAD_BYTES,
     )
     replica_fetch_response_max_bytes: int = option_field(
-        10 * MIB,
-        "Soft limit of the response to a follower's fetch.",
-        minimum=KIB,
-        maximum=MAX_PAYLOAD_BYTES,
+        10 * MIB, "Soft limit of the response to a follower's fetch.", minimum=KIB, maximum=MAX_PAYLOAD_BYTES
     )
     replica_fetch_backoff_ms: int = option_field(
-        100,
-        "How long a follower waits after a failed fetch.",
-        minimum=1,
+        100, "How long a follower waits after a failed fetch.", minimum=1
     )
     replica_high_watermark_checkpoint_interval_ms: int = option_field(
-        5_000,
-        "How often a leader records the high watermarks of its partitions.",
-        minimum=1,
+        5_000, "How often a leader records the high watermarks of its partitions.", minimum=1
     )
 
     # --- behaviour: committed offsets
@@ -214,21 +203,13 @@ class BrokerConfig:
         maximum=MAX_SEGMENT_BYTES,
     )
     offsets_retention_minutes: int = option_field(
-        10_080,
-        "How long the offsets of a group without members are kept.",
-        minimum=1,
-        maximum=_MAX_INT32,
+        10_080, "How long the offsets of a group without members are kept.", minimum=1, maximum=_MAX_INT32
     )
     offsets_retention_check_interval_ms: int = option_field(
-        600_000,
-        "How often a coordinator looks for offsets that have expired.",
-        minimum=1,
+        600_000, "How often a coordinator looks for offsets that have expired.", minimum=1
     )
     offset_metadata_max_bytes: int = option_field(
-        4_096,
-        "The longest metadata text that may be committed with an offset.",
-        minimum=0,
-        maximum=MIB,
+        4_096, "The longest metadata text that may be committed with an offset.", minimum=0, maximum=MIB
     )
 
     # --- behaviour: consumer groups
@@ -238,9 +219,7 @@ class BrokerConfig:
         minimum=1,
     )
     group_consumer_heartbeat_interval_ms: int = option_field(
-        5_000,
-        "The heartbeat interval that members of a group use.",
-        minimum=1,
+        5_000, "The heartbeat interval that members of a group use.", minimum=1
     )
     group_consumer_assignors: tuple[str, ...] = option_field(
         ("uniform", "range"),
@@ -282,9 +261,7 @@ class BrokerConfig:
         minimum=1,
     )
     transaction_max_timeout_ms: int = option_field(
-        900_000,
-        "The longest transaction.timeout.ms that a producer may request.",
-        minimum=1,
+        900_000, "The longest transaction.timeout.ms that a producer may request.", minimum=1
     )
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int = option_field(
         10_000,
@@ -294,9 +271,7 @@ class BrokerConfig:
 
     # --- behaviour: the data directory
     log_dirs: str | None = option_field(
-        None,
-        "The data directory (one). Unset keeps everything in memory.",
-        aliases=("log.dir", "data.dir"),
+        None, "The data directory (one). Unset keeps everything in memory.", aliases=("log.dir", "data.dir")
     )
 
     # --- behaviour: the network
@@ -311,20 +286,19 @@ class BrokerConfig:
         "Unset: each client is given the address that it used.",
     )
     max_connections: int = option_field(
-        2**31 - 1,
-        "The maximum number of open connections; further ones are closed at once.",
-        minimum=1,
+        2**31 - 1, "The maximum number of open connections; further ones are closed at once.", minimum=1
     )
     connections_max_idle_ms: int = option_field(
-        600_000,
-        "A connection without traffic for this long is closed. -1: never.",
-        minimum=-1,
+        600_000, "A connection without traffic for this long is closed. -1: never.", minimum=-1
     )
     socket_request_max_bytes: int = option_field(
-        100 * MIB,
-        "The largest request that is accepted.",
-        minimum=KIB,
-        maximum=MAX_PAYLOAD_BYTES,
+        100 * MIB, "The largest request that is accepted.", minimum=KIB, maximum=MAX_PAYLOAD_BYTES
+    )
+    max_request_partition_size_limit: int = option_field(
+        20_000,
+        "The maximum number of partitions that a client's request may name.",
+        minimum=1_000,
+        maximum=MAX_ITEMS_PER_REQUEST,
     )
     queued_max_request_bytes: int = option_field(
         512 * MIB,
@@ -341,10 +315,7 @@ class BrokerConfig:
         maximum=MAX_PARTITIONS_PER_TOPIC,
     )
     default_replication_factor: int = option_field(
-        1,
-        "Replicas of a topic that is created without a replication factor.",
-        minimum=1,
-        maximum=2**15 - 1,
+        1, "Replicas of a topic that is created without a replication factor.", minimum=1, maximum=2**15 - 1
     )
     auto_create_topics_enable: bool = option_field(
         True, "Whether a request for a topic's metadata may create it."
@@ -382,15 +353,11 @@ class BrokerConfig:
         maximum=MAX_PAYLOAD_BYTES,
     )
     log_retention_check_interval_ms: int = option_field(
-        300_000,
-        "How often segments are rolled by age and deleted.",
-        minimum=1,
+        300_000, "How often segments are rolled by age and deleted.", minimum=1
     )
     log_cleaner_enable: bool = option_field(True, "Whether logs with cleanup.policy=compact are compacted.")
     log_cleaner_backoff_ms: int = option_field(
-        15_000,
-        "How often the broker looks for logs to compact.",
-        minimum=1,
+        15_000, "How often the broker looks for logs to compact.", minimum=1
     )
     log_cleaner_dedupe_buffer_size: int = option_field(
         128 * MIB,
@@ -403,9 +370,7 @@ class BrokerConfig:
         minimum=1,
     )
     log_initial_task_delay_ms: int = option_field(
-        30_000,
-        "How long after the start the first of these passes runs.",
-        minimum=0,
+        30_000, "How long after the start the first of these passes runs.", minimum=0
     )
     log_flush_offset_checkpoint_interval_ms: int = option_field(
         60_000,
@@ -501,7 +466,7 @@ class BrokerConfig:
         self._require(is_valid, "group.consumer.assignors", "uniform, range, or both")
 
     def _require(self, is_met: bool, key: str, allowed: str) -> None:
-        """Raise ConfigError for the option ``key`` unless ``is_met``, with its value if it may be shown."""
+        """Raise ConfigError for the option ``key`` unless ``is_met``. A secret value is not shown."""
         if not is_met:
             value = getattr(self, BROKER_OPTIONS.get(key).python_name)
             text = ",".join(value) if isinstance(value, tuple) else value
@@ -510,7 +475,7 @@ class BrokerConfig:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], *, source: str = "") -> BrokerConfig:
-        """Return the config of settings in any spelling (``log.retention.ms``, ``log_retention_ms``).
+        """Return the config for settings with dotted names (``log.retention.ms``) or Python names.
 
         Raises ConfigError.
         """
@@ -522,7 +487,7 @@ class BrokerConfig:
         return {option.name: getattr(self, option.python_name) for option in BROKER_OPTIONS}
 
     def topic_defaults(self) -> dict[str, Any]:
-        """Return the typed topic defaults that differ from Kafka's, by option name."""
+        """Return {option name: value} of the topic defaults that differ from Kafka's defaults."""
         given = {name: getattr(self, BROKER_OPTIONS.get(name).python_name) for name in _TOPIC_DEFAULTS}
         return topic_defaults(
             {name: value for name, value in given.items() if value != BROKER_OPTIONS.get(name).default}
@@ -540,6 +505,8 @@ class BrokerConfig:
             auto_leader_rebalance=self.auto_leader_rebalance_enable,
             imbalance_check_interval_ms=self.leader_imbalance_check_interval_seconds * 1_000,
             imbalance_per_broker_percentage=self.leader_imbalance_per_broker_percentage,
+            unclean_recovery_strategy=self.unclean_recovery_strategy,
+            unclean_recovery_timeout_ms=self.unclean_recovery_timeout_ms,
         )
 
     # --- derived
@@ -570,10 +537,10 @@ SECRET_OPTIONS: Final = frozenset(option.name for option in BROKER_OPTIONS if op
 
 
 def parse_settings(settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
-    """Return {dotted name: typed value} of settings in any spelling, with coarse units in milliseconds.
+    """Return {dotted name: typed value} for dotted or Python names; coarser units become milliseconds.
 
-    ``log.retention.ms`` overrides ``.minutes``, and that overrides ``.hours``, as in Kafka. Raises
-    ConfigError.
+    ``log.retention.ms`` overrides ``log.retention.minutes``, which overrides ``log.retention.hours``, as in
+    Kafka. Raises ConfigError.
     """
     exact: dict[str, Any] = {}
     coarse: dict[str, tuple[int, int]] = {}  # fine name -> (unit, milliseconds)
@@ -592,7 +559,7 @@ def parse_settings(settings: Mapping[str, Any], *, source: str = "") -> dict[str
 
 
 class Settings(NamedTuple):
-    """A config, and the source of each value: ``default``, a file, a variable, or ``flag``."""
+    """A config, and where each value came from: ``default``, a file, an environment variable or ``flag``."""
 
     config: BrokerConfig
     sources: dict[str, str]
@@ -603,12 +570,11 @@ def load_settings(
     env: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Return the broker's settings: flags override the environment, which overrides the file and the
-    defaults.
+    """Return the broker's settings. Flags override the environment, the environment overrides the file.
 
-    ``file`` is TOML, with nested tables or quoted dotted names. ``env`` holds
-    ``KAFKALITE_LOG_RETENTION_MS`` and the like; variables that name no option of the broker are
-    ignored. Raises ConfigError with the key, the value, the allowed values, and the source.
+    ``file`` is TOML, with nested tables or quoted dotted names. ``env`` holds variables such as
+    ``KAFKALITE_LOG_RETENTION_MS``; other variables are ignored. Raises ConfigError, which names the key,
+    the value, the allowed values and the source.
     """
     values: dict[str, Any] = {}
     sources = {option.name: "default" for option in BROKER_OPTIONS}

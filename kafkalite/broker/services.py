@@ -1,8 +1,4 @@
-"""The parts of one broker, as the handlers receive them.
-
-Each family of handlers declares the parts that it uses as a Protocol; ``handlers.HANDLERS`` checks that
-this class has them all. Only the broker, which creates it, depends on the whole class.
-"""
+"""The parts of one broker that its handlers use."""
 
 # Tests: tests/broker/test_broker.py
 
@@ -27,15 +23,15 @@ from kafkalite.clock import Clock
 from kafkalite.raft.controller_node import ControllerNode
 
 if TYPE_CHECKING:
-    from kafkalite.broker.cluster.authentication import Authenticator
     from kafkalite.broker.cluster.peers import PeerConnections
     from kafkalite.broker.replication.replica_manager import ReplicaManager
+    from kafkalite.client.cluster.authentication import Authenticator
     from kafkalite.raft.raft_quorum import RaftQuorum
 
 
 @dataclass(slots=True)
 class Services:
-    """One broker's parts, as its composition root joined them."""
+    """The parts of one broker, created and connected by ``Broker``."""
 
     config: BrokerConfig
     cluster_id: str
@@ -45,16 +41,16 @@ class Services:
     waiters: Waiters
     partitions: Partitions
     controller: ControllerNode
-    channel: ControllerChannel  #: to the active controller, wherever it is
+    channel: ControllerChannel  #: to the active controller, in this process or on another node
     producer_ids: ProducerIds
-    coordinators: Coordinators  #: of the groups and transactions that are coordinated here
+    coordinators: Coordinators  #: of the groups and transactions that this broker coordinates
     marker_writer: MarkerWriter
     transactions: Transactions
-    on_broken: Callable[[BaseException], None]  #: called when an invariant is broken: the broker must stop
+    on_broken: Callable[[BaseException], None]  #: called when an invariant is violated; stops the broker
     request_stop: Callable[[], object]  #: begins an orderly stop and returns at once
     authenticator: Authenticator | None = None  #: None in a single-node cluster
     peers: PeerConnections | None = None
-    raft: RaftQuorum | None = None  #: None: this node does not vote
+    raft: RaftQuorum | None = None  #: None if this node does not vote
     replicas: ReplicaManager | None = None  #: None in a single-node cluster
-    sessions: dict[int, Client] = field(default_factory=dict)  #: where each broker's heartbeats arrived last
+    sessions: dict[int, Client] = field(default_factory=dict)  #: {broker id: sender of its last heartbeat}
     is_stopping: bool = False

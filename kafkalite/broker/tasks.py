@@ -1,7 +1,7 @@
-"""The broker's own tasks: none is orphaned, and one that fails stops the broker.
+"""Tasks that always have an owner, which cancels them; a failed task stops the broker.
 
-``asyncio.TaskGroup`` must be left by the task that entered it; different tasks may start and stop a
-broker.
+``asyncio.TaskGroup`` does not fit: the task that entered it must leave it, but different tasks may start
+and stop a broker.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class TaskSet:
-    """Tasks of one owner. ``on_failure`` is called with any exception except cancellation."""
+    """The tasks of one owner. ``on_failure`` is called with every exception of a task but cancellation."""
 
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
         self._on_failure = on_failure
         self._tasks: dict[
             asyncio.Task[Any], None
-        ] = {}  # in the order they were started, so that runs can be repeated
+        ] = {}  # in the order of their start, so that simulated runs are deterministic
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -43,15 +43,15 @@ class TaskSet:
 
 
 class SharedTasks(Generic[K, T]):
-    """Work that several callers wait for: at most one task for each key at a time."""
+    """Runs at most one task for each key at a time; several callers can wait for its result."""
 
     def __init__(self) -> None:
         self._tasks: dict[K, asyncio.Task[T]] = {}
 
     async def run(self, key: K, begin: Callable[[], Coroutine[Any, Any, T]], *, name: str) -> T:
-        """Return the result of the task of ``key``, which is started if there is none.
+        """Return the result of the running task for ``key``; start ``begin()`` as that task if there is none.
 
-        The task continues if its callers are cancelled.
+        The task continues if its callers are cancelled. Raises the errors of the task.
         """
         task = self._tasks.get(key)
         if task is None:
@@ -62,7 +62,7 @@ class SharedTasks(Generic[K, T]):
     def _on_done(self, key: K, done: asyncio.Task[T]) -> None:
         self._tasks.pop(key, None)
         if not done.cancelled():
-            done.exception()  # every waiting caller raises it, and there may be no caller
+            done.exception()  # the waiting callers raise it; without callers asyncio must not log it
 
     async def close(self) -> None:
         """Cancel all tasks and return when they have ended."""

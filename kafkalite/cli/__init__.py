@@ -1,10 +1,10 @@
-"""``kl``: kafkalite on the command line. This package imports nothing until a command needs it."""
+"""``kl``: kafkalite on the command line. Importing this package imports no other module of it."""
 
 from __future__ import annotations
 
 
 def main() -> None:
-    """The entry point of ``kl`` and ``kafkalite``."""
+    """Run the command line. This is the entry point of ``kl`` and ``kafkalite``."""
     import sys
 
     from kafkalite.cli.app import run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -20,40 +19,28 @@ _CLUSTER: Final = "Topics and brokers"
 _TOOLS: Final = "Tools"
 
 COMMANDS: Final = {
-    "dev": LazyCommand("kafkalite.cli.dev:dev", "Start a broker or a cluster for development.", _DAILY),
-    "produce": LazyCommand("kafkalite.cli.produce:produce", "Send lines, JSON or files to a topic.", _DAILY),
-    "consume": LazyCommand(
-        "kafkalite.cli.consume:consume", "Print a topic's records, live or in a range.", _DAILY
-    ),
-    "cat": LazyCommand("kafkalite.cli.consume:consume", "The same as consume.", _DAILY),
-    "fetch": LazyCommand("kafkalite.cli.fetch:fetch", "Print one record: Topic-Partition-Offset.", _DAILY),
-    "topic": LazyCommand("kafkalite.cli.topic:topic", "Create, list, describe, alter, delete.", _CLUSTER),
+    "dev": LazyCommand("Start a broker or a cluster for development.", _DAILY),
+    "produce": LazyCommand("Send lines, JSON or files to a topic.", _DAILY),
+    "consume": LazyCommand("Print a topic's records, live or in a range.", _DAILY),
+    "cat": LazyCommand("The same as consume.", _DAILY, "kafkalite.cli.consume:consume"),
+    "fetch": LazyCommand("Print one record: Topic-Partition-Offset.", _DAILY),
+    "topic": LazyCommand("Create, list, describe, alter, delete.", _CLUSTER),
     "group": LazyCommand(
-        "kafkalite.cli.group_offsets:group", "Consumer groups: members, lag, reset, explain.", _CLUSTER
+        "Consumer groups: members, lag, reset, explain.", _CLUSTER, "kafkalite.cli.group_offsets:group"
     ),
-    "txn": LazyCommand(
-        "kafkalite.cli.txn:txn", "Transactions: list, describe, abort, find hanging.", _CLUSTER
-    ),
-    "offsets": LazyCommand(
-        "kafkalite.cli.offsets:offsets", "First and last offsets of partitions.", _CLUSTER
-    ),
+    "txn": LazyCommand("Transactions: list, describe, abort, find hanging.", _CLUSTER),
+    "offsets": LazyCommand("First and last offsets of partitions.", _CLUSTER),
     "cluster": LazyCommand(
-        "kafkalite.cli.cluster_wait:cluster", "Status, wait, brokers, elect, shutdown.", _CLUSTER
+        "Status, wait, brokers, elect, shutdown.", _CLUSTER, "kafkalite.cli.cluster_wait:cluster"
     ),
-    "metadata": LazyCommand(
-        "kafkalite.cli.metadata:metadata", "The metadata as a tree, and its quorum.", _CLUSTER
-    ),
-    "server": LazyCommand(
-        "kafkalite.cli.server:server", "Start a broker; format its data directory.", _CLUSTER
-    ),
-    "config": LazyCommand("kafkalite.cli.config:config", "Every option: value, source, meaning.", _CLUSTER),
-    "pipeline": LazyCommand("kafkalite.cli.pipeline:pipeline", "Spark pipelines from a file.", _TOOLS),
-    "log": LazyCommand("kafkalite.cli.log:log", "Inspect log files without a broker.", _TOOLS),
-    "bench": LazyCommand("kafkalite.cli.bench:bench", "Measure produce, consume, end to end.", _TOOLS),
-    "completion": LazyCommand("kafkalite.cli.completion:completion", "Tab completion for a shell.", _TOOLS),
-    "version": LazyCommand(
-        "kafkalite.cli.version:version", "Versions of kafkalite and its dependencies.", _TOOLS
-    ),
+    "metadata": LazyCommand("The metadata as a tree, and its quorum.", _CLUSTER),
+    "server": LazyCommand("Start a broker; format its data directory.", _CLUSTER),
+    "config": LazyCommand("Every option: value, source, meaning.", _CLUSTER),
+    "pipeline": LazyCommand("Spark pipelines from a file.", _TOOLS),
+    "log": LazyCommand("Inspect log files without a broker.", _TOOLS),
+    "bench": LazyCommand("Measure produce, consume, end to end.", _TOOLS),
+    "completion": LazyCommand("Tab completion for a shell.", _TOOLS),
+    "version": LazyCommand("Versions of kafkalite and its dependencies.", _TOOLS),
 }
 
 _EPILOG: Final = """\b
@@ -96,13 +83,10 @@ def root(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-# --- running ---------------------------------------------------------------------------------------
-
-
 def run(arguments: Sequence[str], *, command: click.Command | None = None, name: str = "kl") -> int:
-    """Run one command line in this process and return the exit code. Raises nothing.
+    """Run one command line in this process and return the exit code. Raises no exception.
 
-    ``command`` defaults to the root command. A script of a single command passes it and its ``name``.
+    ``command`` defaults to the root command. A script for a single command passes it and its ``name``.
     """
     invocation = Invocation(debug="--debug" in arguments)
     try:
@@ -118,17 +102,14 @@ def run(arguments: Sequence[str], *, command: click.Command | None = None, name:
         return exit_codes.INTERRUPTED
     except BrokenPipeError:
         return _pipe_closed()
-    except KafkaliteError as error:
-        _show_error(error, invocation)
-        return exit_codes.exit_code_for(error)
-    except OSError as error:
-        if error.errno == errno.EPIPE:
-            return _pipe_closed()
-        _show_os_error(error, invocation)
-        return exit_codes.exit_code_for(error)
     except Exception as error:
-        _show_surprise(error, invocation)
-        return exit_codes.FAILED
+        for line in _explained(error):
+            _echo(line)
+        if invocation.debug:
+            import traceback
+
+            _echo("".join(traceback.format_exception(error)).rstrip())
+        return exit_codes.exit_code_for(error)
 
 
 def _invoke(command: click.Command, name: str, arguments: list[str], invocation: Invocation) -> int:
@@ -143,7 +124,7 @@ def _invoke(command: click.Command, name: str, arguments: list[str], invocation:
 
 
 def _pipe_closed() -> int:
-    """Handle a reader that closed stdout early. This is not an error, but no more output may follow."""
+    """Handle a reader that closed stdout early. This is not an error, but no more output may be written."""
     silence_stdout()
     return exit_codes.OK
 
@@ -182,15 +163,20 @@ _NEXT_COMMAND: Final = {
 }
 
 
-def _show_error(error: KafkaliteError, invocation: Invocation) -> None:
-    _echo(f"kl: {error.message}")
-    if error.hint:
-        _echo(f"    hint: {error.hint}")
-    next_command = _next_command(error)
-    if next_command and next_command not in error.hint:
-        _echo(f"    try: {next_command}")
-    if invocation.debug:
-        _show_traceback(error)
+def _explained(error: Exception) -> list[str]:
+    """Return the lines to print on stderr."""
+    if isinstance(error, KafkaliteError):
+        hint = [f"    hint: {error.hint}"] if error.hint else []
+        command = _next_command(error)
+        attempt = [f"    try: {command}"] if command and command not in error.hint else []
+        return [f"kl: {error.message}", *hint, *attempt]
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return [f"kl: {where}{error.strerror or error}"]
+    return [
+        f"kl: unexpected {type(error).__name__}: {error}",
+        "    this is a bug in kafkalite: please report it with the output of the same command with --debug",
+    ]
 
 
 def _next_command(error: KafkaliteError) -> str:
@@ -206,23 +192,3 @@ def _next_command(error: KafkaliteError) -> str:
     if isinstance(error, TopicAlreadyExistsError):
         return "the same with --if-not-exists"
     return _NEXT_COMMAND.get(exit_codes.exit_code_for(error), "") if not error.hint else ""
-
-
-def _show_os_error(error: OSError, invocation: Invocation) -> None:
-    where = f"{error.filename}: " if error.filename else ""
-    _echo(f"kl: {where}{error.strerror or error}")
-    if invocation.debug:
-        _show_traceback(error)
-
-
-def _show_surprise(error: Exception, invocation: Invocation) -> None:
-    _echo(f"kl: unexpected {type(error).__name__}: {error}")
-    _echo("    this is a bug in kafkalite: please report it with the output of the same command with --debug")
-    if invocation.debug:
-        _show_traceback(error)
-
-
-def _show_traceback(error: BaseException) -> None:
-    import traceback
-
-    _echo("".join(traceback.format_exception(error)).rstrip())

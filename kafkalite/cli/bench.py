@@ -1,7 +1,7 @@
 """``kl bench``: quick measurements of a broker, without any set-up.
 
-Without ``-b`` and KL_BOOTSTRAP_SERVERS it starts an embedded broker on a temporary directory with the
-default durability. The topic that it creates is deleted afterwards. To compare versions use ``make
+If neither ``-b`` nor KL_BOOTSTRAP_SERVERS is given, it starts an embedded broker on a temporary directory
+with the default durability. The topic that it creates is deleted afterwards. To compare versions, use ``make
 bench``, which also measures the machine itself.
 """
 
@@ -32,7 +32,7 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A number of values of ``value_bytes`` each, sent ``send_count`` at a time."""
+    """A workload: ``record_count`` values of ``value_bytes`` each, sent ``send_count`` at a time."""
 
     record_count: int
     value_bytes: int
@@ -45,12 +45,11 @@ class Workload:
 @dataclass(slots=True)
 class Outcome:
     records: int = 0
-    value_bytes: int = 0
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
 
     def document(self, what: str, broker: str, workload: Workload) -> dict[str, Any]:
-        """Return unrounded results: MiB of values only, latencies in milliseconds."""
+        """Return the unrounded results: MiB of values only, latencies in milliseconds."""
         document: dict[str, Any] = {
             "benchmark": what,
             "broker": broker,
@@ -60,7 +59,9 @@ class Outcome:
             "partitions": workload.partition_count,
             "seconds": self.seconds,
             "records_per_second": self.records / self.seconds if self.seconds else 0.0,
-            "mib_per_second": self.value_bytes / _MIB / self.seconds if self.seconds else 0.0,
+            "mib_per_second": self.records * workload.value_bytes / _MIB / self.seconds
+            if self.seconds
+            else 0.0,
         }
         if self.latencies:
             document["latency_ms"] = {
@@ -73,33 +74,15 @@ def _workload_options(default_count: int, default_send: int) -> Callable[[F], F]
     def decorate(function: F) -> F:
         return apply(
             function,
-            click.option(
-                "-n",
-                "--records",
-                type=click.IntRange(min=1),
-                metavar="N",
-                default=default_count,
-                show_default=True,
-            ),
-            click.option(
-                "--size",
-                type=click.IntRange(min=1),
-                metavar="N",
-                default=100,
-                show_default=True,
-                help="Bytes a value.",
-            ),
-            click.option(
+            invocation.number_option("-n", "--records", default=default_count, show_default=True),
+            invocation.number_option("--size", default=100, show_default=True, help="Bytes a value."),
+            invocation.number_option(
                 "--send",
-                type=click.IntRange(min=1),
-                metavar="N",
                 default=default_send,
                 show_default=True,
                 help="Records per send_many; 1 pipelines single sends.",
             ),
-            click.option(
-                "--partitions", type=click.IntRange(min=1), metavar="N", default=1, show_default=True
-            ),
+            invocation.number_option("--partitions", default=1, show_default=True),
             click.option("-z", "--compression", default="none", show_default=True, help="Codec."),
             click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True),
             click.option(
@@ -179,7 +162,7 @@ def _print_for_people(document: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def _some_broker(current: Invocation) -> AsyncIterator[str]:
-    """Yield the name of the broker to measure: the given one, or an embedded one that is started here."""
+    """Yield the name of the broker to measure: the given broker, or an embedded one that is started here."""
     if current.bootstrap_source != "default":
         yield current.bootstrap_servers
         return
@@ -203,7 +186,7 @@ async def _own_topic(current: Invocation, workload: Workload) -> AsyncIterator[s
 
 
 def _values(workload: Workload) -> list[bytes]:
-    """Return hexadecimal noise, which compresses to about half, as real data does."""
+    """Return random hexadecimal text. It compresses to about half its size, as real data does."""
     rng = seeded_rng(1)
     return [
         rng.randbytes((workload.value_bytes + 1) // 2).hex().encode()[: workload.value_bytes]
@@ -227,7 +210,6 @@ async def _produce(current: Invocation, topic: str, workload: Workload) -> Outco
             outcome.latencies.append(time.perf_counter() - sent_at)
             outcome.records += len(part)
         outcome.seconds = time.perf_counter() - started
-    outcome.value_bytes = outcome.records * workload.value_bytes
     return outcome
 
 
@@ -259,7 +241,6 @@ async def _consume(current: Invocation, topic: str, workload: Workload) -> Outco
                 raise TimedOutError(f"no record for {_PATIENCE_MS / 1000:g} s after {outcome.records:,}")
             outcome.records += len(records)
         outcome.seconds = time.perf_counter() - started
-    outcome.value_bytes = outcome.records * workload.value_bytes
     return outcome
 
 
@@ -283,5 +264,4 @@ async def _end_to_end(current: Invocation, topic: str, workload: Workload) -> Ou
             await acknowledged
             outcome.records += 1
         outcome.seconds = time.perf_counter() - started
-    outcome.value_bytes = outcome.records * workload.value_bytes
     return outcome

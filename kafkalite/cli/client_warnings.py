@@ -13,7 +13,7 @@ _QUIET_SECONDS: Final = 10.0
 
 
 class SparseHandler(logging.Handler):
-    """Prints a warning at most every ten seconds, not at each retry to an unreachable broker."""
+    """Prints a warning at most every ten seconds, instead of at each retry to an unreachable broker."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -28,7 +28,7 @@ class SparseHandler(logging.Handler):
 
 
 def install(*, debug: bool) -> None:
-    """Send the library's log records to stderr: rate-limited warnings, or everything with ``debug``."""
+    """Send the library's log records to stderr: rate-limited warnings, or all records with ``debug``."""
     logger = logging.getLogger("kafkalite")
     if any(isinstance(handler, SparseHandler) for handler in logger.handlers):
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -12,7 +13,7 @@ from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, PartialFailureError, UsageError
 from kafkalite.cli.invocation import client_options, listing_options
-from kafkalite.cli.output import Column, coloured, pick, plural, print_document, print_listing, write
+from kafkalite.cli.output import Column, coloured, pick, plural, print_document, print_listing, rows_of, write
 from kafkalite.cli.times import format_time
 from kafkalite.client.admin.cluster_health import (
     LIVE,
@@ -20,9 +21,11 @@ from kafkalite.client.admin.cluster_health import (
     load_of,
     look,
     look_at_quorum,
+    look_at_recovery,
     problems,
     state_of,
 )
+from kafkalite.client.cluster.authentication import call_with_secret
 from kafkalite.client.cluster.routing import NO_NODE
 from kafkalite.errors import ErrorCode, KafkaliteError, broker_error
 from kafkalite.model import TopicPartition
@@ -32,12 +35,19 @@ from kafkalite.protocol.messages.admin import (
     ElectionPartition,
     ElectLeadersRequest,
 )
-from kafkalite.protocol.messages.metadata import DescribeQuorumResponse
+from kafkalite.protocol.messages.metadata import DescribeQuorumResponse, RecoveringPartition
 
 if TYPE_CHECKING:
     from kafkalite.client.cluster.client import ClusterClient
 
 ELECTION_TIMEOUT_MS: Final = 30_000
+
+secret_option = click.option(
+    "--secret-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The settings of a node, or a file with cluster.secret alone. Default: KAFKALITE_CLUSTER_SECRET.",
+)
 
 _BROKER_COLUMNS: Final = (
     Column("node_id", "NODE"),
@@ -52,17 +62,19 @@ _BROKER_COLUMNS: Final = (
     Column("registered", "REGISTERED", wide=True),
 )
 _PROBLEM_COLUMNS: Final = (
-    Column("name", "PARTITION"),
-    Column("leader", "LEADER"),
-    Column("replicas", "REPLICAS"),
-    Column("isr", "ISR"),
-    Column("elr", "ELR"),
-    Column("leader_epoch", "EPOCH", wide=True),
+    Column("name", "PARTITION", read=lambda each: str(each.name)),
+    Column("topic", read="name.topic"),
+    Column("partition", read="name.partition"),
+    Column("leader", "LEADER", read=lambda each: _leader(each.state.leader_id)),
+    Column("replicas", "REPLICAS", read=lambda each: list(each.state.replicas)),
+    Column("isr", "ISR", read=lambda each: list(each.state.isr)),
+    Column("elr", "ELR", read=lambda each: list(each.state.elr)),
+    Column("leader_epoch", "EPOCH", wide=True, read="state.leader_epoch"),
 )
 _ELECTION_COLUMNS: Final = (
-    Column("name", "PARTITION"),
-    Column("leader", "LEADER"),
-    Column("result", "RESULT"),
+    Column("name", "PARTITION", read=lambda each: f"{each.topic}-{each.partition}"),
+    Column("leader", "LEADER", read=lambda each: _leader(each.leader_id)),
+    Column("result", "RESULT", read=lambda each: _election_result(each)),
 )
 
 
@@ -71,15 +83,25 @@ def cluster() -> None:
     """Inspect the cluster, elect leaders, stop nodes."""
 
 
-async def _view_and_quorum(client: ClusterClient) -> tuple[ClusterView, DescribeQuorumResponse | None]:
-    """Return the view and the quorum. The quorum is None without a leader if the broker is not a voter."""
+async def _view_of_all(
+    client: ClusterClient,
+) -> tuple[ClusterView, DescribeQuorumResponse | None, list[RecoveringPartition]]:
+    """Return the view, the quorum, and the partitions that are being recovered.
+
+    The quorum is None if it has no leader or cannot be fetched. The active controller knows
+    the partitions.
+    """
     view = await look(client)
     if view.controller_id < 0:
-        return view, None
+        return view, None, []
     try:
-        return view, await look_at_quorum(client)
+        recovering = await look_at_recovery(client)
     except KafkaliteError:
-        return view, None
+        recovering = []
+    try:
+        return view, await look_at_quorum(client), recovering
+    except KafkaliteError:
+        return view, None, recovering
 
 
 def _leader(node_id: int) -> int | None:
@@ -102,25 +124,6 @@ def _broker_rows(view: ClusterView) -> list[dict[str, Any]]:
     ]
 
 
-def _partition_rows(partitions: Iterable[Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": str(each.name),
-            "topic": each.name.topic,
-            "partition": each.name.partition,
-            "leader": _leader(each.state.leader_id),
-            "leader_epoch": each.state.leader_epoch,
-            "replicas": list(each.state.replicas),
-            "isr": list(each.state.isr),
-            "elr": list(each.state.elr),
-        }
-        for each in partitions
-    ]
-
-
-# --- status ----------------------------------------------------------------------------------------
-
-
 @cluster.command(
     epilog="""\b
 Examples:
@@ -136,20 +139,21 @@ Examples:
 def status(check: bool, under_replicated: bool, leaderless: bool) -> None:
     """Report whether the cluster is healthy, and each problem."""
     current = invocation.current()
-    view, quorum = connect.ask_cluster(_view_and_quorum)
-    found = problems(view, quorum)
+    view, quorum, recovering = connect.ask_cluster(_view_of_all)
+    found = problems(view, quorum, recovering)
     if under_replicated or leaderless:
-        rows = _partition_rows(
+        found_here = [
             each
             for each in view.partitions
             if (under_replicated and each.is_under_replicated) or (leaderless and each.is_leaderless)
-        )
+        ]
+        rows = rows_of(found_here, _PROBLEM_COLUMNS)
         none = f"none of {plural(len(view.partitions), 'partition')}"
         print_listing(rows, _PROBLEM_COLUMNS, current.output, if_empty=none)
     elif current.output in {"table", "wide", "name"}:
         _print_status(view, found)
     else:
-        print_document(_status_document(view, found), current.output)
+        print_document(_status_document(view, found, recovering), current.output)
     if check and found:
         raise CheckFailedError(
             "the cluster is not whole: " + "; ".join(found),
@@ -157,7 +161,9 @@ def status(check: bool, under_replicated: bool, leaderless: bool) -> None:
         )
 
 
-def _status_document(view: ClusterView, found: list[str]) -> dict[str, Any]:
+def _status_document(
+    view: ClusterView, found: list[str], recovering: list[RecoveringPartition]
+) -> dict[str, Any]:
     return {
         "cluster_id": view.cluster_id,
         "is_whole": not found,
@@ -171,6 +177,15 @@ def _status_document(view: ClusterView, found: list[str]) -> dict[str, Any]:
         "leaderless": [str(each.name) for each in view.leaderless],
         "under_replicated": [str(each.name) for each in view.under_replicated],
         "led_by_others": [str(each.name) for each in view.led_by_others],
+        "recovering": [
+            {
+                "name": f"{each.topic}-{each.partition}",
+                "leader": _leader(each.leader_id),
+                "waits_for": each.waits_for,
+                "replicas": [replica._asdict() for replica in each.replicas],
+            }
+            for each in recovering
+        ],
     }
 
 
@@ -200,11 +215,14 @@ def _print_status(view: ClusterView, found: list[str]) -> None:
 def describe() -> None:
     """Describe the cluster: status, brokers, quorum."""
     current = invocation.current()
-    view, seen = connect.ask_cluster(_view_and_quorum)
-    found = problems(view, seen)
+    view, seen, recovering = connect.ask_cluster(_view_of_all)
+    found = problems(view, seen, recovering)
     quorum = quorum_document(seen) if seen is not None else None
     if current.output not in {"table", "wide"}:
-        document = _status_document(view, found) | {"brokers": _broker_rows(view), "quorum": quorum}
+        document = _status_document(view, found, recovering) | {
+            "brokers": _broker_rows(view),
+            "quorum": quorum,
+        }
         print_document(document, current.output)
         return
     _print_status(view, found)
@@ -297,8 +315,9 @@ Examples:
     help="Any live replica may lead, even if committed records are lost. For partitions without a leader.",
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@secret_option
 @listing_options
-def elect(names: tuple[str, ...], unclean: bool, yes: bool) -> None:
+def elect(names: tuple[str, ...], unclean: bool, yes: bool, secret_file: Path | None) -> None:
     """Elect leaders: the preferred replicas, unless --unclean is given."""
     if unclean and not names:
         raise UsageError(
@@ -312,20 +331,17 @@ def elect(names: tuple[str, ...], unclean: bool, yes: bool) -> None:
     async def main(client: ClusterClient) -> list[ElectedPartition]:
         partitions = await _named_partitions(client, names) if names else None
         request = ElectLeadersRequest(ELECTION_TIMEOUT_MS, unclean, partitions)
-        elected: list[ElectedPartition] = (await client.call(request)).message.partitions
+        if unclean:
+            message = await call_with_secret(client, connect.cluster_secret(secret_file), request)
+        else:
+            message = (await client.call(request)).message
+        elected: list[ElectedPartition] = message.partitions
         return elected
 
     elected = connect.ask_cluster(main)
     fine = {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED}
-    rows = [
-        {
-            "name": f"{each.topic}-{each.partition}",
-            "leader": _leader(each.leader_id),
-            "result": _election_result(each),
-        }
-        for each in elected
-        if names or each.error_code != ErrorCode.ELECTION_NOT_NEEDED
-    ]
+    shown = [each for each in elected if names or each.error_code != ErrorCode.ELECTION_NOT_NEEDED]
+    rows = rows_of(shown, _ELECTION_COLUMNS)
     nothing = "nothing to do: the preferred replica leads every partition"
     print_listing(rows, _ELECTION_COLUMNS, invocation.current().output, if_empty=nothing)
     failed = [each for each in elected if each.error_code not in fine]
@@ -344,7 +360,10 @@ def _election_result(each: ElectedPartition) -> str:
 
 
 async def _named_partitions(client: ClusterClient, names: Iterable[str]) -> list[ElectionPartition]:
-    """Return the partitions of ``names``: ``events`` is a topic, ``events-0`` one. Raises NotFoundError."""
+    """Return the partitions of ``names``, which are topics or partitions such as ``events-0``.
+
+    Raises NotFoundError.
+    """
     view = await look(client)
     known = [each.name for each in view.partitions]
     topics = {tp.topic for tp in known}
@@ -375,9 +394,10 @@ Examples:
 )
 @click.argument("node_id", type=click.IntRange(min=0), metavar="NODE")
 @click.option("--no-wait", is_flag=True, help="Return as soon as the shutdown has begun.")
+@secret_option
 @client_options
-def shutdown(node_id: int, no_wait: bool) -> None:
-    """Stop one node in order: leaders move first, no data is lost. SIGTERM does the same."""
+def shutdown(node_id: int, no_wait: bool, secret_file: Path | None) -> None:
+    """Stop one node cleanly: leaders move first, no data is lost. SIGTERM does the same."""
 
     async def main(client: ClusterClient) -> None:
         view = await look(client)
@@ -388,7 +408,8 @@ def shutdown(node_id: int, no_wait: bool) -> None:
         if state_of(known[node_id]) != LIVE:
             invocation.say(f"node {node_id} is {state_of(known[node_id])} already")
             return
-        await client.call(ControlledShutdownRequest(node_id), node_id=node_id)
+        secret = connect.cluster_secret(secret_file)
+        await call_with_secret(client, secret, ControlledShutdownRequest(node_id), node_id=node_id)
         if no_wait:
             click.echo(f"node {node_id}: shutting down")
             return
@@ -399,7 +420,7 @@ def shutdown(node_id: int, no_wait: bool) -> None:
 
 
 async def _until_gone(client: ClusterClient, node_id: int, *, is_alone: bool) -> None:
-    """Return when the other nodes report ``node_id`` as fenced; if it is alone, when it stops responding."""
+    """Wait until the other nodes report ``node_id`` as fenced, or, if it is alone, until it is gone."""
     import asyncio
 
     from kafkalite.errors import ClientError

@@ -1,4 +1,4 @@
-"""``kl cluster wait``: return when the cluster is in the requested state. For scripts and health checks."""
+"""``kl cluster wait``: waits until the cluster is in the requested state, for scripts and health checks."""
 
 # Tests: tests/cli/test_cluster.py
 
@@ -37,13 +37,13 @@ Examples:
   kl cluster wait --this-node             check the node of this environment, for health checks"""
 )
 @click.option("--ready", is_flag=True, help="A controller and a live broker. This is always required.")
-@click.option("--brokers", "broker_count", type=click.IntRange(min=1), metavar="N", help="N live brokers.")
+@invocation.number_option("--brokers", "broker_count", help="N live brokers.")
 @click.option(
     "--whole",
     is_flag=True,
     help="Every registered broker is live, every partition has a leader and is fully in sync.",
 )
-@click.option("--node", "node_id", type=click.IntRange(min=0), metavar="N", help="Broker N is live.")
+@invocation.number_option("--node", "node_id", help="Broker N is live.", minimum=0)
 @click.option(
     "--topic",
     "topics",
@@ -113,7 +113,7 @@ def _own_address(config: BrokerConfig) -> str:
 
 
 class _Reasons:
-    """Reports unmet conditions on stderr: rewritten in place on a terminal, one line per change elsewhere."""
+    """Prints unmet conditions on stderr: rewritten in place on a terminal, else one line per change."""
 
     def __init__(self, *, is_silent: bool) -> None:
         self.last = ""
@@ -138,7 +138,7 @@ class _Reasons:
 
 
 async def _until_answered(address: str, progress: _Reasons) -> None:
-    """Return when the controller completes a handshake. A controller accepts nothing else from clients."""
+    """Wait until the controller completes a handshake, which is all that it accepts from clients."""
     import asyncio
 
     from kafkalite.client.cluster.connection import connect
@@ -155,7 +155,7 @@ async def _until_answered(address: str, progress: _Reasons) -> None:
 
 
 async def _until(addresses: Sequence[str], requested: RequestedState, progress: _Reasons) -> ClusterView:
-    """Poll until the requested state is reached. Never gives up, so the caller sets a timeout."""
+    """Poll until the requested state is reached. It never gives up, so the caller sets a timeout."""
     import asyncio
 
     from kafkalite.client.admin.cluster_health import look_from, unmet_conditions

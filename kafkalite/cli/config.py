@@ -1,4 +1,4 @@
-"""``kl config``: every option, its meaning, its value here and where that value comes from."""
+"""``kl config``: every option, its meaning, its current value, and the source of that value."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def config() -> None:
 @click.argument("kind", required=False, type=click.Choice(KINDS))
 @listing_options
 def list_options(kind: str | None) -> None:
-    """List every option, or those of one KIND."""
+    """List every option, or the options of one KIND."""
     rows = [
         {"name": option.name, "of": of, **_about(option)}
         for of, registry in registries().items()

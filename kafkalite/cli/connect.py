@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kafkalite.cli.exit_codes import NotFoundError, UsageError
@@ -21,12 +23,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SECRET_VARIABLE: Final = "KAFKALITE_CLUSTER_SECRET"
+
 # If no broker is reachable, fail after 5 s instead of Kafka's minute, because a person is waiting.
 IMPATIENT: Final[dict[str, Any]] = {"default.api.timeout.ms": 5_000}
 
 
 def _config(invocation: Invocation, registry: OptionRegistry, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return a client's configuration by dotted name. Raises UsageError for a property that no client has."""
+    """Return a client's configuration by dotted name. Raises UsageError for an unknown property."""
     config = {"client.id": "kl", **IMPATIENT, **defaults, "bootstrap.servers": invocation.bootstrap_servers}
     if invocation.timeout_ms is not None:
         config["default.api.timeout.ms"] = max(1, invocation.timeout_ms)
@@ -40,7 +44,7 @@ def _config(invocation: Invocation, registry: OptionRegistry, defaults: dict[str
 
 
 def _check_known(name: str) -> None:
-    """Raise UsageError unless some client type defines the property. Other client types ignore it."""
+    """Raise UsageError unless a producer or consumer defines the property."""
     from kafkalite.client.config import CONSUMER_OPTIONS, PRODUCER_OPTIONS
 
     if name in PRODUCER_OPTIONS or name in CONSUMER_OPTIONS:
@@ -51,6 +55,34 @@ def _check_known(name: str) -> None:
         f"-X {name}: no client has such a property",
         hint=f"did you mean {near[0]}?" if near else "'kl config list producer' and 'consumer' show them all",
     )
+
+
+def cluster_secret(file: Path | None) -> str:
+    """Return the secret in ``file``, or in the environment if it is None.
+
+    The file is a node's settings or that of a development cluster, with ``cluster.secret``, or contains the
+    secret alone. Raises UsageError without one.
+    """
+    if file is None:
+        secret = os.environ.get(SECRET_VARIABLE, "")
+        if not secret:
+            raise UsageError(
+                "this command needs the cluster's secret",
+                hint=f"set {SECRET_VARIABLE}, or name a node's settings with --secret-file",
+            )
+        return secret
+    import tomllib
+
+    text = file.read_text().strip()
+    try:
+        settings: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return text
+    nested = settings.get("cluster")
+    found = settings.get("cluster.secret", nested.get("secret") if isinstance(nested, dict) else None)
+    if not isinstance(found, str):
+        raise UsageError(f"{file} has no cluster.secret", hint="name the settings file of a node")
+    return found
 
 
 def admin(invocation: Invocation) -> Admin:
@@ -97,7 +129,7 @@ def ask_cluster(question: Callable[[ClusterClient], Coroutine[Any, Any, T]]) -> 
 
 
 def producer(invocation: Invocation, **defaults: Any) -> Producer:
-    """Return a producer. ``defaults`` are dotted names; -X overrides them."""
+    """Return a producer. ``defaults`` are settings by dotted name; -X overrides them."""
     from kafkalite.client.config import PRODUCER_OPTIONS
     from kafkalite.client.producer.producer import Producer
 

@@ -29,7 +29,7 @@ _POLL_RECORDS: Final = 10_000
 
 
 def record_output(text: str) -> str | OffsetRange:
-    """Return the value of -o: an output format, or the offset range that kcat and rpk write there.
+    """Return the value of -o: an output format, or an offset range, which kcat and rpk accept there.
 
     Raises click's BadParameter.
     """
@@ -64,21 +64,14 @@ Examples:
 )
 @click.argument("topics", nargs=-1, shell_complete=complete_topics)
 @click.option("--topic", "topic_flags", multiple=True, hidden=True)
-@click.option("-n", "--count", type=click.IntRange(min=0), metavar="N", help="Stop after this many records.")
+@invocation.number_option("-n", "--count", help="Stop after this many records.", minimum=0)
 @click.option("-e", "--exit", "exit_at_end", is_flag=True, help="Stop at the end of the log as it is now.")
 @click.option("-r", "--range", "range_text", metavar="RANGE", help="Offsets to read.  [default: start]")
 @click.option("--from", "from_text", metavar="TIME", help="First time (inclusive), or start, end.")
 @click.option("--to", "to_text", metavar="TIME", help="Last time (exclusive), or end.")
 @click.option("--from-beginning", is_flag=True, hidden=True, help="Kafka's name for the default here.")
-@click.option(
-    "-p",
-    "-P",
-    "--partition",
-    "wanted",
-    multiple=True,
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Only this partition.",
+@invocation.number_option(
+    "-p", "-P", "--partition", "wanted", multiple=True, help="Only this partition.", minimum=0
 )
 @click.option(
     "-g",
@@ -124,10 +117,7 @@ def consume(
         chosen = _chosen_range(range_text, from_text, to_text)
     if exit_at_end and chosen.stop is None:
         chosen = OffsetRange(chosen.first, END)
-    try:
-        printer = make_printer(output, text_format)
-    except ValueError as problem:
-        raise UsageError(str(problem)) from None
+    printer = make_printer(output, text_format)
     current = invocation.current()
     settings = {"isolation.level": "read_committed"} if read_committed else {}
     job: _Job | GroupJob
@@ -200,13 +190,13 @@ class _Job:
                 left_ms = patience_ms(deadline)
                 if left_ms <= 0:
                     if self.count is None and self.range.stop is None:
-                        return  # the range is open-ended: print what came in time
+                        return  # the range is open-ended: the records that arrived in time were printed
                     raise timed_out(self.printed_count, self.count, self.settings)
                 show(self._take(await consumer.get_many(_POLL_RECORDS, timeout_ms=left_ms)))
                 self._close_finished(consumer)
 
     def _take(self, records: list[Record]) -> list[Record]:
-        """Return the records inside the range, at most -n in total."""
+        """Return the records inside the range, in total at most the number given by -n."""
         if self.range.stop is not None:
             taken = [record for record in records if self._is_wanted(record)]
         else:

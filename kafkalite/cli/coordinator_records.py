@@ -4,13 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kafkalite.cli.output import pick
 from kafkalite.cli.times import format_time
 from kafkalite.coordinator_types import StateRecord
 from kafkalite.model import NO_PRODUCER_ID, NO_TIMESTAMP
+
+if TYPE_CHECKING:
+    from kafkalite.groups.member import CurrentAssignment
+    from kafkalite.groups.record_codec import GroupState, OffsetValue, Target
+    from kafkalite.protocol.messages.groups import GroupEvent
 
 GROUPS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
@@ -47,30 +52,26 @@ def _text(value: Any) -> str:
     return repr(text) if " " in text or not text else text
 
 
-# --- groups ----------------------------------------------------------------------------------------
-
-
 def _read_of_groups(record: StateRecord) -> StateEntry:
     from kafkalite.groups import record_codec as codec
 
-    kinds: Final[dict[int, tuple[str, tuple[str, ...], Callable[[bytes], Fields]]]] = {
+    kinds: Final[dict[int, tuple[str, tuple[str, ...], Callable[[Any, Mapping[str, str]], Fields]]]] = {
         codec.GROUP: ("group", ("group",), _group),
-        codec.SUBSCRIPTION: ("subscription", ("group", "member"), _subscription),
-        codec.TARGET: ("target", ("group", "member"), _target),
-        codec.CURRENT: ("assignment", ("group", "member"), _current),
+        codec.SUBSCRIPTION: ("subscription", ("group", "member"), lambda value, _: value._asdict()),
+        codec.TARGET: ("target", ("group", "member"), _sets_of_partitions),
+        codec.CURRENT: ("assignment", ("group", "member"), _sets_of_partitions),
         codec.EVENT: ("event", ("group", "place"), _event),
         codec.OFFSET: ("offset", ("group", "topic", "partition"), _offset),
     }
     kind, *parts = codec.parse_key(record.key)
-    name, names, read = kinds[kind]
+    name, names, fields_of = kinds[kind]
     key = dict(zip(names, parts, strict=True))
-    return StateEntry(name, key, None if record.value is None else read(record.value))
+    return StateEntry(
+        name, key, None if record.value is None else fields_of(*codec.parse(kind, record.value))
+    )
 
 
-def _group(value: bytes) -> Fields:
-    from kafkalite.groups.record_codec import parse_group
-
-    state = parse_group(value)
+def _group(state: GroupState, _: Mapping[str, str]) -> Fields:
     return {
         "generation": state.group_epoch,
         "assignor": state.assignor,
@@ -79,38 +80,16 @@ def _group(value: bytes) -> Fields:
     }
 
 
-def _subscription(value: bytes) -> Fields:
-    from kafkalite.groups.record_codec import parse_subscription
-
-    return parse_subscription(value)._asdict()
-
-
-def _target(value: bytes) -> Fields:
-    from kafkalite.groups.record_codec import parse_target
-
-    return {"partitions": _partitions(*parse_target(value))}
-
-
-def _current(value: bytes) -> Fields:
-    from kafkalite.groups.record_codec import parse_current
-
-    current, names = parse_current(value)
+def _sets_of_partitions(value: Target | CurrentAssignment, names: Mapping[str, str]) -> Fields:
     return {
-        "member_epoch": current.member_epoch,
-        "previous_epoch": current.previous_epoch,
-        "assigned": _partitions(current.assigned, names),
-        "revoking": _partitions(current.revoking, names),
+        name: [f"{names.get(id_) or id_}-{number}" for id_, number in sorted(field)]
+        if isinstance(field, frozenset)
+        else field
+        for name, field in value._asdict().items()
     }
 
 
-def _partitions(partitions: Iterable[tuple[str, int]], names: Mapping[str, str]) -> list[str]:
-    return [f"{names.get(id_) or id_}-{number}" for id_, number in sorted(partitions)]
-
-
-def _event(value: bytes) -> Fields:
-    from kafkalite.groups.record_codec import parse_event
-
-    event = parse_event(value)
+def _event(event: GroupEvent, _: Mapping[str, str]) -> Fields:
     return {
         "generation": event.group_epoch,
         "time": format_time(event.time_ms),
@@ -121,18 +100,12 @@ def _event(value: bytes) -> Fields:
     }
 
 
-def _offset(value: bytes) -> Fields:
-    from kafkalite.groups.record_codec import parse_offset
-
-    offset = parse_offset(value)
+def _offset(offset: OffsetValue, _: Mapping[str, str]) -> Fields:
     return {
         **pick(offset, "offset", "leader_epoch", "metadata"),
         "committed": format_time(offset.commit_ms),
         "topic_id": offset.topic_id,
     }
-
-
-# --- transactions ----------------------------------------------------------------------------------
 
 
 def _read_of_transactions(record: StateRecord) -> StateEntry:

@@ -26,7 +26,7 @@ MAX_NODES: Final = 9
 
 
 class TopicSpec(NamedTuple):
-    """``NAME[:PARTITIONS[:REPLICAS]]``; -1 selects the broker's default."""
+    """A topic to create: ``NAME[:PARTITIONS[:REPLICAS]]``. -1 selects the broker's default."""
 
     name: str
     partition_count: int
@@ -34,7 +34,7 @@ class TopicSpec(NamedTuple):
 
 
 def parse_topic_spec(text: str) -> TopicSpec:
-    """Parse a topic of the command line. Raises UsageError."""
+    """Parse a topic given on the command line. Raises UsageError."""
     name, *numbers = text.split(":")
     problem = topic_name_problem(name)
     if (
@@ -146,6 +146,9 @@ def _dev_cluster(
                 lines.append(
                     f"  node {node_id}  {address}  pid {process.pid}  log {cluster.log_path(node_id)}"
                 )
+            lines.append(
+                f"  the secret, for kl cluster shutdown and elect: --secret-file {cluster.secret_path}"
+            )
             _greet(servers, lines, specs, print_env=print_env)
 
         invocation.run(lambda: run(cluster, when_up))

@@ -1,6 +1,6 @@
 """``kl dev -n 3``: several nodes as processes, configured as in docker-compose.yml, without docker.
 
-The identity of the cluster (id, secret, ports) is kept in the data directory, so that the same command
+The identity of the cluster (id, secret, ports) is stored in the data directory, so that the same command
 starts the same cluster again.
 """
 
@@ -16,7 +16,7 @@ import tempfile
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,7 +50,7 @@ class Layout:
     """The identity of the cluster and the ports of its nodes. It is the same at every start."""
 
     cluster_id: str
-    secret: str
+    cluster_secret: str
     client_ports: tuple[int, ...]
     controller_ports: tuple[int, ...]
 
@@ -67,19 +67,18 @@ def new_layout(count: int, port: int) -> Layout:
 
 
 def read_or_make_layout(directory: Path, count: int, port: int | None, default_port: int) -> Layout:
-    """Return the layout stored in the directory, or store a new one. Raises ConfigError."""
+    """Return the layout stored in the directory. If there is none, store a new one. Raises ConfigError."""
     file = directory / _CLUSTER_FILE
     if not file.exists():
         layout = new_layout(count, default_port if port is None else port)
-        _write_private(file, _toml(_as_settings(layout)))
+        settings = {name.replace("_", "."): value for name, value in asdict(layout).items()}
+        _write_private(file, _toml(settings))
         return layout
     found = tomllib.loads(file.read_text())
-    layout = Layout(
-        found["cluster.id"],
-        found["cluster.secret"],
-        tuple(found["client.ports"]),
-        tuple(found["controller.ports"]),
-    )
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in found.items()
+    }
+    layout = Layout(**{name.replace(".", "_"): value for name, value in values.items()})
     if len(layout.client_ports) != count:
         raise ConfigError(
             key="-n",
@@ -95,15 +94,6 @@ def read_or_make_layout(directory: Path, count: int, port: int | None, default_p
     return layout
 
 
-def _as_settings(layout: Layout) -> dict[str, Any]:
-    return {
-        "cluster.id": layout.cluster_id,
-        "cluster.secret": layout.secret,
-        "client.ports": list(layout.client_ports),
-        "controller.ports": list(layout.controller_ports),
-    }
-
-
 def node_settings(
     layout: Layout, node_id: int, host: str, directory: Path, overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -116,7 +106,7 @@ def node_settings(
         "process.roles": "broker,controller",
         "controller.quorum.voters": ",".join(voters),
         "cluster.id": layout.cluster_id,
-        "cluster.secret": layout.secret,
+        "cluster.secret": layout.cluster_secret,
         "listeners": f"{host}:{port}",
         "log.dirs": str(directory / f"node-{node_id}"),
         "default.replication.factor": min(3, count),
@@ -128,12 +118,12 @@ def node_settings(
 
 
 def _toml(settings: Mapping[str, Any]) -> str:
-    """Return the settings as TOML with quoted dotted names. The values are spelled the same as in JSON."""
+    """Return the settings as TOML with quoted dotted names. Its values have the same syntax as JSON."""
     return "".join(f'"{name}" = {json.dumps(value)}\n' for name, value in settings.items())
 
 
 def _write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner may read: it contains the secret."""
+    """Write a file that only its owner may read, because it contains the secret."""
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
         stream.write(text)
 
@@ -157,6 +147,11 @@ class DevCluster:
     @property
     def addresses(self) -> list[str]:
         return [f"127.0.0.1:{port}" for port in self.layout.client_ports]
+
+    @property
+    def secret_path(self) -> Path:
+        """The file with the cluster's secret."""
+        return self.directory / _CLUSTER_FILE
 
     def log_path(self, node_id: int) -> Path:
         return self.directory / f"node-{node_id}.log"
@@ -197,7 +192,7 @@ class DevCluster:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C reaches only this process, which stops the nodes in order
+                start_new_session=True,  # Ctrl-C reaches only this process, which stops the nodes cleanly
             )
 
     def _ended(self, node_id: int) -> NodeEndedError:
@@ -221,7 +216,7 @@ class DevCluster:
         await asyncio.gather(*(one(node_id, process) for node_id, process in self.processes.items()))
 
     async def stop(self) -> None:
-        """Shut every node down in order. Kill nodes that still run after STOP_LIMIT_S seconds."""
+        """Shut every node down cleanly. Kill the nodes that still run after STOP_LIMIT_S seconds."""
         self._is_stopping = True
         running = [process for process in self.processes.values() if process.returncode is None]
         for process in running:
@@ -262,7 +257,7 @@ async def _up(cluster: DevCluster, when_up: Any) -> None:
 
 
 class Home:
-    """The directory of the cluster's files: a given one, or a temporary one that is removed at the end."""
+    """The directory of the cluster's files: the given one, or a temporary one that is removed at the end."""
 
     def __init__(self, data: Path | None) -> None:
         self.is_temporary = data is None

@@ -1,4 +1,4 @@
-"""Exit codes of ``kl``, and the mapping from errors to them."""
+"""Exit codes of ``kl``, and the mapping from errors to exit codes."""
 
 # Tests: tests/cli/test_cli_page.py
 
@@ -42,11 +42,11 @@ class NotFoundError(KafkaliteError):
 
 
 class ExistsAlreadyError(KafkaliteError):
-    """The object to create exists already."""
+    """The object to create already exists."""
 
 
 class TimedOutError(KafkaliteError):
-    """``--timeout`` passed."""
+    """The time given by ``--timeout`` has passed."""
 
 
 class PartialFailureError(KafkaliteError):

@@ -40,9 +40,9 @@ def fetch(addresses: tuple[str, ...], text_format: str | None, output: str) -> N
     """Print the record at an address."""
     try:
         wanted = [RecordAddress.parse(text) for text in addresses]
-        printer = make_printer(output, text_format)
     except ValueError as problem:
         raise UsageError(str(problem)) from None
+    printer = make_printer(output, text_format)
     current = invocation.current()
     records = invocation.run_command(lambda: _fetch_all(current, wanted))
     with printing(printer) as show:

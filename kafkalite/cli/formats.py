@@ -7,10 +7,9 @@ r"""Format strings for records: kcat's letters and Python's braces. Pure: record
     %k{hex} %s{base64} %s{json} %T{iso} %T{strftime[%H:%M]}    a modifier follows its letter
     \n \t \r \0 \\ \xNN                                        escapes
 
-A format with one of these letters is kcat's and printed exactly, so it should end with ``\n``. Other
-formats are Python's: ``{topic}[{partition}]@{offset} {key}: {value.amount:>8}``, one line per record.
-``.name`` or ``[name]`` selects a field of the JSON in ``value`` or ``key``, or a header; a missing one
-is empty.
+A format with one of these letters is kcat's and printed exactly, so it should end with ``\n``. Other formats
+are Python's: ``{topic}[{partition}]@{offset} {key}: {value.amount:>8}``, one line per record. ``.name`` or
+``[name]`` selects a field of the JSON in ``value`` or ``key``, or a header. A missing value is empty.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _DIRECTIVE = re.compile(r"%(%|[" + LETTERS + r"])(?:\{(hex|base64|json|iso|strft
 
 
 def unescape(text: str) -> str:
-    r"""Replace ``\n``, ``\t``, ``\xNN`` and the like by their characters. Unknown escapes stay."""
+    r"""Replace escapes such as ``\n``, ``\t`` and ``\xNN`` with their characters. Keep unknown escapes."""
 
     def replace(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -59,9 +58,6 @@ def compile_format(text: str) -> Render:
         + ", or braces: "
         + " ".join(f"{{{field}}}" for field in FIELDS)
     )
-
-
-# --- kcat's letters --------------------------------------------------------------------------------
 
 
 def _length(data: bytes | None) -> bytes:
@@ -145,9 +141,6 @@ def _compile_letters(text: str) -> Render:
     return lambda record: b"".join([part(record) for part in parts])
 
 
-# --- Python's braces -------------------------------------------------------------------------------
-
-
 def _text(data: bytes | None) -> str:
     return "" if data is None else data.decode("utf-8", "surrogateescape")
 
@@ -169,7 +162,7 @@ _BY_NAME: Final[dict[str, Callable[[Record], Any]]] = {
 
 
 def _entered(record: Record, name: str, path: list[str]) -> Any:
-    """Return the value at ``path`` inside a field, or the empty string if there is none."""
+    """Return the value at ``path`` inside a field, or the empty string if it does not exist."""
     if name == "headers":
         current: Any = _headers_mapping(record)
     else:

@@ -14,7 +14,16 @@ from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_groups
 from kafkalite.cli.exit_codes import CheckFailedError, PartialFailureError
 from kafkalite.cli.invocation import client_options, duration_ms, listing_options
-from kafkalite.cli.output import Column, coloured, pick, plural, print_document, print_listing, write
+from kafkalite.cli.output import (
+    Column,
+    coloured,
+    names_of,
+    plural,
+    print_document,
+    print_listing,
+    rows_of,
+    write,
+)
 from kafkalite.cli.times import format_time
 from kafkalite.durations import format_duration
 from kafkalite.errors import BrokerError
@@ -27,44 +36,61 @@ if TYPE_CHECKING:
 STATES: Final = ("Empty", "Assigning", "Reconciling", "Stable", "Dead")
 
 _GROUP_COLUMNS: Final = (
-    Column("name", "GROUP"),
+    Column("name", "GROUP", read="group_id"),
     Column("state", "STATE"),
-    Column("members", "MEMBERS"),
-    Column("generation", "GENERATION"),
-    Column("coordinator", "COORDINATOR"),
+    Column("members", "MEMBERS", read="member_count"),
+    Column("generation", "GENERATION", read="group_epoch"),
+    Column("coordinator", "COORDINATOR", read="coordinator_id"),
 )
 _MEMBER_COLUMNS: Final = (
-    Column("name", "MEMBER"),
+    Column("name", "MEMBER", read="member_id"),
     Column("client_id", "CLIENT"),
     Column("host", "HOST"),
     Column("state", "STATE"),
-    Column("epoch", "EPOCH"),
-    Column("count", "PARTITIONS"),
-    Column("assignment", "HOLDS"),
-    Column("awaits", "TO REVOKE"),
+    Column("epoch", "EPOCH", read="member_epoch"),
+    Column("count", "PARTITIONS", read=lambda member: len(member.assignment)),
+    Column("assignment", "HOLDS", read=lambda member: names_of(member.assignment)),
+    Column("awaits", "TO REVOKE", read=lambda member: names_of(member.awaited_revocation)),
     Column("instance_id", "INSTANCE", wide=True),
-    Column("target", "TARGET", wide=True),
-    Column("heartbeat_ms_ago", "LAST HEARTBEAT", wide=True, show=lambda ms: f"{format_duration(ms)} ago"),
+    Column("target", "TARGET", wide=True, read=lambda member: names_of(member.target)),
+    Column(
+        "heartbeat_ms_ago",
+        "LAST HEARTBEAT",
+        wide=True,
+        show=lambda ms: f"{format_duration(ms)} ago",
+        read="last_heartbeat_ms_ago",
+    ),
 )
 _LAG_COLUMNS: Final = (
-    Column("name", "PARTITION"),
-    Column("committed", "COMMITTED"),
-    Column("end", "END"),
+    Column("name", "PARTITION", read=lambda each: str(each.partition)),
+    Column("topic", read="partition.topic"),
+    Column("partition", read="partition.partition"),
+    Column("committed", "COMMITTED", read="committed.offset"),
+    Column("end", "END", read="end_offset"),
     Column("lag", "LAG"),
-    Column("client_id", "CLIENT"),
-    Column("member", "MEMBER"),
-    Column("committed_at", "COMMITTED AT", wide=True),
-    Column("leader_epoch", "EPOCH", wide=True),
-    Column("metadata", "METADATA", wide=True),
+    Column("client_id", "CLIENT", read="member.client_id"),
+    Column("member", "MEMBER", read="member.member_id"),
+    Column(
+        "committed_at",
+        "COMMITTED AT",
+        wide=True,
+        read=lambda each: "-" if each.commit_ms is None else format_time(each.commit_ms),
+    ),
+    Column("leader_epoch", "EPOCH", wide=True, read="committed.leader_epoch"),
+    Column("metadata", "METADATA", wide=True, read="committed.metadata"),
+)
+_EVENT_COLUMNS: Final = (
+    Column("generation", read="group_epoch"),
+    Column("time", read=lambda event: format_time(event.time_ms)),
+    *map(Column, ("time_ms", "cause", "detail")),
+    Column("members", read="member_count"),
+    Column("partitions", read="partition_count"),
 )
 
 
 @click.group()
 def group() -> None:
     """Inspect consumer groups: members, lag, offsets, history."""
-
-
-# --- list ------------------------------------------------------------------------------------------
 
 
 @group.command("list")
@@ -74,21 +100,9 @@ def group() -> None:
 @listing_options
 def list_(states: tuple[str, ...]) -> None:
     """List groups: state, members, generation."""
-    rows = [
-        {
-            "name": each.group_id,
-            "state": each.state,
-            "members": each.member_count,
-            "generation": each.group_epoch,
-            "coordinator": each.coordinator_id,
-        }
-        for each in connect.ask_admin(lambda admin: admin.list_groups(states))
-    ]
+    rows = rows_of(connect.ask_admin(lambda admin: admin.list_groups(states)), _GROUP_COLUMNS)
     hint = "no groups; 'kl consume TOPIC -g GROUP' creates one"
     print_listing(rows, _GROUP_COLUMNS, invocation.current().output, if_empty=hint)
-
-
-# --- describe, members -----------------------------------------------------------------------------
 
 
 @group.command()
@@ -103,7 +117,7 @@ def describe(name: str) -> None:
 
     described, lags = connect.ask_admin(main)
     summary = _summary(described, lags)
-    members, partitions = _member_rows(described.members), _lag_rows(lags)
+    members, partitions = rows_of(described.members, _MEMBER_COLUMNS), rows_of(lags, _LAG_COLUMNS)
     if current.output not in {"table", "wide"}:
         print_document(summary | {"members": members, "partitions": partitions}, current.output)
         return
@@ -128,7 +142,7 @@ def _summary(described: GroupDescription, lags: Sequence[PartitionLag]) -> dict[
 
 
 def waits_for(described: GroupDescription) -> list[str]:
-    """Return the reasons why the group is not stable, a sentence each."""
+    """Return the reasons why the group is not stable, one sentence each."""
     successors = {tp: _short(member) for member in described.members for tp in member.target}
     found: list[str] = []
     awaited: set[TopicPartition] = set()
@@ -151,59 +165,21 @@ def _short(member: MemberDescription) -> str:
     return f"{member.client_id or 'a member'} ({member.member_id[:8]})"
 
 
-def _member_rows(members: Iterable[MemberDescription]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": member.member_id,
-            **pick(member, "client_id", "host", "state"),
-            "epoch": member.member_epoch,
-            "count": len(member.assignment),
-            "assignment": [str(tp) for tp in member.assignment],
-            "awaits": [str(tp) for tp in member.awaited_revocation],
-            "instance_id": member.instance_id,
-            "target": [str(tp) for tp in member.target],
-            "heartbeat_ms_ago": member.last_heartbeat_ms_ago,
-        }
-        for member in members
-    ]
-
-
 @group.command()
 @click.argument("name", metavar="GROUP", shell_complete=complete_groups)
 @listing_options
 def members(name: str) -> None:
     """List the members of GROUP and their partitions."""
-    rows = _member_rows(connect.ask_admin(lambda admin: admin.describe_group(name)).members)
+    found = connect.ask_admin(lambda admin: admin.describe_group(name)).members
+    rows = rows_of(found, _MEMBER_COLUMNS)
     print_listing(
         rows, _MEMBER_COLUMNS, invocation.current().output, if_empty=f"group {name!r} has no members now"
     )
 
 
-# --- lag -------------------------------------------------------------------------------------------
-
-
 def total_lag(lags: Iterable[PartitionLag]) -> int:
     """Return the number of uncommitted records in partitions with a committed offset."""
     return sum(each.lag or 0 for each in lags)
-
-
-def _lag_rows(lags: Iterable[PartitionLag]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": str(each.partition),
-            "topic": each.partition.topic,
-            "partition": each.partition.partition,
-            "committed": None if each.committed is None else each.committed.offset,
-            "end": each.end_offset,
-            "lag": each.lag,
-            "client_id": None if each.member is None else each.member.client_id,
-            "member": None if each.member is None else each.member.member_id,
-            "committed_at": "-" if each.commit_ms is None else format_time(each.commit_ms),
-            "leader_epoch": None if each.committed is None else each.committed.leader_epoch,
-            "metadata": None if each.committed is None else each.committed.metadata,
-        }
-        for each in lags
-    ]
 
 
 @group.command(
@@ -220,7 +196,7 @@ def lag(name: str, most: int | None) -> None:
     """Show how far GROUP is behind, by partition."""
     current = invocation.current()
     lags = connect.ask_admin(lambda admin: admin.group_lag(name))
-    print_listing(_lag_rows(lags), _LAG_COLUMNS, current.output)
+    print_listing(rows_of(lags, _LAG_COLUMNS), _LAG_COLUMNS, current.output)
     total = total_lag(lags)
     if current.output in {"table", "wide"}:
         never = sum(each.committed is None for each in lags)
@@ -228,9 +204,6 @@ def lag(name: str, most: int | None) -> None:
         write(f"{plural(total, 'record')} behind in {plural(len(lags), 'partition')}{more}\n")
     if most is not None and total > most:
         raise CheckFailedError(f"group {name!r} is {plural(total, 'record')} behind, more than {most:,}")
-
-
-# --- explain ---------------------------------------------------------------------------------------
 
 
 @group.command(
@@ -246,16 +219,7 @@ def explain(name: str) -> None:
     current = invocation.current()
     described = connect.ask_admin(lambda admin: admin.describe_group(name, journal=True))
     if current.output not in {"table", "wide"}:
-        rows = [
-            {
-                "generation": each.group_epoch,
-                "time": format_time(each.time_ms),
-                **pick(each, "time_ms", "cause", "detail"),
-                "members": each.member_count,
-                "partitions": each.partition_count,
-            }
-            for each in described.journal
-        ]
+        rows = rows_of(described.journal, _EVENT_COLUMNS)
         print_listing(rows, (), current.output, name_key="cause")
         return
     write(_story(described))
@@ -285,9 +249,6 @@ def _story(described: GroupDescription) -> str:
         text = f"{plural(idle, 'member')} without a partition: there are fewer partitions than members"
         lines.append("waits for nothing" + (f"; {text}" if idle else ""))
     return "\n".join(lines) + "\n"
-
-
-# --- watch -----------------------------------------------------------------------------------------
 
 
 @group.command(
@@ -341,10 +302,7 @@ def _show_look(
     )
     for sentence in waits_for(described):
         write(f"  - {sentence}\n")
-    print_listing(_lag_rows(lags), _LAG_COLUMNS, output)
-
-
-# --- delete ----------------------------------------------------------------------------------------
+    print_listing(rows_of(lags, _LAG_COLUMNS), _LAG_COLUMNS, output)
 
 
 @group.command()

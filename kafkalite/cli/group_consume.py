@@ -27,7 +27,7 @@ _IDLE_S: Final = 3.0
 
 
 def patience_ms(deadline: float | None) -> int:
-    """Return how long the next poll may take; 0 or less if the monotonic ``deadline`` has passed."""
+    """Return the time limit of the next poll in ms; 0 or less if the monotonic ``deadline`` has passed."""
     if deadline is None:
         return _POLL_MS
     return min(_POLL_MS, int((deadline - time.monotonic()) * 1000))
@@ -46,8 +46,8 @@ def timed_out(printed_count: int, wanted_count: int | None, settings: Mapping[st
 class GroupJob:
     """Reads from the committed offsets of the group, or from the beginning if there are none.
 
-    Offsets are committed after their records were printed and flushed. After a crash a record may be
-    printed again; none is skipped.
+    Offsets are committed after their records were printed and flushed. After a crash, a record may be printed
+    again, but none is skipped.
     """
 
     topics: tuple[str, ...]
@@ -58,7 +58,7 @@ class GroupJob:
     settings: dict[str, Any]
     printer: Printer
     printed_count: int = 0
-    #: End offsets of the assigned partitions at assignment.
+    #: The end offsets of the assigned partitions when they were assigned.
     _ends: dict[TopicPartition, int] = field(default_factory=dict)
     _held_at: float = field(default_factory=time.monotonic)  #: the last time with an assigned partition
     _was_idle: bool = False

@@ -56,11 +56,11 @@ class Place:
 
 
 Strategy = Callable[[TopicPartition, Place], "int | None"]
-"""Returns the new offset, or None to leave the partition alone."""
+"""Returns the new offset, or None to leave the partition unchanged."""
 
 
 def strategy_of(chosen: Mapping[str, Any], offsets: Mapping[TopicPartition, int]) -> Strategy:
-    """Return the one strategy that ``chosen`` names; ``offsets`` come from a file. Raises UsageError."""
+    """Return the one strategy that ``chosen`` names. ``offsets`` come from a file. Raises UsageError."""
     given = [name for name in _STRATEGIES if chosen[name] not in (None, False)]
     flags = ", ".join("--" + name.replace("_", "-") for name in _STRATEGIES)
     if len(given) != 1:
@@ -106,7 +106,7 @@ Examples:
 @click.option("--to-earliest", is_flag=True, help="To the first record.")
 @click.option("--to-latest", is_flag=True, help="To the end of the log: only new records.")
 @click.option("--to-current", is_flag=True, help="To the committed offset; to the end if there is none.")
-@click.option("--to-offset", type=click.IntRange(min=0), metavar="N", help="To this offset.")
+@invocation.number_option("--to-offset", help="To this offset.", minimum=0)
 @click.option(
     "--to-datetime", metavar="TIME", help="To the first record at or after a time (2015-05-17, -1h)."
 )
@@ -222,7 +222,7 @@ async def _plan(
 
 
 async def _chosen(admin: Admin, topics: Iterable[str]) -> list[TopicPartition]:
-    """Return the chosen partitions: ``orders`` is all of a topic, ``orders:0,2`` two of its partitions."""
+    """Return the chosen partitions: ``orders`` means the whole topic, ``orders:0,2`` two partitions."""
     found: dict[TopicPartition, None] = {}
     for text in topics:
         topic, colon, numbers = text.partition(":")

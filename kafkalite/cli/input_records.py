@@ -1,6 +1,6 @@
-"""Parses the input of ``kl produce`` into blocks for ``send_many``. Pure: bytes in, blocks out.
+"""Parses the input of ``kl produce`` into blocks for ``send_many``. Pure: converts bytes to blocks.
 
-A block is a run of records for one topic and partition, in columns. Within a partition, blocks and
+A block is a sequence of records for one topic and partition, in columns. Within a partition, blocks and
 records keep the order of the input.
 """
 
@@ -24,7 +24,7 @@ class InputError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Columns of equal length, or None if no record has the field. No timestamps: the current time."""
+    """Columns of equal length; None if no record has the field. Timestamps default to the current time."""
 
     topic: str
     partition: int | None
@@ -48,7 +48,7 @@ class RecordDefaults:
 
 
 class RecordReader:
-    """Parses the chunks of one file. ``finish`` returns the last records. Both raise InputError."""
+    """Parses the chunks of one file. ``finish`` returns the last records. Both methods raise InputError."""
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class RecordReader:
         self._defaults = defaults
         self._now_ms = now_ms
         self._parse_timestamp = parse_timestamp
-        # Pieces without a newline, joined once: linear in the length of a line.
+        # Pieces of a line without a newline. They are joined only once, so that long lines take linear time.
         self._pending: list[bytes] = []
         self._line_count = 0
 
     def feed(self, chunk: bytes, *, max_records: int) -> Iterator[list[Block]]:
-        """Yield blocks of the complete lines so far, at most ``max_records`` records at a time."""
+        """Yield the blocks of all complete lines. Each list is made of at most ``max_records`` records."""
         if self._how in {"raw", "json"} or b"\n" not in chunk:
             self._pending.append(chunk)
             return
@@ -99,8 +99,6 @@ class RecordReader:
                 yield list(self._group(self._parse(part)))
             self._line_count += len(part)
 
-    # --- lines and raw
-
     def _columns(self, texts: list[bytes]) -> Block:
         defaults = self._defaults
         if defaults.topic is None:
@@ -122,8 +120,6 @@ class RecordReader:
             keys = [key or None for key in keys] if keys is not None else None
         headers = [defaults.headers] * len(values) if defaults.headers else None
         return Block(defaults.topic, defaults.partition, values, keys, None, headers)
-
-    # --- json and jsonl
 
     def _parse(self, lines: list[bytes]) -> Iterator[Draft]:
         for number, line in enumerate(lines, self._line_count + 1):

@@ -1,7 +1,7 @@
-"""Options that every command takes: brokers, client properties, timeout, output format.
+"""Options that every command accepts: brokers, client properties, timeout, output format.
 
-They are accepted before and after the command (``kl -b host topic list``, ``kl topic list -b host``).
-Both positions write to one ``Invocation``; the later value wins.
+They may be given before and after the command (``kl -b host topic list``, ``kl topic list -b host``). Both
+positions set the same ``Invocation``, and the later value wins.
 """
 
 # Tests: tests/cli/test_app.py
@@ -61,9 +61,6 @@ def current() -> Invocation:
     return click.get_current_context().ensure_object(Invocation)
 
 
-# --- options of every command ----------------------------------------------------------------------
-
-
 def _remember(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
     def callback(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
         if value is not None and value is not False and value != ():
@@ -90,10 +87,15 @@ def duration_ms(text: str) -> int:
 
 
 def apply(function: F, *decorators: Callable[[F], F]) -> F:
-    """Decorate ``function`` as a stack of these decorators would, the first on top."""
+    """Decorate ``function`` with these decorators. The first is the outermost."""
     for decorator in reversed(decorators):
         function = decorator(function)
     return function
+
+
+def number_option(*names: str, minimum: int = 1, **attributes: Any) -> Callable[[F], F]:
+    """Add an option whose value is an integer of at least ``minimum``, called N in the help."""
+    return click.option(*names, type=click.IntRange(min=minimum), metavar="N", **attributes)
 
 
 def debug_option(function: F) -> F:
@@ -107,7 +109,7 @@ def debug_option(function: F) -> F:
 
 
 def client_options(function: F) -> F:
-    """Add -b, -X, --timeout and --debug, the options of every command that talks to a broker."""
+    """Add -b, -X, --timeout and --debug, the options of every command that connects to a broker."""
     return apply(
         function,
         click.option(
@@ -142,24 +144,25 @@ def client_options(function: F) -> F:
     )
 
 
-def output_option(function: F) -> F:
-    """Add -o, the output option of commands that print a listing."""
+def output_choice(formats: Sequence[str], more: str = "Output format.") -> Callable[[F], F]:
+    """Add -o with these formats. ``more`` begins its help."""
     return click.option(
         "-o",
         "--output",
-        type=click.Choice(OUTPUT_FORMATS),
+        type=click.Choice(formats),
         expose_value=False,
         callback=_remember("output"),
-        help="Output format.  [default: table]",
-    )(function)
+        help=f"{more}  [default: table]",
+    )
+
+
+#: Adds -o, the output option of commands that print a listing.
+output_option: Final = output_choice(OUTPUT_FORMATS)
 
 
 def listing_options(function: F) -> F:
-    """Add the options of a command that asks a broker and prints a listing: client_options and -o."""
+    """Add the options of a command that prints a listing from a broker: client_options and -o."""
     return apply(function, client_options, output_option)
-
-
-# --- running ---------------------------------------------------------------------------------------
 
 
 def now_ms() -> int:
@@ -169,9 +172,9 @@ def now_ms() -> int:
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]], *, timeout_ms: int | None = None) -> T:
-    """Run a coroutine on a new event loop, uvloop's if it is installed.
+    """Run a coroutine on a new event loop, which is uvloop's if that is installed.
 
-    Raises TimedOutError when ``timeout_ms`` passes first, KeyboardInterrupt on Ctrl-C after clean-up.
+    Raises TimedOutError if ``timeout_ms`` passes first, and KeyboardInterrupt on Ctrl-C after clean-up.
     """
     import asyncio
 
@@ -202,7 +205,7 @@ def run(main: Callable[[], Coroutine[Any, Any, T]], *, timeout_ms: int | None = 
 
 
 def run_command(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine that talks to brokers, limited by the invocation's --timeout."""
+    """Run a coroutine that connects to brokers, limited by the invocation's --timeout."""
     listen_to_clients()
     return run(main, timeout_ms=current().timeout_ms)
 
@@ -220,7 +223,7 @@ def say(message: str) -> None:
 
 
 def confirm(question: str, refusal: str) -> None:
-    """Ask for confirmation on stderr. Raises KafkaliteError with the text ``refusal`` unless it is given."""
+    """Ask for confirmation on stderr. Raises KafkaliteError with the text ``refusal`` if it is denied."""
     click.echo(f"{question} [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise KafkaliteError(refusal, hint="--yes does it without asking")

@@ -13,13 +13,16 @@ import click
 
 
 class LazyCommand(NamedTuple):
-    location: str  #: "package.module:attribute"
     short_help: str
-    section: str = "Commands"
+    section: str
+    location: str = ""  #: "package.module:attribute"; "" is kafkalite.cli.NAME:NAME
 
 
 class LazyGroup(click.Group):
-    """A group whose ``lazy`` mapping locates each command by name. A command is imported when it runs."""
+    """A group whose mapping ``lazy`` gives the location of each command.
+
+    A command is imported when it runs.
+    """
 
     def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -32,7 +35,8 @@ class LazyGroup(click.Group):
         entry = self._lazy.get(cmd_name)
         if entry is None:
             return None
-        module, _, attribute = entry.location.partition(":")
+        location = entry.location or f"kafkalite.cli.{cmd_name}:{cmd_name}"
+        module, _, attribute = location.partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
 

@@ -1,12 +1,13 @@
 """``kl log``: inspects log files offline, without a broker.
 
-A PATH is a data directory, a log's directory in it, or a file. No file is locked or changed, so the
-files of a running broker can be inspected too; its last batch may then be incomplete.
+A PATH is a data directory, the directory of a log, or a file. Files are neither locked nor changed, so the
+files of a running broker can be inspected, too; their last batch may then be incomplete.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -16,9 +17,9 @@ from kafkalite.cli import invocation
 from kafkalite.cli.coordinator_records import GROUPS_TOPIC, TRANSACTIONS_TOPIC, as_text, read_record
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, UsageError
 from kafkalite.cli.invocation import debug_option, output_option
-from kafkalite.cli.output import Column, human_bytes, pick, plural, print_listing
+from kafkalite.cli.output import Column, human_bytes, pick, plural, print_listing, rows_of
 from kafkalite.cli.printers import Printer, make_printer
-from kafkalite.cli.stdio import Output
+from kafkalite.cli.stdio import printing
 from kafkalite.cli.times import format_time
 from kafkalite.errors import CorruptBatchError, StorageError
 
@@ -40,7 +41,7 @@ _SEGMENT_COLUMNS: Final = (
 
 
 def _unless_none(number: int | None) -> str:
-    """Return an id, epoch or sequence as text; -1 means none."""
+    """Return an id, epoch or sequence as text, or ``-`` if it is None or negative."""
     return "-" if number is None or number < 0 else str(number)
 
 
@@ -77,23 +78,43 @@ _INDEX_COLUMNS: Final = (
     Column("key", "KEY"),
     Column("value", "VALUE"),
 )
+
+
+def _grade(verdict: LogVerdict) -> str:
+    if verdict.damage is not None or any(finding.is_damage for finding in verdict.findings):
+        return "damaged"
+    return "torn tail" if verdict.findings else "good"
+
+
 _VERDICT_COLUMNS: Final = (
-    Column("topic", "TOPIC"),
+    Column("topic", "TOPIC", read=lambda verdict: verdict.topic or verdict.topic_id),
     Column("partition", "PARTITION"),
     Column("log_start_offset", "START"),
     Column("log_end_offset", "END"),
-    Column("segments", "SEGMENTS"),
-    Column("batches", "BATCHES"),
-    Column("records", "RECORDS"),
+    Column("segments", "SEGMENTS", read="segment_count"),
+    Column("batches", "BATCHES", read="batch_count"),
+    Column("records", "RECORDS", read="record_count"),
     Column("size_bytes", "SIZE", show=human_bytes),
-    Column("verdict", "VERDICT"),
+    Column("verdict", "VERDICT", read=_grade),
+    Column("directory", "DIRECTORY", wide=True),
+    Column("findings", read=lambda verdict: [finding._asdict() for finding in verdict.findings]),
+    Column("damage", read=lambda verdict: None if verdict.damage is None else asdict(verdict.damage)),
+)
+
+
+_ACCEPTED_COLUMNS: Final = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION"),
+    Column("lost_records", "LOST"),
+    Column("log_start_offset", "START"),
+    Column("log_end_offset", "END"),
     Column("directory", "DIRECTORY", wide=True),
 )
 
 
 @click.group()
 def log() -> None:
-    """Inspect segment files without a broker. Nothing is changed."""
+    """Inspect segment files without a broker. Only accept-loss changes them."""
 
 
 def _path_argument(function: F) -> F:
@@ -103,7 +124,10 @@ def _path_argument(function: F) -> F:
 
 
 def _log_directories(path: Path) -> list[Path]:
-    """Return ``path`` itself if it is a log's directory, else the logs in it. Raises NotFoundError."""
+    """Return ``path`` itself if it is a log's directory, else the logs' directories in it.
+
+    Raises NotFoundError.
+    """
     from kafkalite.storage import layout
 
     if not path.exists():
@@ -120,7 +144,7 @@ def _log_directories(path: Path) -> list[Path]:
 
 
 def _files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Return segment files with these suffixes: ``path`` itself, or all below it in offset order."""
+    """Return the segment files with these suffixes: ``path`` itself, or all below it in offset order."""
     from kafkalite.storage import layout
 
     if path.is_file():
@@ -137,15 +161,16 @@ def _files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def _home(directory: Path) -> tuple[str, int]:
-    """Return the topic (its id if partition.json is unreadable) and partition of a log's directory."""
+    """Return the topic (or its id if partition.json is unreadable) and the partition of a log's directory."""
     from kafkalite.storage import layout
-    from kafkalite.storage.checkpoints import decode_partition_topic
+    from kafkalite.storage.checkpoints import decode_partition
 
     parsed = layout.parse_log_directory_name(directory.resolve().name)
     try:
-        topic = decode_partition_topic((directory / layout.PARTITION_FILE).read_bytes())
+        identity = decode_partition((directory / layout.PARTITION_FILE).read_bytes())
     except OSError:
-        topic = None
+        identity = None
+    topic = None if identity is None else identity.topic
     if parsed is None:
         return topic or directory.name, -1
     return topic or parsed.topic_id, parsed.partition
@@ -232,11 +257,7 @@ def dump(
         print_listing(_state_rows(files), _STATE_COLUMNS, output, name_key="kind")
         return
     if records or text_format is not None:
-        try:
-            printer = make_printer(output, text_format)
-        except ValueError as problem:
-            raise UsageError(str(problem)) from None
-        _dump_records(files, printer)
+        _dump_records(files, make_printer(output, text_format))
         return
     rows = [row for file in files for row in _batch_rows(file, verify=not no_verify)]
     print_listing(rows, _BATCH_COLUMNS, output, name_key="file")
@@ -246,37 +267,49 @@ def _batch_rows(file: Path, *, verify: bool) -> Iterator[dict[str, Any]]:
     from kafkalite.storage.disk import RealFileSystem
     from kafkalite.storage.inspect import iter_batches
 
-    for position, header, problem in iter_batches(RealFileSystem(), str(file), verify=verify):
+    for position, header, problem, data in iter_batches(RealFileSystem(), str(file), verify=verify):
         row: dict[str, Any] = dict.fromkeys(column.key for column in _BATCH_COLUMNS)
         row |= {"file": str(file), "position": position, "problem": problem}
         if header is not None:
-            kind, coordinator_epoch = _kind(file, position, header)
+            kind, coordinator_epoch = _kind(header, data)
             row |= {
                 "kind": kind,
                 "coordinator_epoch": coordinator_epoch,
-                "base_offset": header.base_offset,
-                "last_offset": header.last_offset,
                 "records": header.record_count if kind in _KINDS_OF_RECORDS else 0,
                 "bytes": header.length_bytes,
                 "codec": header.codec.name.lower(),
                 "max_timestamp": format_time(header.max_timestamp_ms),
-                **pick(
-                    header,
-                    "max_timestamp_ms",
-                    "leader_epoch",
-                    "producer_id",
-                    "producer_epoch",
-                    "base_sequence",
-                ),
                 "crc": f"{header.crc:08x}",
+                **pick(header, *_OF_HEADER),
             }
         yield row
 
 
+_OF_HEADER: Final = (
+    "base_offset",
+    "last_offset",
+    "max_timestamp_ms",
+    "leader_epoch",
+    "producer_id",
+    "producer_epoch",
+    "base_sequence",
+)
 _KINDS_OF_RECORDS: Final = ("data", "transactional")
 
 
-def _kind(file: Path, position: int, header: BatchHeader) -> tuple[str, int | None]:
+def _intact_batches(file: Path) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Yield the intact batches of a file. Damaged batches are reported on stderr."""
+    from kafkalite.storage.disk import RealFileSystem
+    from kafkalite.storage.inspect import iter_batches
+
+    for position, header, problem, data in iter_batches(RealFileSystem(), str(file)):
+        if problem is not None or header is None:
+            invocation.say(f"{file}: position {position}: {problem}")
+        else:
+            yield header, data
+
+
+def _kind(header: BatchHeader, data: memoryview) -> tuple[str, int | None]:
     """Return the batch's kind (data, transactional, commit, abort, gap) and a marker's coordinator epoch."""
     from kafkalite.records.control import parse_marker
     from kafkalite.records.gaps import is_gap
@@ -286,24 +319,16 @@ def _kind(file: Path, position: int, header: BatchHeader) -> tuple[str, int | No
     if is_gap(header):
         return "gap", None
     try:
-        marker = parse_marker(_bytes_at(file, position, header))
+        marker = parse_marker(data)
     except CorruptBatchError:
         return "control", None
     return ("commit" if marker.is_commit else "abort"), marker.coordinator_epoch
-
-
-def _bytes_at(file: Path, position: int, header: BatchHeader) -> bytes:
-    with file.open("rb") as stream:
-        stream.seek(position)
-        return stream.read(header.length_bytes)
 
 
 def _state_rows(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
     """Yield the coordinator records in ``files``, and the transaction markers between them."""
     from kafkalite.coordinator_types import StateRecord
     from kafkalite.records.batch import RecordBatch
-    from kafkalite.storage.disk import RealFileSystem
-    from kafkalite.storage.inspect import iter_batches
 
     is_any = False
     for file in files:
@@ -311,20 +336,16 @@ def _state_rows(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
         if topic not in (GROUPS_TOPIC, TRANSACTIONS_TOPIC):
             continue
         is_any = True
-        for position, header, problem in iter_batches(RealFileSystem(), str(file)):
-            if problem is not None or header is None:
-                invocation.say(f"{file}: position {position}: {problem}")
-                continue
+        for header, data in _intact_batches(file):
             place = {"topic": topic, "partition": partition, "producer_id": header.producer_id}
-            kind, _ = _kind(file, position, header)
+            kind, _ = _kind(header, data)
             if kind not in _KINDS_OF_RECORDS:
                 if kind != "gap":
                     time = format_time(header.max_timestamp_ms)
                     row = {"offset": header.base_offset, "timestamp": time, "kind": kind}
                     yield place | row | {"key": {}, "value": {}}
                 continue
-            batch = RecordBatch(_bytes_at(file, position, header), check_crc=False)
-            for record in batch.records(topic, partition):
+            for record in RecordBatch(data, check_crc=False).records(topic, partition):
                 row = {"offset": record.offset, "timestamp": format_time(record.timestamp_ms)}
                 try:
                     entry = read_record(topic, StateRecord(record.key or b"", record.value))
@@ -342,25 +363,13 @@ def _state_rows(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
 def _dump_records(files: Iterable[Path], printer: Printer) -> None:
     """Print the records of intact batches. Damaged batches are reported on stderr."""
     from kafkalite.records.batch import RecordBatch
-    from kafkalite.storage.disk import RealFileSystem
-    from kafkalite.storage.inspect import iter_batches
 
-    out = Output()
-    out.write(printer.head())
-    for file in files:
-        topic, partition = _home(file.parent)
-        with file.open("rb") as stream:
-            for position, header, problem in iter_batches(RealFileSystem(), str(file)):
-                if problem is not None or header is None:
-                    invocation.say(f"{file}: position {position}: {problem}")
-                    continue
-                if header.is_control:
-                    continue
-                stream.seek(position)
-                batch = RecordBatch(stream.read(header.length_bytes), check_crc=False)
-                out.write(printer.body(batch.records(topic, partition)))
-    out.write(printer.tail())
-    out.flush()
+    with printing(printer) as show:
+        for file in files:
+            topic, partition = _home(file.parent)
+            for header, data in _intact_batches(file):
+                if not header.is_control:
+                    show(RecordBatch(data, check_crc=False).records(topic, partition))
 
 
 # --- index -----------------------------------------------------------------------------------------
@@ -427,26 +436,61 @@ def verify(paths: tuple[Path, ...]) -> None:
         else:
             verdicts += [verify_log(filesystem, str(directory)) for directory in _log_directories(path)]
     findings += [finding for verdict in verdicts for finding in verdict.findings]
-    rows = [_verdict_row(verdict) for verdict in verdicts]
+    rows = rows_of(verdicts, _VERDICT_COLUMNS)
     print_listing(rows, _VERDICT_COLUMNS, invocation.current().output, name_key="directory")
     for finding in findings:
         grade = "damaged" if finding.is_damage else "repaired at the next start"
         invocation.say(f"{finding.path}: position {finding.position}: {finding.problem} ({grade})")
     damaged = sum(finding.is_damage for finding in findings)
+    for verdict in verdicts:
+        if verdict.damage is not None:
+            invocation.say(str(verdict.damage))
+            damaged = damaged or 1
     if damaged:
         raise CheckFailedError(f"{plural(damaged, 'problem')} in {plural(len(verdicts), 'log')}")
 
 
-def _verdict_row(verdict: LogVerdict) -> dict[str, Any]:
-    is_damaged = any(finding.is_damage for finding in verdict.findings)
-    return {
-        "topic": verdict.topic or verdict.topic_id,
-        **pick(verdict, "partition", "log_start_offset", "log_end_offset"),
-        "segments": verdict.segment_count,
-        "batches": verdict.batch_count,
-        "records": verdict.record_count,
-        "size_bytes": verdict.size_bytes,
-        "verdict": "damaged" if is_damaged else "torn tail" if verdict.findings else "good",
-        "directory": verdict.directory,
-        "findings": [finding._asdict() for finding in verdict.findings],
-    }
+# --- accept-loss -----------------------------------------------------------------------------------
+
+
+@log.command(
+    "accept-loss",
+    epilog="""\b
+Examples:
+  kl log accept-loss data/0f…-0        asks, and shows what would be lost
+  kl log accept-loss data/0f…-0 --yes""",
+)
+@_path_argument
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@output_option
+@debug_option
+def accept_loss(paths: tuple[Path, ...], yes: bool) -> None:
+    """Repair damaged logs that have no sound replica, and lose the records that cannot be read.
+
+    Stop the broker first. PATH is the directory of a log. Every intact record keeps its offset, consumers
+    skip the others, and the damaged files are kept as *.damaged-N.
+    """
+    from kafkalite.storage.accept_loss import accept_loss as repair  # R45
+    from kafkalite.storage.disk import RealFileSystem
+    from kafkalite.storage.inspect import verify_log
+
+    filesystem = RealFileSystem()
+    directories = [str(path.absolute()) for path in paths]
+    for directory in directories:
+        damage = verify_log(filesystem, directory).damage if filesystem.exists(directory) else None
+        invocation.say(f"{directory}: {damage or 'no damage was found, or the directory is missing'}")
+    if not yes:
+        invocation.confirm(f"Accept the loss in {plural(len(directories), 'log')}?", "nothing was changed")
+    rows = []
+    for directory in directories:
+        done = repair(filesystem, directory)
+        topic, partition = _home(Path(directory))
+        rows.append(
+            {
+                "topic": topic,
+                "partition": partition,
+                "lost_records": done.lost_records,
+                **pick(done, "log_start_offset", "log_end_offset", "directory", "kept"),
+            }
+        )
+    print_listing(rows, _ACCEPTED_COLUMNS, invocation.current().output, name_key="directory")

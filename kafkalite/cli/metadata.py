@@ -39,7 +39,7 @@ def metadata() -> None:
 
 
 def _path(text: str) -> str:
-    """Turn ``topics/events/`` into ``/topics/events``."""
+    """Convert ``topics/events/`` to ``/topics/events``."""
     return ROOT + text.strip("/")
 
 
@@ -116,7 +116,7 @@ Examples:
   kl metadata tail /topics/events -n 3"""
 )
 @click.argument("path", default=ROOT, metavar="[PATH]")
-@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="Stop after N changes.")
+@invocation.number_option("-n", "count", help="Stop after N changes.")
 @listing_options
 def tail(path: str, count: int | None) -> None:
     """Print changes at and below a path as they are committed: + new, ~ changed, - removed."""

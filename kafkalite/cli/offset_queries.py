@@ -1,4 +1,4 @@
-"""Asks brokers for the partitions of topics and for their offsets."""
+"""Requests the partitions of topics, and their offsets, from brokers."""
 
 # Tests: tests/cli/test_processes.py
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Extent(NamedTuple):
-    """The offsets of a partition: [log_start_offset, log_end_offset)."""
+    """The offsets of a partition: ``log_start_offset`` inclusive, ``log_end_offset`` exclusive."""
 
     log_start_offset: int
     log_end_offset: int
@@ -32,9 +32,9 @@ class Span(NamedTuple):
 async def partitions_of(
     admin: Admin, topics: Sequence[str], wanted: Iterable[int] = ()
 ) -> list[TopicPartition]:
-    """Return every partition of ``topics``, or those numbered in ``wanted`` of each topic.
+    """Return every partition of ``topics``, or only the partitions with the numbers ``wanted``.
 
-    Raises UnknownTopicOrPartitionError for a missing topic, NotFoundError for a missing partition.
+    Raises UnknownTopicOrPartitionError for a missing topic, and NotFoundError for a missing partition.
     """
     chosen = sorted(set(wanted))
     found: list[TopicPartition] = []

@@ -18,12 +18,29 @@ _RESET: Final = "\x1b[0m"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column. ``key`` selects the row's value. ``wide`` columns are printed only with -o wide."""
+    """One field of a listing. JSON and YAML print it under ``key``; tables show it only with a ``title``.
+
+    ``wide`` columns are printed only with -o wide. ``read`` (default: ``key``) is a function that returns the
+    value, or an attribute name, which may be dotted. If a part of a dotted name is None, the value is None.
+    """
 
     key: str
-    title: str
+    title: str = ""
     wide: bool = False
     show: Callable[[Any], str] | None = None
+    read: str | Callable[[Any], Any] = ""
+
+    def value_of(self, item: Any) -> Any:
+        if callable(self.read):
+            return self.read(item)
+        for name in (self.read or self.key).split("."):
+            item = None if item is None else getattr(item, name)
+        return item
+
+
+def rows_of(items: Iterable[Any], columns: Sequence[Column]) -> list[dict[str, Any]]:
+    """Return one row per item: {key of each column: value}."""
+    return [{column.key: column.value_of(item) for column in columns} for item in items]
 
 
 def coloured(stream: Any) -> bool:
@@ -32,14 +49,9 @@ def coloured(stream: Any) -> bool:
 
 
 def print_listing(
-    rows: Iterable[Row],
-    columns: Sequence[Column],
-    output: str,
-    *,
-    name_key: str = "name",
-    if_empty: str = "",
+    rows: Iterable[Row], columns: Sequence[Column], output: str, *, name_key: str = "name", if_empty: str = ""
 ) -> None:
-    """Print rows. json, jsonl and yaml contain every value unrounded; tables are for people.
+    """Print rows. json, jsonl and yaml contain every value unrounded.
 
     ``if_empty`` is printed on stderr if a table has no rows.
     """
@@ -47,16 +59,14 @@ def print_listing(
     if if_empty and not listed and output in {"table", "wide"}:
         sys.stderr.write(f"kl: {if_empty}\n")
     match output:
-        case "json":
-            text = json.dumps(listed, indent=2, ensure_ascii=False) + "\n"
+        case "json" | "yaml":
+            text = _encoded(listed, output)
         case "jsonl":
-            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in listed)
-        case "yaml":
-            text = _yaml(listed)
+            text = "".join(_encoded(row, output) for row in listed)
         case "name":
             text = "".join(f"{row[name_key]}\n" for row in listed)
         case _:
-            shown = [column for column in columns if output == "wide" or not column.wide]
+            shown = [column for column in columns if column.title and (output == "wide" or not column.wide)]
             text = _table(listed, shown)
     write(text)
 
@@ -64,12 +74,8 @@ def print_listing(
 def print_document(document: Mapping[str, Any], output: str) -> None:
     """Print one object: ``name: value`` lines, or json, jsonl, yaml."""
     match output:
-        case "json":
-            text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-        case "jsonl":
-            text = json.dumps(document, ensure_ascii=False) + "\n"
-        case "yaml":
-            text = _yaml(document)
+        case "json" | "jsonl" | "yaml":
+            text = _encoded(document, output)
         case _:
             width = max((len(name) for name in document), default=0)
             text = "".join(f"{name.ljust(width)}  {_cell(value)}\n" for name, value in document.items())
@@ -81,7 +87,9 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _yaml(document: Any) -> str:
+def _encoded(document: Any, output: str) -> str:
+    if output != "yaml":
+        return json.dumps(document, indent=2 if output == "json" else None, ensure_ascii=False) + "\n"
     import yaml
 
     return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False))
@@ -100,7 +108,7 @@ def _cell(value: Any) -> str:
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """Return columns two spaces apart with right-aligned numbers, easy to read and to split with awk."""
+    """Return the rows as aligned columns, two spaces apart. Numbers are aligned to the right."""
     if not rows:
         return ""
     numeric = [
@@ -126,7 +134,7 @@ def _table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 
 def human_bytes(count: int) -> str:
-    """Turn 1536 into ``1.5 KiB``."""
+    """Return a size in bytes as text, such as ``1.5 KiB`` for 1536."""
     amount = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(amount) < 1024:
@@ -136,19 +144,21 @@ def human_bytes(count: int) -> str:
 
 
 def pick(source: Any, *names: str) -> dict[str, Any]:
-    """Return these attributes of ``source`` by name, as part of a row or document."""
+    """Return the named attributes of ``source`` by name, as part of a row or document."""
     return {name: getattr(source, name) for name in names}
+
+
+def names_of(partitions: Iterable[object]) -> list[str]:
+    """Return ``TOPIC-PARTITION`` of each partition."""
+    return [str(partition) for partition in partitions]
 
 
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-# --- numbers ---------------------------------------------------------------------------------------
-
-
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """Return the smallest sample that is not below ``percent`` % of all samples (nearest rank).
+    """Return the smallest sample that ``percent`` % of all samples do not exceed (nearest rank).
 
     Raises ValueError if there are no samples.
     """
@@ -159,7 +169,7 @@ def percentile(samples: Sequence[float], percent: float) -> float:
 
 
 def show_ms(seconds: float) -> str:
-    """Turn 0.00123 into ``1.23 ms``; values below a tenth of a millisecond are in µs."""
+    """Return a duration as text, such as ``1.23 ms`` for 0.00123. Below 0.1 ms, the unit is µs."""
     if seconds < 0.0001:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

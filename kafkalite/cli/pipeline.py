@@ -1,6 +1,6 @@
 """``kl pipeline``: runs, lists and validates Spark pipelines declared in files.
 
-The work is done by ``sparkbridge.pipelines``, part of the extra ``spark``, which is imported when a
+The package ``sparkbridge.pipelines``, part of the extra ``spark``, does the work. It is imported when a
 command needs it.
 """
 
@@ -74,7 +74,10 @@ def pipeline() -> None:
 @invocation.debug_option
 @output_option
 def list_(directory: Path | None) -> None:
-    """List the pipelines of DIRECTORY; without it, the shipped ones and those of the current directory."""
+    """List the pipelines of DIRECTORY.
+
+    The default is the shipped pipelines, and the pipelines of the current directory.
+    """
     files = part("files")
     shipped = files.shipped()
     directories = [directory] if directory else [each for each in (shipped, Path()) if each is not None]
@@ -104,7 +107,7 @@ def _row(file: Any) -> dict[str, Any]:
 
 
 def shown_path(path: Path) -> Path:
-    """Return the path relative to the current directory if it is below it."""
+    """Return a path below the current directory as a relative path. Return other paths unchanged."""
     with contextlib.suppress(ValueError):
         return path.resolve().relative_to(Path.cwd())
     return path
@@ -137,7 +140,7 @@ def validate(paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
 
 
 def _read(files: Any, path: Path, overrides: tuple[str, ...]) -> Any:
-    """Read the file and apply --set. Raises NotFoundError, and UsageError for an unreadable one."""
+    """Read the file and apply --set. Raises NotFoundError, and UsageError if it cannot be read."""
     try:
         return files.read(path, overrides)
     except FileNotFoundError as problem:
@@ -147,7 +150,7 @@ def _read(files: Any, path: Path, overrides: tuple[str, ...]) -> Any:
 
 
 def _nearest(files: Any, path: Path) -> str:
-    """Return a hint for a missing file: the pipeline with the most similar name, or the list."""
+    """Return a hint for a missing file: the most similar pipeline, or how to list pipelines."""
     from difflib import get_close_matches
 
     if path.is_dir() and files.find(path):
@@ -206,14 +209,7 @@ Examples:
     "--spark-log", type=click.Path(path_type=Path), metavar="FILE", help="Write Spark's output to a file."
 )
 @client_options
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json", "jsonl"]),
-    expose_value=False,
-    callback=lambda context, parameter, value: _remember_output(context, value),
-    help="jsonl also has a line per batch.  [default: table]",
-)
+@invocation.output_choice(("table", "json", "jsonl"), "jsonl also has a line per batch.")
 def run(
     path: Path,
     demo: bool,
@@ -303,11 +299,6 @@ def _fast_start() -> Any:
     return import_module("sparkbridge.local.fast_start")
 
 
-def _remember_output(context: click.Context, value: str | None) -> None:
-    if value is not None:
-        context.ensure_object(invocation.Invocation).output = value
-
-
 def _check_writable(log: Path | None) -> None:
     if log is None:
         return
@@ -344,7 +335,7 @@ def _trigger(text: str | None, once: bool) -> str:
 
 @contextlib.contextmanager
 def brokers(current: invocation.Invocation, *, is_demo: bool) -> Iterator[str]:
-    """Yield the given bootstrap servers or, for a demo, those of an embedded broker."""
+    """Yield the given bootstrap servers. For a demo without them, start an embedded broker."""
     if not is_demo or current.bootstrap_source != "default":
         yield current.bootstrap_servers
         return
@@ -354,7 +345,7 @@ def brokers(current: invocation.Invocation, *, is_demo: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def own_broker() -> Iterator[str]:
-    """Yield the bootstrap servers of a broker in memory, on the thread of this process's clients."""
+    """Run a broker in memory, in the thread of this process's clients. Yield its bootstrap servers."""
     from kafkalite.broker.broker import Broker
     from kafkalite.loop_thread import shared_loop_thread
 
@@ -417,10 +408,10 @@ def _check_topics(declared: Any) -> None:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C or SIGTERM came. A second one raises KeyboardInterrupt.
+    """Yield a function that returns whether Ctrl-C or SIGTERM was received.
 
-    pyspark's own handler would fail the query, and an exception during a call to the JVM breaks that
-    call.
+    A second signal raises KeyboardInterrupt. pyspark's own handler would fail the query, and an exception
+    during a call to the JVM breaks that call.
     """
     has_come = False
 
@@ -435,7 +426,7 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
 
     try:
         before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread, which handles signals
+    except ValueError:  # not in the main thread, the only one that handles signals
         yield is_asked
         return
     try:

@@ -13,24 +13,25 @@ from typing import Any, Final, Self
 
 import click
 
-from kafkalite.cli.output import Column, coloured, pick, plural, print_document, print_listing, write
+from kafkalite.cli.output import Column, coloured, pick, plural, print_document, print_listing, rows_of, write
 
 _REPAINT_SECONDS: Final = 0.2
 _MAX_CELL: Final = 60
 _COLUMNS: Final = (
-    Column("name", "QUERY"),
-    Column("sink", "SINK"),
-    Column("batches", "BATCHES", show=lambda n: f"{n:,}"),
-    Column("rows", "ROWS IN", show=lambda n: f"{n:,}"),
-    Column("rows_per_second", "ROWS/S", show=lambda n: f"{n:,.0f}"),
-    Column("batch_ms", "BATCH", show=lambda ms: f"{ms:,.0f} ms"),
-    Column("lag", "LAG", show=lambda n: "-" if n is None else f"{n:,}"),
-    Column("group", "GROUP"),
+    Column("name", "QUERY", read="tally.name"),
+    Column("sink", "SINK", read="sink.text"),
+    Column("batches", "BATCHES", show=lambda n: f"{n:,}", read="tally.batches"),
+    Column("rows", "ROWS IN", show=lambda n: f"{n:,}", read="tally.rows"),
+    Column("rows_per_second", "ROWS/S", show=lambda n: f"{n:,.0f}", read="tally.rows_per_second"),
+    Column("batch_ms", "BATCH", show=lambda ms: f"{ms:,.0f} ms", read="tally.batch_ms"),
+    Column("lag", "LAG", show=lambda n: "-" if n is None else f"{n:,}", read="tally.lag"),
+    Column("late", read="tally.late"),
+    Column("group", "GROUP", read="group_id"),
 )
 
 
 class Watcher:
-    """Receives every event of a running pipeline. On a terminal it repaints one line on stderr."""
+    """Receives every event of a running pipeline. On a terminal, it repaints one line on stderr."""
 
     def __init__(self, output: str = "table", *, is_quiet: bool = False, stream: Any = None) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -52,7 +53,7 @@ class Watcher:
             self._paint(text)
 
     def begin(self, text: str) -> None:
-        """Paint a step on a terminal; elsewhere print a line, so that a log is not silent for long."""
+        """Show the current step: repaint the line on a terminal, else print a new line."""
         if self._is_painted:
             self._paint(text)
         elif not self._is_quiet:
@@ -139,30 +140,18 @@ def report_row(report: Any) -> dict[str, Any]:
     return {
         "pipeline": report.run.pipeline.name,
         "was_stopped": report.was_stopped,
-        "queries": _query_rows(report),
+        "queries": rows_of(report.run.queries, _COLUMNS),
         "checks": [finding._asdict() for finding in report.findings],
     }
 
 
-def _query_rows(report: Any) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": each.tally.name,
-            "sink": each.sink.text,
-            **pick(each.tally, "batches", "rows", "rows_per_second", "batch_ms", "lag", "late"),
-            "group": report.run.pipeline.group_id(each.sink),
-        }
-        for each in report.run.queries
-    ]
-
-
 def print_report(report: Any, output: str, rows: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Print the report. ``rows`` of console sinks are part of the json document."""
+    """Print the report. The ``rows`` of console sinks are part of the JSON document."""
     if output in {"json", "jsonl"}:
         shown = {"rows": list(rows)} if output == "json" else {}
         print_document(report_row(report) | shown, output)
         return
-    print_listing(_query_rows(report), _COLUMNS, output)
+    print_listing(rows_of(report.run.queries, _COLUMNS), _COLUMNS, output)
     for each in report.run.queries:
         if each.tally.late:
             text = f"{each.tally.late:,} rows were dropped: older than the watermark"

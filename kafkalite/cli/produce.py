@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _BLOCK_RECORDS: Final = 10_000
 _IN_DOUBT: Final = "sent, and perhaps committed,"  # while the commit request is outstanding
-_BURSTS_PER_SECOND: Final = 20  # granularity of --rate
+_BURSTS_PER_SECOND: Final = 20  # how often per second a part is sent with --rate
 _PER_SECOND: Final = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -56,7 +56,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_header(text: str) -> tuple[str, bytes | None]:
-    """Parse ``name=value``; a ``name`` alone has a null value."""
+    """Parse ``name=value``. A ``name`` alone has a null value."""
     name, equals, value = text.partition("=")
     if not name:
         raise UsageError(f"header {text!r} has no name; write -H name=value")
@@ -95,9 +95,7 @@ Binary data is {"b64":"…"}; only "value" is required, and may be null."""
 @click.option(
     "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header for every record."
 )
-@click.option(
-    "-p", "--partition", type=click.IntRange(min=0), metavar="N", help="The partition of every record."
-)
+@invocation.number_option("-p", "--partition", help="The partition of every record.", minimum=0)
 @click.option("--any-partition", is_flag=True, help="Ignore the partitions in JSON lines.")
 @click.option("-Z", "--null", "empty_is_null", is_flag=True, help="An empty key or value is null.")
 @click.option(
@@ -141,7 +139,7 @@ def produce(
     quiet: bool,
     dry_run: bool,
 ) -> None:
-    """Send records to TOPIC from stdin or FILES; with TOPIC '-' each JSON line names its own."""
+    """Send records to TOPIC from stdin or FILES; if TOPIC is '-', each JSON line names its topic."""
     if topic_flag is not None:
         files = (Path(topic), *files) if topic else files
         topic = topic_flag
@@ -206,7 +204,7 @@ class _Job:
     dry_run: bool
     sent_count: int = 0
     failed_count: int = 0
-    fate: str = "acknowledged"  #: of the sent records
+    fate: str = "acknowledged"  #: the state of the sent records, for messages
     topics: set[str] = field(default_factory=set)
 
     async def run(self, current: Invocation, settings: dict[str, Any]) -> None:
@@ -232,7 +230,7 @@ class _Job:
             bar.close()
 
     async def _send_in_transaction(self, producer: Producer, bar: Progress) -> None:
-        """Send all records or none: on a failure the transaction is aborted."""
+        """Send all records in one transaction. If sending fails, the transaction is aborted."""
         self.fate = "aborted"
         try:
             async with producer.transaction():
@@ -290,8 +288,7 @@ class _Job:
             raise first
         sent = plural(self.sent_count, "record")
         raise PartialFailureError(
-            f"{sent} acknowledged, then {self.failed_count:,} not: {first.message}",
-            hint=first.hint,
+            f"{sent} acknowledged, then {self.failed_count:,} not: {first.message}", hint=first.hint
         ) from first
 
     def _count(self, blocks: list[Block]) -> None:
@@ -320,10 +317,10 @@ class _Job:
                 yield blocks
 
     def _bar(self) -> Progress:
-        from kafkalite.cli.progress import NoProgress, bar_on
+        from kafkalite.cli.progress import Progress, bar_on
 
         if not self.progress:
-            return NoProgress()
+            return Progress()
         sizes = [path.stat().st_size for path in self.files if str(path) != "-" and path.is_file()]
         total_bytes = sum(sizes) if len(sizes) == len(self.files) else None
         return bar_on(sys.stderr, "producing", total_bytes=total_bytes)

@@ -1,20 +1,12 @@
-"""A progress bar on stderr if that is a terminal. rich is imported with the first bar."""
+"""A progress bar on stderr, if that is a terminal. rich is imported with the first bar."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 
-class Progress(Protocol):
-    def advance_bytes(self, count: int) -> None: ...
-
-    def advance_records(self, count: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class NoProgress:
-    """Prints nothing."""
+class Progress:
+    """Ignores the progress."""
 
     def advance_bytes(self, count: int) -> None:
         pass
@@ -26,8 +18,8 @@ class NoProgress:
         pass
 
 
-class _Bar:
-    """Shows progress in bytes if their total is known, otherwise in records; and the record count."""
+class _Bar(Progress):
+    """Shows the number of records, and the progress in bytes if their total is known, else in records."""
 
     def __init__(self, stream: Any, title: str, total_bytes: int | None, total_records: int | None) -> None:
         from rich.console import Console
@@ -74,8 +66,8 @@ def bar_on(
 ) -> Progress:
     """Return a bar on ``stream`` if it is a terminal and rich is installed."""
     if not stream.isatty():
-        return NoProgress()
+        return Progress()
     try:
         return _Bar(stream, title, total_bytes, total_records)
     except ImportError:
-        return NoProgress()
+        return Progress()

@@ -37,7 +37,7 @@ class Anchor(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One side of a range. ``number`` is an offset, a count or milliseconds since the epoch."""
+    """One side of a range. ``number`` is an offset, a count, or milliseconds since the epoch."""
 
     anchor: Anchor
     number: int = 0
@@ -45,7 +45,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """``first`` is inclusive; ``stop`` is exclusive, or None for a range that never ends."""
+    """A range: ``first`` is inclusive; ``stop`` is exclusive, or None if the range never ends."""
 
     first: Bound
     stop: Bound | None = None
@@ -96,7 +96,10 @@ def _bound(text: str) -> Bound | None:
 
 
 def _time_range(text: str, now_ms: int, zone: tzinfo | None) -> OffsetRange | None:
-    """Parse one time, so that ``@09:30`` is half past nine; else two, split at the first colon that fits."""
+    """Parse one time, or two times that are separated by the first colon at which both parts are valid.
+
+    One time is tried first, so that ``@09:30`` is half past nine.
+    """
     whole = _time(text, now_ms, zone)
     if whole is not None:
         return OffsetRange(Bound(Anchor.TIME, whole))
@@ -135,10 +138,9 @@ def _time(text: str, now_ms: int, zone: tzinfo | None) -> int | None:
 def resolve(
     bound: Bound, *, log_start_offset: int, log_end_offset: int, offset_at: Mapping[int, int | None]
 ) -> int:
-    """Return the offset of a bound in one partition, within [log_start_offset, log_end_offset].
+    """Return the offset of a bound in one partition, from the log start to the log end, both inclusive.
 
-    ``offset_at`` maps each timestamp to the first offset at or after it, or None if all records are
-    older.
+    ``offset_at`` maps each timestamp to the first offset at or after it, or to None if all records are older.
     """
     match bound.anchor:
         case Anchor.START:

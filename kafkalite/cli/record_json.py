@@ -64,12 +64,15 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def to_line(record: Record) -> bytes:
-    """Return one line of jsonl with its newline."""
+    """Return a record as one line of jsonl with its newline."""
     return _encode(to_document(record)).encode() + b"\n"
 
 
 def decode_bytes(document: Any, what: str) -> bytes | None:
-    """Return the bytes behind ``encode_bytes``, or other JSON in its shortest form. Raises ValueError."""
+    """Return the bytes that ``encode_bytes`` encoded, or other JSON in its shortest form.
+
+    Raises ValueError.
+    """
     if document is None:
         return None
     if isinstance(document, str):
@@ -95,7 +98,7 @@ def _headers(document: Any) -> Headers:
 
 
 def from_document(document: Any, parse_timestamp: Callable[[str], int]) -> Draft:
-    """Turn a decoded line into a record to produce. Raises ValueError, which explains the mistake."""
+    """Convert a decoded line to a record to produce. Raises ValueError, which explains the mistake."""
     if not isinstance(document, dict):
         raise ValueError(f"a record is a JSON object with the fields {', '.join(FIELDS)}")
     unknown = document.keys() - _KNOWN

@@ -86,7 +86,7 @@ def start(
     log_level: str,
     rejoin: bool,
 ) -> None:
-    """Run a node in the foreground. SIGTERM and Ctrl-C shut it down in order."""
+    """Run a node in the foreground. SIGTERM and Ctrl-C shut it down cleanly."""
     if rejoin:
         overrides = (*overrides, "controller.quorum.rejoin=true")
     settings = _load(file, overrides, data)
@@ -113,9 +113,7 @@ def start(
 @click.option("--data", type=click.Path(path_type=Path), help="The data directory: log.dirs.")
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="One setting.")
 @click.option("--cluster-id", help="Join this cluster.  [default: cluster.id, or a new one]")
-@click.option(
-    "--node-id", type=click.IntRange(min=0), metavar="N", help="This node's number.  [default: node.id]"
-)
+@invocation.number_option("--node-id", help="This node's number.  [default: node.id]", minimum=0)
 @click.option("--if-not-formatted", is_flag=True, help="Accept a directory that is already formatted.")
 @click.option("--dry-run", is_flag=True, help="Show the result, change nothing.")
 @debug_option
@@ -161,11 +159,8 @@ def format_directory(
     print_document(document, invocation.current().output)
 
 
-# --- running ---------------------------------------------------------------------------------------
-
-
 async def serve(config: BrokerConfig, when_up: Callable[[Broker], Awaitable[None]]) -> None:
-    """Run a broker until SIGTERM, SIGINT or its own failure, then stop it in order.
+    """Run a broker until SIGTERM, SIGINT or its own failure, then stop it cleanly.
 
     A second signal exits at once. Raises the error that made the broker fail.
     """
@@ -188,7 +183,7 @@ async def serve(config: BrokerConfig, when_up: Callable[[Broker], Awaitable[None
 
 @contextmanager
 def stop_signals(before_exit: Callable[[], None] = lambda: None) -> Iterator[asyncio.Future[Any]]:
-    """Yield a future that SIGTERM or SIGINT completes. A second one exits at once, after ``before_exit``."""
+    """Yield a future that SIGTERM or SIGINT completes. A second signal calls ``before_exit`` and exits."""
     import asyncio
 
     stop = asyncio.Event()
@@ -201,7 +196,7 @@ def stop_signals(before_exit: Callable[[], None] = lambda: None) -> Iterator[asy
 
     loop = asyncio.get_running_loop()
     for number in _STOP_SIGNALS:
-        with suppress(NotImplementedError):  # no signals on this event loop: Ctrl-C still cancels the task
+        with suppress(NotImplementedError):  # no signals on this event loop; Ctrl-C still cancels the task
             loop.add_signal_handler(number, on_signal)
     stopped = asyncio.ensure_future(stop.wait())
     try:
@@ -214,7 +209,7 @@ def stop_signals(before_exit: Callable[[], None] = lambda: None) -> Iterator[asy
 
 
 async def finishes_first(work: Coroutine[Any, Any, object], stopped: asyncio.Future[Any]) -> bool:
-    """Whether ``work`` ends before ``stopped``, which cancels it. Raises the errors of ``work``."""
+    """Run ``work`` until it ends or ``stopped`` completes. Return whether it ended. Raises its errors."""
     import asyncio
 
     task = asyncio.ensure_future(work)

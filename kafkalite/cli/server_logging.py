@@ -1,7 +1,7 @@
 """Logging of a server process: structured lines on stderr, readable or JSON.
 
-Other modules log through the standard library. Values from outside are escaped (S13): control
-characters of a client id or a topic name neither reach a terminal nor start a new line.
+Other modules log through the standard library. Values from outside are escaped (S13), so that control
+characters in a client id or a topic name neither reach a terminal nor start a new line.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ LogFormat = Literal["console", "json"]
 
 
 def configure(level: str = "info", log_format: LogFormat | None = None, stream: TextIO | None = None) -> None:
-    """Send every log record of the process to ``stream``, by default stderr.
+    """Send every log record of the process to ``stream`` (default: stderr).
 
-    ``log_format`` None: console on a terminal, JSON elsewhere. Replaces any earlier configuration.
+    If ``log_format`` is None, it is console on a terminal and JSON elsewhere. Replaces any earlier
+    configuration.
     """
     out = sys.stderr if stream is None else stream
     is_terminal = out.isatty()
@@ -52,7 +53,7 @@ def configure(level: str = "info", log_format: LogFormat | None = None, stream: 
 
 
 def unfold_fields(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Turn the Fields of a log record into keys of the event. A structlog processor."""
+    """Convert the Fields of a log record to keys of the event. A structlog processor."""
     record: logging.LogRecord | None = event.get("_record")
     arguments = event.pop("positional_args", None)
     if record is not None and isinstance(arguments, tuple):

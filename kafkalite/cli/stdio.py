@@ -1,7 +1,7 @@
-"""Reads stdin and writes stdout beside an event loop; reads can be cancelled, closed pipes are detected.
+"""Reads stdin and writes stdout beside an event loop. Reads can be cancelled; closed pipes are detected.
 
-Pipes and terminals are read on a daemon thread: they must not be made non-blocking, since the shell
-shares them, and a thread of the loop's executor would delay Ctrl-C until the next line.
+Pipes and terminals are read on a daemon thread. They must not be made non-blocking, because the shell shares
+them, and a thread of the loop's executor would delay Ctrl-C until the next line.
 """
 
 # Tests: tests/cli/test_processes.py
@@ -74,30 +74,17 @@ async def _threaded_chunks(descriptor: int) -> AsyncIterator[bytes]:
         yield item
 
 
-class Output:
-    """Writes to stdout, with one flush per batch. Raises BrokenPipeError when the reader is gone."""
-
-    def __init__(self) -> None:
-        sys.stdout.flush()
-        self._stream = sys.stdout.buffer
-
-    def write(self, data: bytes) -> None:
-        self._stream.write(data)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-
 @contextmanager
 def printing(printer: Printer) -> Iterator[Callable[[Sequence[Record]], None]]:
-    """Print the head now and the tail at the end. Yields a function that prints records and flushes."""
-    output = Output()
+    """Print the head on entry and the tail on exit. Yield a function that prints records and flushes."""
+    sys.stdout.flush()
+    stream = sys.stdout.buffer
 
     def show(data: bytes) -> None:
-        output.write(data)
-        output.flush()
+        stream.write(data)
+        stream.flush()
 
-    show(printer.head())
+    show(printer.head)
     try:
         yield lambda records: show(printer.body(records))
     finally:
@@ -105,10 +92,10 @@ def printing(printer: Printer) -> Iterator[Callable[[Sequence[Record]], None]]:
 
 
 async def until_pipe_closes(work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work`` until the reader of stdout is gone, even while there is nothing to write.
+    """Run ``work``, but only until the reader of stdout is gone, even if there is nothing to write.
 
-    ``kl consume events | head -1`` ends when head ends, not at the next event. Raises BrokenPipeError
-    when the reader is gone.
+    ``kl consume events | head -1`` ends when head ends, not at the next event. Raises BrokenPipeError when
+    the reader is gone.
     """
     import asyncio
 

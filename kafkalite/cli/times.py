@@ -1,4 +1,4 @@
-"""Parses the times that people type. Pure: the current time and the time zone are arguments.
+"""Parses times as people write them. Pure: the current time and the time zone are arguments.
 
 A time without a zone is local time, as in ``date`` and ``journalctl --since``.
 """
@@ -14,16 +14,16 @@ from kafkalite.durations import parse_duration
 
 _EPOCH = re.compile(r"0|[0-9]{9,16}")
 _CLOCK_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?")
-_FIRST_EPOCH_IN_MS: Final = 10**11  # read as seconds this is the year 5138, as milliseconds 1973
+_FIRST_EPOCH_IN_MS: Final = 10**11  # in seconds, this is the year 5138; in milliseconds, 1973
 
 TIME_EXAMPLES: Final = "2015-05-17, 2015-05-17T10:05:03Z, 1431857103, -1h, today, 09:30"
 
 
 def parse_time(text: str, *, now_ms: int, zone: tzinfo | None = None) -> int:
-    """Parse a time into milliseconds since the Unix epoch.
+    """Parse a time into milliseconds since the Unix epoch. Raises ValueError.
 
-    RFC 3339, dates, ``09:30`` (today), epoch seconds or milliseconds, ``-1h`` and ``+5m`` from now,
-    ``now``, ``today``, ``yesterday``, ``tomorrow``. ``zone`` None is the system's. Raises ValueError.
+    Accepts RFC 3339, dates, ``09:30`` (today), epoch seconds or milliseconds, ``-1h`` and ``+5m`` from now,
+    ``now``, ``today``, ``yesterday``, ``tomorrow``. A ``zone`` of None is the system's time zone.
     """
     cleaned = text.strip()
     if cleaned[:1] in {"-", "+"}:
@@ -65,7 +65,7 @@ def _to_ms(moment: datetime, zone: tzinfo | None) -> int:
 
 
 def format_time(timestamp_ms: int) -> str:
-    """Return milliseconds since the epoch as RFC 3339 in UTC; ``-`` for no time or one out of range."""
+    """Return milliseconds since the epoch as RFC 3339 in UTC; ``-`` if there is no time or it is invalid."""
     if timestamp_ms < 0:
         return "-"
     try:

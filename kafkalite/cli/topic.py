@@ -34,7 +34,7 @@ def topic() -> None:
 
 
 async def _each(names: tuple[str, ...], act: Callable[[str], Awaitable[None]]) -> None:
-    """Call ``act`` for each name. The error of a single name is raised; those of several are reported."""
+    """Call ``act`` for each name. Raise the error of a single name; report the errors of several names."""
     failures: list[KafkaliteError] = []
     for name in names:
         try:
@@ -47,14 +47,11 @@ async def _each(names: tuple[str, ...], act: Callable[[str], Awaitable[None]]) -
 
 
 def _raise_any(failures: list[KafkaliteError], count: int) -> None:
-    """Raise the first failure if all of ``count`` topics failed, PartialFailureError if some did."""
+    """Raise the first failure if all of ``count`` topics failed, PartialFailureError if only some did."""
     if failures and len(failures) == count:
         raise failures[0]
     if failures:
         raise PartialFailureError(f"{len(failures)} of {count} topics failed")
-
-
-# --- create ----------------------------------------------------------------------------------------
 
 
 @topic.command(
@@ -66,16 +63,8 @@ Examples:
 )
 @click.argument("names", nargs=-1, metavar="NAME…")
 @click.option("--topic", "flags", multiple=True, hidden=True)
-@click.option(
-    "-p", "--partitions", type=click.IntRange(min=1), metavar="N", help="How many.  [default: the broker's]"
-)
-@click.option(
-    "-r",
-    "--replication-factor",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Copies of each.  [default: the broker's]",
-)
+@invocation.number_option("-p", "--partitions", help="How many.  [default: the broker's]")
+@invocation.number_option("-r", "--replication-factor", help="Copies of each.  [default: the broker's]")
 @click.option(
     "-c", "--config", "configs", multiple=True, metavar="NAME=VALUE", help="A setting of the topic."
 )
@@ -119,9 +108,6 @@ def create(
         await _each(wanted, act)
 
     connect.ask_admin(main)
-
-
-# --- list and describe -----------------------------------------------------------------------------
 
 
 @topic.command("list")
@@ -210,9 +196,6 @@ def describe(
         print_descriptions(only_partitions(documents, problems), current.output, is_filtered=bool(problems))
 
 
-# --- alter -----------------------------------------------------------------------------------------
-
-
 @topic.command(
     epilog="""\b
 Examples:
@@ -222,13 +205,7 @@ Examples:
 )
 @click.argument("name", required=False, shell_complete=complete_topics)
 @click.option("--topic", "flag", hidden=True)
-@click.option(
-    "-p",
-    "--partitions",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="The new number, above the current one.",
-)
+@invocation.number_option("-p", "--partitions", help="The new number, above the current one.")
 @click.option("-c", "--config", "configs", multiple=True, metavar="NAME=VALUE", help="Set.")
 @click.option("--unset", multiple=True, metavar="NAME", help="Back to the broker's value.")
 @click.option("--dry-run", is_flag=True, help="Let the broker check the request, change nothing.")
@@ -273,9 +250,6 @@ async def _alter(
         )
 
 
-# --- delete ----------------------------------------------------------------------------------------
-
-
 @topic.command()
 @click.argument("names", nargs=-1, metavar="NAME…", shell_complete=complete_topics)
 @click.option("--topic", "flags", multiple=True, hidden=True)
@@ -301,7 +275,7 @@ def delete(names: tuple[str, ...], flags: tuple[str, ...], yes: bool, if_exists:
 
 
 async def _weigh(admin: Admin, names: tuple[str, ...]) -> tuple[dict[str, str], dict[str, KafkaliteError]]:
-    """Return a text on the data that would be lost, by topic, and the error of each missing topic."""
+    """Return the data that would be lost, as text by topic, and the error of each missing topic."""
     found: dict[str, str] = {}
     missing: dict[str, KafkaliteError] = {}
     for name in names:

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
     from kafkalite.client.cluster.client import ClusterClient
 
-#: The sizes of a broker that does not respond in time are omitted.
+#: The time limit for the sizes of one broker. Those of slower brokers are omitted.
 _LOG_DIRS_TIMEOUT_MS: Final = 2_000
 
 
 def _shown_lag(lag: dict[str, int]) -> str:
-    """Return ``3:120`` for each follower that is behind, in records; ``0`` if none is."""
+    """Return ``3:120`` for each follower that is 120 records behind; ``0`` if none is behind."""
     return ",".join(f"{node_id}:{records}" for node_id, records in lag.items() if records) or "0"
 
 
@@ -135,7 +135,7 @@ def _partition(state: PartitionMetadata, extent: Extent | None, logs: Logs) -> d
 
 
 def only_partitions(documents: Sequence[dict[str, Any]], problems: Sequence[str]) -> list[dict[str, Any]]:
-    """Keep only partitions that have one of ``problems``: "leaderless", "under_replicated". Pure."""
+    """Keep only the partitions that have one of ``problems``: "leaderless", "under_replicated". Pure."""
     if not problems:
         return list(documents)
 

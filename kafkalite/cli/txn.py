@@ -1,4 +1,4 @@
-"""``kl txn``: lists, describes and aborts transactions, and finds hanging ones."""
+"""``kl txn``: lists, describes and aborts transactions, and finds hanging transactions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafkalite.cli.completion import complete_topics, complete_transactional_ids
 from kafkalite.cli.exit_codes import UsageError
 from kafkalite.cli.invocation import client_options, duration_ms, listing_options
 from kafkalite.cli.offset_queries import partitions_of
-from kafkalite.cli.output import Column, pick, plural, print_document, print_listing, write
+from kafkalite.cli.output import Column, names_of, pick, plural, print_document, print_listing, rows_of, write
 from kafkalite.cli.times import format_time
 from kafkalite.durations import format_duration
 from kafkalite.errors import InvalidTxnStateError
@@ -28,31 +28,36 @@ if TYPE_CHECKING:
 
 STATES: Final = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort")
 _OPEN_STATES: Final = ("Ongoing", "PrepareCommit", "PrepareAbort")
-#: Default of transaction.max.timeout.ms: no coordinator leaves a transaction open for longer.
+#: The default of transaction.max.timeout.ms. No coordinator leaves a transaction open for longer.
 LONGEST_MS: Final = 900_000
 
 _COLUMNS: Final = (
-    Column("name", "TRANSACTIONAL ID"),
+    Column("name", "TRANSACTIONAL ID", read="transactional_id"),
     Column("state", "STATE"),
-    Column("open_ms", "OPEN FOR", show=lambda ms: "-" if ms is None else format_duration(ms)),
+    Column(
+        "open_ms",
+        "OPEN FOR",
+        show=lambda ms: "-" if ms is None else format_duration(ms),
+        read=lambda each: each.duration_ms if each.state in _OPEN_STATES else None,
+    ),
     Column("producer_id", "PRODUCER"),
-    Column("coordinator", "COORDINATOR"),
+    Column("coordinator", "COORDINATOR", read="coordinator_id"),
 )
 _MEMBER_COLUMNS: Final = (
-    Column("name", "MEMBER"),
+    Column("name", "MEMBER", read="writer"),
     Column("batch_id", "BATCH"),
     Column("state", "STATE"),
     Column("producer_id", "PRODUCER"),
     Column("producer_epoch", "EPOCH"),
-    Column("started", "STARTED"),
-    Column("partitions", "PARTITIONS"),
+    Column("started", "STARTED", read=lambda writer: format_time(writer.start_ms)),
+    Column("partitions", "PARTITIONS", read=lambda writer: names_of(writer.partitions)),
 )
 _HANGING_COLUMNS: Final = (
-    Column("name", "PARTITION"),
-    Column("producer_id", "PRODUCER"),
-    Column("producer_epoch", "EPOCH"),
-    Column("start_offset", "START OFFSET"),
-    Column("last_write", "LAST WRITE"),
+    Column("name", "PARTITION", read=lambda each: str(each.partition)),
+    Column("producer_id", "PRODUCER", read="producer.producer_id"),
+    Column("producer_epoch", "EPOCH", read="producer.producer_epoch"),
+    Column("start_offset", "START OFFSET", read="producer.transaction_start_offset"),
+    Column("last_write", "LAST WRITE", read=lambda each: format_time(each.producer.last_timestamp_ms)),
 )
 
 
@@ -75,16 +80,8 @@ def txn() -> None:
 @listing_options
 def list_(states: tuple[str, ...], open_for: int) -> None:
     """List transactional ids and their state."""
-    rows = [
-        {
-            "name": each.transactional_id,
-            "state": each.state,
-            "open_ms": each.duration_ms if each.state in _OPEN_STATES else None,
-            "producer_id": each.producer_id,
-            "coordinator": each.coordinator_id,
-        }
-        for each in connect.ask_admin(lambda admin: admin.list_transactions(states, min_duration_ms=open_for))
-    ]
+    listed = connect.ask_admin(lambda admin: admin.list_transactions(states, min_duration_ms=open_for))
+    rows = rows_of(listed, _COLUMNS)
     none = "no transactional ids" + (" in that state" if states else "")
     none += f" open for {format_duration(open_for)}" if open_for else ""
     print_listing(rows, _COLUMNS, invocation.current().output, if_empty=none)
@@ -111,7 +108,7 @@ def describe(name: str) -> None:
         {
             **pick(described, "transactional_id", "state", "producer_id", "producer_epoch", "timeout_ms"),
             "started": None if described.start_ms < 0 else format_time(described.start_ms),
-            "partitions": [str(tp) for tp in described.partitions],
+            "partitions": names_of(described.partitions),
             "coordinator_epoch": described.coordinator_epoch,
         },
         current.output,
@@ -119,15 +116,7 @@ def describe(name: str) -> None:
 
 
 def _print_group(described: TransactionGroupDescription, output: str) -> None:
-    rows = [
-        {
-            "name": writer.writer,
-            **pick(writer, "batch_id", "state", "producer_id", "producer_epoch"),
-            "started": format_time(writer.start_ms),
-            "partitions": [str(tp) for tp in writer.partitions],
-        }
-        for writer in described.writers
-    ]
+    rows = rows_of(described.writers, _MEMBER_COLUMNS)
     document = {
         "application_id": described.application_id,
         "last_batch_id": described.last_batch_id if described.last_batch_id >= 0 else None,
@@ -189,7 +178,7 @@ async def _abort(admin: Admin, name: str) -> None:
 def _hanging(
     name: str | None, hanging: str | None, producer_id: int | None, start_offset: int | None
 ) -> tuple[TopicPartition, int, int] | None:
-    """Return the hanging transaction to abort, or None for a transactional id's. Raises UsageError."""
+    """Return the hanging transaction to abort; None if ``name`` is given instead. Raises UsageError."""
     if hanging is None:
         if name is None:
             raise UsageError("no transaction given: name a TRANSACTIONAL_ID, or --hanging TOPIC-PARTITION")
@@ -244,15 +233,7 @@ def find_hanging(topics: tuple[str, ...], older_than: int) -> None:
         return await admin.find_hanging_transactions(partitions, min_age_ms=older_than), len(partitions)
 
     found, looked_at = connect.ask_admin(main)
-    rows = [
-        {
-            "name": str(each.partition),
-            **pick(each.producer, "producer_id", "producer_epoch"),
-            "start_offset": each.producer.transaction_start_offset,
-            "last_write": format_time(each.producer.last_timestamp_ms),
-        }
-        for each in found
-    ]
+    rows = rows_of(found, _HANGING_COLUMNS)
     none = f"none in {plural(looked_at, 'partition')}"
     print_listing(rows, _HANGING_COLUMNS, current.output, if_empty=none)
     if rows and current.output in {"table", "wide"}:

@@ -1,9 +1,9 @@
 """Options of producer, consumer and admin: Kafka's names, defaults and bounds, and the parsed configs.
 
 Each field of a config declares its option once: type, default, bounds and documentation. The registries are
-made from the fields; parsing, documentation and error texts follow from them. An option may be spelled
-``linger.ms`` (in a mapping) or ``linger_ms`` (as a keyword argument). The ``...Settings`` classes repeat the
-names for type checkers alone, which need them written out.
+made from the fields; parsing, documentation and error texts are derived from them. The name of an option is
+``linger.ms`` in a mapping and ``linger_ms`` as a keyword argument. The ``...Settings`` classes repeat the
+names only for type checkers, which need them written out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_LONG: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonConfig:
-    """Options of every client. An admin has no others."""
+    """Options of every client. An admin has no other options."""
 
     bootstrap_servers: tuple[str, ...] = option_field(
         ("localhost:9092",),
@@ -32,10 +32,7 @@ class CommonConfig:
     )
     client_id: str = option_field("kafkalite", "A name for this client in the broker's logs.")
     request_timeout_ms: int = option_field(
-        30_000,
-        "How long to wait for the response to a request.",
-        minimum=1,
-        maximum=_MAX_INT,
+        30_000, "How long to wait for the response to a request.", minimum=1, maximum=_MAX_INT
     )
     default_api_timeout_ms: int = option_field(
         60_000,
@@ -44,29 +41,24 @@ class CommonConfig:
         maximum=_MAX_INT,
     )
     retry_backoff_ms: int = option_field(
-        100,
-        "The pause before the first retry. It doubles with each one.",
-        minimum=0,
+        100, "The pause before the first retry. It doubles with each one.", minimum=0
     )
     retry_backoff_max_ms: int = option_field(1_000, "The longest pause between retries.", minimum=0)
     reconnect_backoff_ms: int = option_field(
-        50,
-        "The pause before the first reconnect. It doubles with each one.",
-        minimum=0,
+        50, "The pause before the first reconnect. It doubles with each one.", minimum=0
     )
     reconnect_backoff_max_ms: int = option_field(1_000, "The longest pause between reconnects.", minimum=0)
     socket_connection_setup_timeout_ms: int = option_field(
-        10_000,
-        "How long setting up a connection may take, including the version handshake.",
-        minimum=1,
+        10_000, "How long setting up a connection may take, including the version handshake.", minimum=1
     )
     metadata_max_age_ms: int = option_field(300_000, "Metadata older than this is fetched again.", minimum=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerConfig(CommonConfig):
-    """Invariants: batch_size <= max_request_size <= buffer_memory; linger_ms <= delivery_timeout_ms; with a
-    transactional_id, enable_idempotence and acks=all.
+    """Options of a producer. A transactional_id implies enable_idempotence and acks=all.
+
+    Invariants: batch_size <= max_request_size <= buffer_memory; linger_ms < delivery_timeout_ms.
     """
 
     acks: Acks = option_field(  # noqa: RUF009
@@ -134,9 +126,7 @@ class ProducerConfig(CommonConfig):
         choices=("none", "gzip", "snappy", "lz4", "zstd"),
     )
     compression_level: int | None = option_field(
-        None,
-        "The codec's level. If unset, the codec's default.",
-        kind="int",
+        None, "The codec's level. If unset, the codec's default.", kind="int"
     )
     partitioner: str = option_field(
         "roundrobin",
@@ -154,7 +144,10 @@ class ProducerConfig(CommonConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig(CommonConfig):
-    """Invariant: an instance id and at_most_once have a group; at_most_once commits automatically."""
+    """Options of a consumer.
+
+    Invariants: group_instance_id and at_most_once need a group_id; at_most_once needs auto-commit.
+    """
 
     auto_offset_reset: str = option_field(
         "latest",
@@ -162,14 +155,10 @@ class ConsumerConfig(CommonConfig):
         choices=("earliest", "latest", "none"),
     )
     fetch_min_bytes: int = option_field(
-        1,
-        "The broker responds to a fetch as soon as it has this many bytes.",
-        minimum=0,
+        1, "The broker responds to a fetch as soon as it has this many bytes.", minimum=0
     )
     fetch_max_wait_ms: int = option_field(
-        500,
-        "The broker responds to a fetch after this time at the latest.",
-        minimum=0,
+        500, "The broker responds to a fetch after this time at the latest.", minimum=0
     )
     fetch_max_bytes: int = option_field(
         50 * MIB,
@@ -177,9 +166,7 @@ class ConsumerConfig(CommonConfig):
         minimum=1,
     )
     max_partition_fetch_bytes: int = option_field(
-        MIB,
-        "The most bytes of one partition in one response, and of what is fetched ahead of it.",
-        minimum=1,
+        MIB, "The most bytes of one partition in one response, and of what is fetched ahead of it.", minimum=1
     )
     max_poll_records: int = option_field(500, "The most records that one get_many() returns.", minimum=1)
     check_crcs: bool = option_field(True, "Check each batch's CRC-32C.")
@@ -189,12 +176,10 @@ class ConsumerConfig(CommonConfig):
         choices=("read_uncommitted", "read_committed"),
     )
     allow_auto_create_topics: bool = option_field(
-        True,
-        "Whether subscribing to an unknown topic may create it. The broker must allow it, too.",
+        True, "Whether subscribing to an unknown topic may create it. The broker must allow it, too."
     )
     group_id: str | None = option_field(
-        None,
-        "The consumer group. Its members share the partitions, and it stores their committed offsets.",
+        None, "The consumer group. Its members share the partitions, and it stores their committed offsets."
     )
     group_instance_id: str | None = option_field(
         None,
@@ -202,12 +187,10 @@ class ConsumerConfig(CommonConfig):
         "its partitions back without a rebalance.",
     )
     group_remote_assignor: str | None = option_field(
-        None,
-        "How partitions are assigned: uniform or range. If unset, the broker's first choice.",
+        None, "How partitions are assigned: uniform or range. If unset, the broker's first choice."
     )
     enable_auto_commit: bool = option_field(
-        True,
-        "Whether a group member commits the offsets of processed records automatically.",
+        True, "Whether a group member commits the offsets of processed records automatically."
     )
     auto_commit_interval_ms: int = option_field(
         5_000,
@@ -239,7 +222,7 @@ CONSUMER_OPTIONS: Final = options_of(ConsumerConfig)
 
 
 class CommonSettings(TypedDict, total=False):
-    """Keyword arguments of every client; ``ADMIN_OPTIONS`` documents them."""
+    """Keyword arguments of every client. ``ADMIN_OPTIONS`` documents them."""
 
     client_id: str
     request_timeout_ms: int
@@ -253,7 +236,7 @@ class CommonSettings(TypedDict, total=False):
 
 
 class ProducerSettings(CommonSettings, total=False):
-    """Keyword arguments of Producer; ``PRODUCER_OPTIONS`` documents them."""
+    """Keyword arguments of Producer. ``PRODUCER_OPTIONS`` documents them."""
 
     acks: int | Literal["0", "1", "all", "-1"]
     enable_idempotence: bool
@@ -273,7 +256,7 @@ class ProducerSettings(CommonSettings, total=False):
 
 
 class ConsumerSettings(CommonSettings, total=False):
-    """Keyword arguments of Consumer; ``CONSUMER_OPTIONS`` documents them."""
+    """Keyword arguments of Consumer. ``CONSUMER_OPTIONS`` documents them."""
 
     auto_offset_reset: Literal["earliest", "latest", "none"]
     fetch_min_bytes: int
@@ -294,7 +277,7 @@ class ConsumerSettings(CommonSettings, total=False):
 
 
 BootstrapServers = str | Sequence[str]
-"""``"host:port,host:port"``, ``"inproc://name"``, or a list of such."""
+"""``"host:port,host:port"``, ``"inproc://name"``, or a list of these."""
 
 C = TypeVar("C", bound=CommonConfig)
 
@@ -314,54 +297,39 @@ def producer_config(settings: Mapping[str, Any], *, source: str = "") -> Produce
     values["enable_idempotence"] = _idempotence(values, source)
     values["codec"] = Codec.parse(values.pop("compression_type") or "none")
     values["batch_size"] = min(values["batch_size"], values["max_request_size"])
-    if values["buffer_memory"] < values["max_request_size"]:
-        raise ConfigError(
-            key="buffer.memory",
-            value=values["buffer_memory"],
-            allowed=f"max.request.size ({values['max_request_size']}) or more, for a request must fit",
-            source=source,
-        )
-    if values["linger_ms"] >= values["delivery_timeout_ms"]:
-        raise ConfigError(
-            key="linger.ms",
-            value=values["linger_ms"],
-            allowed=f"less than delivery.timeout.ms ({values['delivery_timeout_ms']})",
-            source=source,
-        )
+    buffer, request = values["buffer_memory"], values["max_request_size"]
+    allowed = f"max.request.size ({request}) or more, for a request must fit"
+    _check(buffer >= request, "buffer.memory", buffer, allowed, source)
+    linger, timeout = values["linger_ms"], values["delivery_timeout_ms"]
+    _check(linger < timeout, "linger.ms", linger, f"less than delivery.timeout.ms ({timeout})", source)
     return ProducerConfig(**values)
 
 
 def _idempotence(values: Mapping[str, Any], source: str) -> bool:
-    """Whether the producer is idempotent. As in Kafka, the default is yes if other settings allow it."""
+    """Return whether the producer is idempotent. As in Kafka, it is by default if other settings allow it."""
     asked: bool | None = values["enable_idempotence"]
     because = "enable.idempotence=true"
     if values["transactional_id"] is not None:
-        _check_transactional_id(values["transactional_id"], source)
+        given, limit = values["transactional_id"], MAX_TRANSACTIONAL_ID_LENGTH
+        is_fit = 1 <= len(given) <= limit
+        _check(is_fit, "transactional.id", given[:50], f"a name of 1 to {limit} characters", source)
         because = "transactional.id"
-        if asked is False:
-            raise ConfigError(
-                key="enable.idempotence", value=asked, allowed=f"true with {because}", source=source
-            )
+        _check(asked is not False, "enable.idempotence", asked, f"true with {because}", source)
         asked = True
     for key, value, is_fit, allowed in (
         ("acks", int(values["acks"]), values["acks"] is Acks.ALL, "all"),
         ("retries", values["retries"], values["retries"] > 0, "1 or more"),
     ):
         if not is_fit:
-            if asked:
-                raise ConfigError(key=key, value=value, allowed=f"{allowed} with {because}", source=source)
+            _check(not asked, key, value, f"{allowed} with {because}", source)
             return False
     return True if asked is None else asked
 
 
-def _check_transactional_id(transactional_id: str, source: str) -> None:
-    if not 1 <= len(transactional_id) <= MAX_TRANSACTIONAL_ID_LENGTH:
-        raise ConfigError(
-            key="transactional.id",
-            value=transactional_id[:50],
-            allowed=f"a name of 1 to {MAX_TRANSACTIONAL_ID_LENGTH} characters",
-            source=source,
-        )
+def _check(is_met: bool, key: str, value: Any, allowed: str, source: str) -> None:
+    """Raise ConfigError for the option ``key`` unless ``is_met``."""
+    if not is_met:
+        raise ConfigError(key=key, value=value, allowed=allowed, source=source)
 
 
 def consumer_config(settings: Mapping[str, Any], *, source: str = "") -> ConsumerConfig:
@@ -369,25 +337,16 @@ def consumer_config(settings: Mapping[str, Any], *, source: str = "") -> Consume
     values = _by_python_name(CONSUMER_OPTIONS, settings, source)
     values["isolation_level"] = IsolationLevel[values["isolation_level"].upper()]
     config = ConsumerConfig(**values)
-    if config.group_id == "":
-        raise ConfigError(key="group.id", value="", allowed="a name, or unset for no group", source=source)
-    if config.is_at_most_once and not config.enable_auto_commit:
-        raise ConfigError(
-            key="enable.auto.commit",
-            value=False,
-            allowed="true with processing.guarantee=at_most_once, which commits before it gives records",
-            source=source,
-        )
-    for key in ("group.instance.id", "group.remote.assignor"):
-        if config.group_id is None and getattr(config, key.replace(".", "_")) is not None:
-            raise ConfigError(key="group.id", value=None, allowed=f"set with {key}", source=source)
-    if config.group_id is None and config.is_at_most_once:
-        raise ConfigError(
-            key="group.id",
-            value=None,
-            allowed="set with processing.guarantee=at_most_once, for a group remembers what was given",
-            source=source,
-        )
+    _check(config.group_id != "", "group.id", "", "a name, or unset for no group", source)
+    allowed = "true with processing.guarantee=at_most_once, which commits before it gives records"
+    is_met = config.enable_auto_commit or not config.is_at_most_once
+    _check(is_met, "enable.auto.commit", False, allowed, source)
+    if config.group_id is None:
+        for key in ("group.instance.id", "group.remote.assignor"):
+            is_unset = getattr(config, key.replace(".", "_")) is None
+            _check(is_unset, "group.id", None, f"set with {key}", source)
+        allowed = "set with processing.guarantee=at_most_once, for a group remembers what was given"
+        _check(not config.is_at_most_once, "group.id", None, allowed, source)
     return config
 
 
@@ -401,11 +360,6 @@ def merged(config: Mapping[str, Any] | None, arguments: Mapping[str, Any]) -> di
 def _by_python_name(registry: OptionRegistry, settings: Mapping[str, Any], source: str) -> dict[str, Any]:
     given = {name: value for name, value in settings.items() if value is not None}
     parsed = registry.defaults() | registry.parse(given, source=source)
-    if not parsed["bootstrap.servers"]:
-        raise ConfigError(
-            key="bootstrap.servers",
-            value="",
-            allowed="at least one host:port or inproc://name",
-            source=source,
-        )
+    allowed = "at least one host:port or inproc://name"
+    _check(bool(parsed["bootstrap.servers"]), "bootstrap.servers", "", allowed, source)
     return {registry.get(name).python_name: value for name, value in parsed.items()}

@@ -1,1 +1,1 @@
-"""Consumer groups: which member owns which partition, and the committed offsets of each group. Pure."""
+"""Consumer groups: the assignment of partitions to members, and each group's committed offsets. Pure."""

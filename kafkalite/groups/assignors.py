@@ -1,7 +1,7 @@
-"""The assignors ``uniform`` and ``range``, which decide the partitions of each member.
+"""The assignors ``uniform`` and ``range``, which assign partitions to members.
 
-Both are deterministic functions of values. Each partition of a subscribed topic goes to exactly one of
-its subscribers.
+Both are deterministic and pure. Each partition of a subscribed topic is assigned to exactly one of its
+subscribers.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Final
 from kafkalite.groups.member import NO_PARTITIONS, Partitions, TopicIdPartition
 
 Subscribers = Mapping[str, frozenset[str]]
-"""Member -> the ids of the topics it subscribes to, in the order of instance id or member id."""
+"""{member: ids of its subscribed topics}, ordered by instance id or member id."""
 Counts = Mapping[str, int]
-"""Topic id -> number of partitions."""
+"""{topic id: partition count}"""
 Targets = Mapping[str, Partitions]
-"""Member -> the partitions it is to own."""
+"""{member: partitions assigned to it}"""
 
 
 def uniform(members: Subscribers, counts: Counts, previous: Targets) -> dict[str, Partitions]:
-    """Assign all partitions evenly and move as few as possible.
+    """Assign all partitions evenly, and move as few as possible.
 
-    If all subscriptions are equal, the loads of two members differ by at most one partition, and the
-    fewest possible partitions move. If they differ, no single move would make the loads of two members
-    more equal.
+    If all members have the same subscription, their loads differ by at most one partition and the number
+    of moved partitions is minimal. Otherwise, moving any single partition to another subscriber would not
+    make the loads of those two members more equal.
     """
     if not members:
         return {}
@@ -46,7 +46,7 @@ def _uniform_alike(
     unowned = set(everything)
     quota, extra = divmod(len(everything), len(members))
     kept: dict[str, Partitions] = {}
-    # If two members had the same partition before, which no coordinator decides, the first one keeps it.
+    # Two members never have the same previous partition in practice. If they do, the first one keeps it.
     for member in members:
         kept[member] = previous.get(member, NO_PARTITIONS) & unowned
         unowned -= kept[member]
@@ -85,7 +85,7 @@ def _uniform_mixed(members: Subscribers, counts: Counts, previous: Targets) -> d
     owned: dict[str, set[TopicIdPartition]] = {member: set() for member in members}
     unowned: list[TopicIdPartition] = []
     owner_before = {partition: member for member in members for partition in previous.get(member, ())}
-    # Topics with few subscribers come first, because their partitions have the least choice.
+    # Assign topics with few subscribers first, because their partitions have the fewest possible owners.
     for topic_id in sorted(subscribers, key=lambda topic_id: (len(subscribers[topic_id]), topic_id)):
         for number in range(counts[topic_id]):
             partition = TopicIdPartition(topic_id, number)
@@ -102,9 +102,9 @@ def _uniform_mixed(members: Subscribers, counts: Counts, previous: Targets) -> d
 
 
 def _level(owned: dict[str, set[TopicIdPartition]], subscribers: Mapping[str, list[str]]) -> None:
-    """Move partitions to members with at least two fewer until no such pair of members exists.
+    """Move partitions to members with at least two fewer, until no such move is possible.
 
-    Each move lowers the sum of the squared loads, so the loop ends.
+    Each move decreases the sum of the squared loads, so the loop ends.
     """
     has_moved = True
     while has_moved:
@@ -123,11 +123,10 @@ def _level(owned: dict[str, set[TopicIdPartition]], subscribers: Mapping[str, li
 
 
 def range_(members: Subscribers, counts: Counts, previous: Targets) -> dict[str, Partitions]:
-    """Assign each member a range of each topic; topics with equal counts and subscribers get equal ranges.
+    """Assign each member a range of each topic. Topics with equal counts and subscribers get equal ranges.
 
-    So partition n of two such topics belongs to the same member, as joins need (co-partitioning).
-    Members keep the order of their earlier ranges, and new members come last, so that few partitions
-    move.
+    Partition n of two such topics therefore belongs to the same member, as joins need (co-partitioning).
+    Members keep the order of their previous ranges and new members come last, so that few partitions move.
     """
 
     def rank(member: str) -> tuple[bool, float]:

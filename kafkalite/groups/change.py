@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from kafkalite.coordinator_types import Instant, StateRecord, TopicShape
+from kafkalite.coordinator_types import Instant, StateRecord, Topics
 from kafkalite.groups import record_codec
 from kafkalite.groups.assignors import ASSIGNORS
 from kafkalite.groups.group import Group
@@ -28,20 +29,15 @@ from kafkalite.protocol.messages.groups import GroupEvent
 
 
 class GroupChange:
-    """A group's new state, which takes effect when ``records`` are replayed.
+    """A group's next state, which takes effect when ``records`` are replayed.
 
-    First call the methods for members, then ``rebalance`` if there is a new generation, then
-    ``reconcile`` for the member of the request. ``reconcile`` uses the group's state before the change,
-    without the removed members.
+    First call the methods for members, then ``rebalance`` if a new generation is needed, then ``reconcile``
+    for the member of the request. ``reconcile`` uses the group's state before the change, without the
+    removed members.
     """
 
     def __init__(
-        self,
-        group: Group,
-        settings: GroupSettings,
-        patterns: PatternCache,
-        topics: Mapping[str, TopicShape],
-        now: Instant,
+        self, group: Group, settings: GroupSettings, patterns: PatternCache, topics: Topics, now: Instant
     ) -> None:
         self.members = dict(group.members)
         self.group_epoch = group.group_epoch
@@ -53,10 +49,8 @@ class GroupChange:
         self._topics = topics
         self._now = now
 
-    # --- members
-
     def subscribe(self, member_id: str, subscription: Subscription) -> None:
-        """Let a member join, or change its subscription."""
+        """Add a member or change its subscription."""
         before = self.members.get(member_id)
         if before is None:
             self.members[member_id] = Member(subscription, NO_PARTITIONS, NOTHING_HELD)
@@ -64,10 +58,10 @@ class GroupChange:
             return
         else:
             self.members[member_id] = before._replace(subscription=subscription)
-        self.records.append(record_codec.subscription_record(self._group.group_id, member_id, subscription))
+        self._record(record_codec.SUBSCRIPTION, subscription, member_id)
 
     def remove(self, member_ids: Iterable[str]) -> None:
-        """Remove members that leave or are expelled. Their partitions are free at once."""
+        """Remove members that leave or are expelled. Their partitions are available at once."""
         group_id = self._group.group_id
         for member_id in member_ids:
             del self.members[member_id]
@@ -75,12 +69,12 @@ class GroupChange:
                 self.records.append(StateRecord(record_codec.key_of(kind, group_id, member_id), None))
 
     def step_out(self, member_id: str) -> None:
-        """Let a static member leave temporarily: it owns nothing, and no other member gets its partitions."""
+        """Let a static member leave temporarily. It owns nothing, but its target stays reserved for it."""
         away = CurrentAssignment(STATIC_LEAVE_EPOCH, 0, NO_PARTITIONS, NO_PARTITIONS)
         self._put_current(member_id, away)
 
     def succeed(self, member_id: str, predecessor_id: str, subscription: Subscription) -> None:
-        """Let a static member return under another member id, with the target of its old member id."""
+        """Let a static member rejoin, possibly with a new member id, with the target of its predecessor."""
         target = self.members[predecessor_id].target
         if member_id != predecessor_id:
             self.remove([predecessor_id])
@@ -93,16 +87,18 @@ class GroupChange:
 
     def _put_target(self, member_id: str, target: Partitions) -> None:
         self.members[member_id] = self.members[member_id]._replace(target=target)
-        self.records.append(record_codec.target_record(self._group.group_id, member_id, target, self.names))
+        self._record(record_codec.TARGET, [target], member_id)
 
     def _put_current(self, member_id: str, current: CurrentAssignment) -> None:
         self.members[member_id] = self.members[member_id]._replace(current=current)
-        self.records.append(record_codec.current_record(self._group.group_id, member_id, current, self.names))
+        self._record(record_codec.CURRENT, current, member_id)
 
-    # --- the group
+    def _record(self, kind: int, value: Iterable[Any], *key: str | int) -> None:
+        key = (self._group.group_id, *key)
+        self.records.append(record_codec.record(kind, value, *key, names=self.names))
 
     def subscribed_shapes(self) -> dict[str, tuple[str, int]]:
-        """Return the existing topics with subscribers: name -> (topic id, partition count)."""
+        """Return {name: (topic id, partition count)} of the existing topics that have subscribers."""
         names: set[str] = set()
         for subscription in {member.subscription[4:6]: None for member in self.members.values()}:
             names.update(subscription[0])
@@ -113,7 +109,7 @@ class GroupChange:
         }
 
     def rebalance(self, cause: str, detail: str) -> None:
-        """Begin a new generation: the next group epoch, its cause, and the targets of all members."""
+        """Begin a new generation: increment the group epoch, record its cause, assign all targets."""
         group = self._group
         self.group_epoch += 1
         shapes = self.subscribed_shapes()
@@ -130,11 +126,13 @@ class GroupChange:
             len(self.members),
             sum(count for _, count in shapes.values()),
         )
-        self.records.append(record_codec.group_record(group.group_id, state))
-        self.records.append(record_codec.event_record(group.group_id, event))
+        self._record(record_codec.GROUP, state)
+        # A ring of keys: the event replaces that of the generation 64 earlier.
+        self._record(record_codec.EVENT, event, self.group_epoch % record_codec.JOURNAL_SIZE)
 
     def _choose_assignor(self) -> str:
-        """Return the assignor that most members requested; in a tie or without any, the broker's first."""
+        """Return the assignor that most members requested. If it is a tie, or none did, return the broker's
+        first."""
         known = self._settings.assignors
         votes = Counter(
             member.subscription.assignor
@@ -161,14 +159,12 @@ class GroupChange:
             if target != members[member_id].target:
                 self._put_target(member_id, target)
 
-    # --- one member
-
     def reconcile(self, member_id: str, stated_epoch: int, owned: Partitions | None) -> CurrentAssignment:
-        """Bring a member's assignment as close to its target as the other members allow (R38). Return it.
+        """Bring a member's assignment as close to its target as the other members allow, and return it (R38).
 
-        ``stated_epoch`` and ``owned`` are from its heartbeat. A partition to revoke counts as released
-        when a heartbeat *at the current epoch* no longer lists it. The member sent that heartbeat after
-        it had received the revocation; a delayed or repeated heartbeat has an earlier epoch.
+        ``stated_epoch`` and ``owned`` are from its heartbeat. A partition to revoke counts as released when a
+        heartbeat *at the current epoch* no longer lists it. The member sent that heartbeat after it had
+        received the revocation, whereas a delayed or repeated heartbeat has an earlier epoch.
         """
         member = self.members[member_id]
         current, target = member.current, member.target
@@ -177,14 +173,14 @@ class GroupChange:
             revoking &= owned
         assigned = current.assigned
         if self.group_epoch != current.member_epoch:
-            # A revocation needs a new epoch (see above). Without a new target there is nothing to revoke.
+            # A revocation requires a new epoch (see above). Without a new target there is nothing to revoke.
             revoking |= assigned - target
             assigned &= target
         if len(assigned) != len(target):
             assigned |= self.available_to(member_id, target - assigned - revoking)
         if assigned == current.assigned:
-            assigned = current.assigned  # the same object makes comparisons cheap
-        # A member's first epoch is the oldest that it may send: a lower epoch belongs to an earlier member.
+            assigned = current.assigned  # reuse the same object, which makes comparisons cheap
+        # The first epoch of a member is the oldest that it may send. A lower epoch is from an earlier member.
         previous_epoch = max(current.previous_epoch, stated_epoch) or self.group_epoch
         new = CurrentAssignment(self.group_epoch, previous_epoch, assigned, revoking)
         if new[0] != current[0] or new[2:] != current[2:]:
@@ -193,7 +189,7 @@ class GroupChange:
         return current
 
     def available_to(self, member_id: str, wanted: Partitions) -> Partitions:
-        """Return the wanted partitions that no other member still owns (R38)."""
+        """Return those of the ``wanted`` partitions that no other member owns (R38)."""
         owners, members = self._group.owners, self.members
         return frozenset(
             [

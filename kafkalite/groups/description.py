@@ -1,4 +1,4 @@
-"""Responses to requests that list and describe groups."""
+"""Builds the responses to requests that list and describe groups."""
 
 # Tests: tests/groups/test_machine.py
 
@@ -24,7 +24,7 @@ _NONE = int(ErrorCode.NONE)
 
 
 def list_groups(groups: Iterable[Group], request: ListGroupsRequest) -> ListGroupsResponse:
-    """Return the groups in one of the requested states, by name."""
+    """Return the groups in the requested states, sorted by name."""
     wanted = {state.lower() for state in request.states}
     listed = [
         ListedGroup(group.group_id, state, group.group_epoch, len(group.members))
@@ -37,7 +37,7 @@ def list_groups(groups: Iterable[Group], request: ListGroupsRequest) -> ListGrou
 def describe_groups(
     groups: Mapping[str, Group], request: DescribeGroupsRequest, now: Instant
 ) -> DescribeGroupsResponse:
-    """Describe the requested groups. A missing group has state Dead and error GROUP_ID_NOT_FOUND."""
+    """Describe the requested groups. A missing group has the state Dead and the error GROUP_ID_NOT_FOUND."""
     described = []
     for group_id in request.group_ids:
         group = groups.get(group_id)
@@ -78,7 +78,7 @@ def _describe(group: Group, now: Instant, *, include_journal: bool) -> Described
         None,
         group.describe_state(),
         group.group_epoch,
-        group.group_epoch,  # targets are written in the same decision as the epoch
+        group.group_epoch,  # the assignment epoch, because a decision contains both epoch and targets
         group.state.assignor,
         members,
         group.journal if include_journal else [],

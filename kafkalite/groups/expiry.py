@@ -1,4 +1,4 @@
-"""Effects of time and topic changes on groups: expelled members, new targets, expired offsets and groups."""
+"""Changes of groups due to time or topics: expelled members, new targets, expired offsets and groups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from kafkalite.coordinator_types import Instant, StateRecord, TopicShape
+from kafkalite.coordinator_types import Instant, StateRecord, Topics
 from kafkalite.groups.change import GroupChange
 from kafkalite.groups.group import Group
 from kafkalite.groups.offset_rules import offset_tombstone
@@ -17,13 +17,13 @@ from kafkalite.groups.settings import GroupSettings
 from kafkalite.model import NO_TIMESTAMP
 
 MAX_RECORDS_PER_TICK: Final = 1_000
-MAX_OFFSETS_PER_TICK: Final = 10_000  # checked per tick, at 0.6 µs each
+MAX_OFFSETS_PER_TICK: Final = 10_000  # checked in one tick, at 0.6 µs each
 
 
 class Expiry:
-    """Finds due changes of the groups of one coordinator, a bounded number of records at a time.
+    """Finds due changes of one coordinator's groups, with a bounded number of records at a time.
 
-    Invariant: no member's deadline is before ``_members_due_ms``.
+    Invariant: no member's deadline is earlier than ``_members_due_ms``.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class Expiry:
         self._pending = pending
         self._settings = settings
         self._patterns = patterns
-        self._topics: Mapping[str, TopicShape] | None = None  # topics at the last comparison
+        self._topics: Topics | None = None  # topics at the last comparison
         self._members_due_ms: int | None = None
         self._retention_due_ms: int | None = None
-        self._to_check: deque[str] = deque()  # groups whose offsets are still to be checked
+        self._to_check: deque[str] = deque()  # groups whose offsets must still be checked
 
     def begin(self, now: Instant) -> None:
-        """Schedule a check of everything, after the groups are loaded."""
+        """Schedule a check of members, topics and offsets. Called when the groups are loaded."""
         self._topics = None
         self._members_due_ms = now.monotonic_ms
         self._retention_due_ms = now.monotonic_ms + self._settings.retention_check_interval_ms
@@ -54,19 +54,19 @@ class Expiry:
             self._members_due_ms = deadline_ms
 
     def next_deadline_ms(self) -> int | None:
-        """Return when ``tick`` may have work (monotonic)."""
+        """Return the monotonic time at which ``tick`` may have work, or None."""
         dues = [due_ms for due_ms in (self._members_due_ms, self._retention_due_ms) if due_ms is not None]
         if self._to_check:
-            return 0  # the rest of a check is overdue
+            return 0  # a check is incomplete and must continue now
         return min(dues, default=None)
 
-    def tick(self, now: Instant, topics: Mapping[str, TopicShape]) -> list[StateRecord]:
-        """Return the records of due changes."""
+    def tick(self, now: Instant, topics: Topics) -> list[StateRecord]:
+        """Return the records of the changes that are due, at most about MAX_RECORDS_PER_TICK."""
         records: list[StateRecord] = []
         if topics is not self._topics:
             self._compare_topics(records, now, topics)
             if records:
-                return records  # the members of these groups may be due as well: the next tick checks them
+                return records  # members of these groups may be due too; the next tick checks them
             self._topics = topics
         if self._members_due_ms is not None and now.monotonic_ms >= self._members_due_ms:
             self._expel(records, now, topics)
@@ -79,11 +79,7 @@ class Expiry:
             self._check_retention(records, now, topics)
         return records
 
-    # --- topics
-
-    def _compare_topics(
-        self, records: list[StateRecord], now: Instant, topics: Mapping[str, TopicShape]
-    ) -> None:
+    def _compare_topics(self, records: list[StateRecord], now: Instant, topics: Topics) -> None:
         for group in self._groups.values():
             if len(records) >= MAX_RECORDS_PER_TICK:
                 return
@@ -101,10 +97,8 @@ class Expiry:
                         for partition in group.offsets.partitions(topic)[:room]
                     ]
 
-    # --- members
-
-    def _expel(self, records: list[StateRecord], now: Instant, topics: Mapping[str, TopicShape]) -> None:
-        """Expel the members whose session or rebalance timeout has expired."""
+    def _expel(self, records: list[StateRecord], now: Instant, topics: Topics) -> None:
+        """Add the records that expel members whose session or rebalance timeout has expired."""
         timeout_ms = self._settings.session_timeout_ms
         next_due_ms: int | None = None
         for group in self._groups.values():
@@ -130,15 +124,11 @@ class Expiry:
             change.rebalance("MemberExpired" if silent else "MemberFenced", "; ".join(details))
             records += change.records
             if len(records) >= MAX_RECORDS_PER_TICK:
-                return  # the deadline stays: the next tick continues
+                return  # ``_members_due_ms`` is unchanged, so the next tick continues
         if not records:
             self._members_due_ms = next_due_ms
 
-    # --- offsets
-
-    def _check_retention(
-        self, records: list[StateRecord], now: Instant, topics: Mapping[str, TopicShape]
-    ) -> None:
+    def _check_retention(self, records: list[StateRecord], now: Instant, topics: Topics) -> None:
         looked_at = 0
         while self._to_check and len(records) < MAX_RECORDS_PER_TICK and looked_at < MAX_OFFSETS_PER_TICK:
             group = self._groups.get(self._to_check.popleft())
@@ -156,7 +146,7 @@ class Expiry:
             records += self._expired_offsets(group, now)
 
     def _expired_offsets(self, group: Group, now: Instant) -> list[StateRecord]:
-        """Return tombstones of offsets that were neither committed nor in use for the retention time."""
+        """Return tombstones of the offsets that were neither committed nor in use for the retention time."""
         pending = {(key.topic, key.partition) for key in self._pending.keys_of(group.group_id)}
         expired: list[StateRecord] = []
         for topic, partition in group.offsets:
@@ -169,14 +159,14 @@ class Expiry:
         return expired
 
     def tombstones(self, group: Group) -> list[StateRecord]:
-        """Return the tombstones that delete a group without members; its offsets have separate tombstones."""
+        """Return the tombstones that delete a group without members, except those of its offsets."""
         group_id = group.group_id
         keys = [key_of(EVENT, group_id, slot) for slot in group.event_slots]
         return [StateRecord(key, None) for key in [*keys, key_of(GROUP, group_id)]]
 
 
 def _difference(before: Mapping[str, tuple[str, int]], after: Mapping[str, tuple[str, int]]) -> str:
-    """Describe the changes of a group's topics. The text is empty if nothing changed."""
+    """Describe the differences between a group's topics as text. Return "" if there are none."""
     if before == after:
         return ""
     parts = []

@@ -1,4 +1,4 @@
-"""One group: the state in its records, and its members' sessions, which are not recorded."""
+"""One group: the state that its records determine, and its members' sessions, which are not recorded."""
 
 # Tests: tests/groups/test_machine.py
 
@@ -36,20 +36,20 @@ _NEW_MEMBER: Final = Member(_NO_SUBSCRIPTION, NO_PARTITIONS, NOTHING_HELD)
 
 @dataclass(slots=True)
 class Session:
-    """The volatile state of a member. A new coordinator starts every session again."""
+    """The volatile state of a member. A new coordinator restarts every session."""
 
-    last_seen_ms: int  #: monotonic: time of the last request or response
-    revoke_deadline_ms: int | None = None  #: monotonic: end of the rebalance timeout
-    named_epoch: int = 0  #: the highest epoch that the member has sent
-    stated: Partitions | None = None  #: the partitions in the member's last list; None before the first
+    last_seen_ms: int  #: monotonic time of the last request, or of the start of the session
+    revoke_deadline_ms: int | None = None  #: monotonic end of the rebalance timeout, if it runs
+    named_epoch: int = 0  #: the epoch in the member's last accepted request
+    stated: Partitions | None = None  #: the partitions that the member listed last; None before the first
 
 
 class Group:
     """The state of one group.
 
-    Invariants: ``owners`` maps exactly the partitions that members own or have yet to release, each to
-    its one owner (R38); ``instances`` maps the instance ids of ``members`` to member ids; ``sessions``
-    has the keys of ``members``.
+    Invariants: ``owners`` maps each partition that a member owns or has yet to release to its only owner
+    (R38). ``instances`` maps the instance ids of ``members`` to member ids. ``sessions`` and ``members``
+    have the same keys.
     """
 
     def __init__(self, group_id: str) -> None:
@@ -59,7 +59,7 @@ class Group:
         self.sessions: dict[str, Session] = {}
         self.instances: dict[str, str] = {}
         self.owners: dict[TopicIdPartition, str] = {}
-        self.names: dict[str, str] = {}  #: topic id -> name, including deleted topics that are still owned
+        self.names: dict[str, str] = {}  #: topic id -> name; includes deleted topics that members still own
         self.offsets = Offsets()
         self._events: dict[int, GroupEvent] = {}
 
@@ -74,7 +74,7 @@ class Group:
 
     @property
     def journal(self) -> list[GroupEvent]:
-        """The causes of the last generations, oldest first."""
+        """The causes of the last generations, from oldest to newest."""
         return sorted(self._events.values(), key=lambda event: event.group_epoch)
 
     @property
@@ -82,7 +82,7 @@ class Group:
         return sorted(self._events)
 
     def describe_state(self) -> str:
-        """Return Empty, Reconciling or Stable, never Assigning, because a decision contains its targets."""
+        """Return Empty, Reconciling or Stable; never Assigning, because a decision contains the targets."""
         if not self.members:
             return EMPTY
         is_settled = all(
@@ -91,10 +91,8 @@ class Group:
         )
         return STABLE if is_settled else RECONCILING
 
-    # --- replay
-
     def replay_group(self, state: GroupState | None) -> None:
-        """Replay the group's own record."""
+        """Replay the record of the group itself."""
         self.state = state or NO_STATE
         if state is not None:
             if len(self.names) > 2 * len(state.topics) + 16:
@@ -103,7 +101,7 @@ class Group:
             self.names.update((topic_id, name) for name, (topic_id, _) in state.topics.items())
 
     def replay_subscription(self, member_id: str, subscription: Subscription | None, now: Instant) -> None:
-        """Replay a member's subscription."""
+        """Replay a member's subscription, or its removal if None."""
         member = self._member(member_id, now)
         instance_id = member.subscription.instance_id
         if instance_id is not None and self.instances.get(instance_id) == member_id:
@@ -141,7 +139,7 @@ class Group:
         self._put(member_id, member._replace(current=current))
 
     def replay_event(self, slot: int, event: GroupEvent | None) -> None:
-        """Replay the cause of a generation."""
+        """Replay the cause of a generation, or its removal if None."""
         if event is None:
             self._events.pop(slot, None)
         else:
@@ -156,7 +154,7 @@ class Group:
 
     def _put(self, member_id: str, member: Member) -> None:
         # A member has three records and is deleted by three tombstones. Compaction may have removed some
-        # records of an earlier member, so a member is removed when all three are gone, not at any single
+        # records of an earlier member, so a member is removed when all three are gone, not at a single
         # tombstone.
         if member == _NEW_MEMBER:
             self.members.pop(member_id, None)
@@ -165,7 +163,7 @@ class Group:
             self.members[member_id] = member
 
     def on_loaded(self, now: Instant) -> None:
-        """Start all sessions and revocation deadlines again, because a new coordinator takes over."""
+        """Restart all sessions and revocation deadlines, because a new coordinator takes over."""
         for member_id, session in self.sessions.items():
             member = self.members[member_id]
             session.last_seen_ms = now.monotonic_ms
@@ -175,15 +173,9 @@ class Group:
                 else None
             )
 
-    def durable(self) -> object:
-        """Return the state that the records determine, for comparing two replays."""
-        return (self.state, self.members, self.owners, self.instances, self._events, self.offsets.packed())
-
-    # --- questions
-
     def session_deadline_ms(self, member_id: str, session_timeout_ms: int) -> int:
-        """Return when the member is expelled unless it sends a heartbeat or releases its partitions
-        (monotonic).
+        """Return the monotonic time at which the member is expelled, unless it sends a heartbeat or releases
+        its partitions before.
         """
         session = self.sessions[member_id]
         deadline_ms = session.last_seen_ms + session_timeout_ms

@@ -1,17 +1,17 @@
-"""The heartbeat, the one request of a group member (KIP-848): join, keep, release, leave.
+"""The heartbeat, the only request of a group member (KIP-848): it joins, stays, releases and leaves.
 
 ::
 
     member_epoch   known member                                        unknown member
     0              receives its assignment again                       joins, or replaces its instance
-    -1             is removed, its partitions are free                 UNKNOWN_MEMBER_ID
-    -2             static: owns nothing, its target is kept            UNKNOWN_MEMBER_ID
-    current        is reconciled; receives any change                  UNKNOWN_MEMBER_ID
-    previous ...   lost a response: receives the assignment again      UNKNOWN_MEMBER_ID
+    -1             is removed; its partitions become available         UNKNOWN_MEMBER_ID
+    -2             static: owns nothing, but keeps its target          UNKNOWN_MEMBER_ID
+    current        is reconciled, and receives any change              UNKNOWN_MEMBER_ID
+    previous ...   missed a response; receives the assignment again    UNKNOWN_MEMBER_ID
     any other      FENCED_MEMBER_EPOCH                                 UNKNOWN_MEMBER_ID
 
-"Previous ..." are the epochs from the last one that the member sent: it may have missed several
-responses. A heartbeat of an instance id that now belongs to another member: FENCED_INSTANCE_ID.
+"Previous ..." means all epochs from the last one that the member sent, because it may have missed several
+responses. A heartbeat with an instance id that now belongs to another member receives FENCED_INSTANCE_ID.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kafkalite.coordinator_types import Caller, Decision, Instant, TopicShape
+from kafkalite.coordinator_types import Caller, Decision, Instant, Topics
 from kafkalite.errors import (
     ErrorCode,
     FencedInstanceIdError,
@@ -51,7 +51,7 @@ from kafkalite.protocol.messages.groups import (
     ConsumerGroupHeartbeatResponse,
 )
 
-MAX_NAME_LENGTH: Final = 255  # characters of a group id, member id or instance id
+MAX_NAME_LENGTH: Final = 255  # characters in a group id, member id or instance id
 _NONE: Final = int(ErrorCode.NONE)
 
 
@@ -64,13 +64,9 @@ class HeartbeatRules:
         self._patterns = patterns
 
     def decide(
-        self,
-        request: ConsumerGroupHeartbeatRequest,
-        caller: Caller,
-        now: Instant,
-        topics: Mapping[str, TopicShape],
+        self, request: ConsumerGroupHeartbeatRequest, caller: Caller, now: Instant, topics: Topics
     ) -> Decision:
-        """Return the changes and the response of a heartbeat. Raises a BrokerError if it is refused."""
+        """Return the changes and the response for a heartbeat. Raises a BrokerError if it is refused."""
         epoch = request.member_epoch
         if epoch > JOIN_EPOCH:
             return self._stay(request, now, topics)
@@ -82,10 +78,10 @@ class HeartbeatRules:
         raise InvalidRequestError(f"member epoch {epoch} is not valid: it is -2, -1, 0 or more")
 
     def has_update(self, request: ConsumerGroupHeartbeatRequest) -> bool:
-        """Whether the heartbeat must be answered now, because of its content or a change since it arrived.
+        """Whether the response to the heartbeat must be sent now, because something has changed.
 
-        If False, the response contains nothing new and may be delayed. Deciding the heartbeat then
-        writes no record, except that the member's epoch follows the group's.
+        If False, the response contains no update and may be delayed. Deciding the heartbeat then writes no
+        record, unless the member must still receive a new group epoch.
         """
         group = self._groups.get(request.group_id)
         member = group.members.get(request.member_id) if group is not None else None
@@ -108,11 +104,7 @@ class HeartbeatRules:
         owners = group.owners
         return any(partition not in owners for partition in target - assigned)
 
-    # --- epochs above 0
-
-    def _stay(
-        self, request: ConsumerGroupHeartbeatRequest, now: Instant, topics: Mapping[str, TopicShape]
-    ) -> Decision:
+    def _stay(self, request: ConsumerGroupHeartbeatRequest, now: Instant, topics: Topics) -> Decision:
         group = self._groups.get(request.group_id)
         member = group.members.get(request.member_id) if group is not None else None
         if group is None or member is None:
@@ -153,18 +145,12 @@ class HeartbeatRules:
         return Decision(tuple(change.records), self._response(request, current.member_epoch, assignment))
 
     def refuse_unknown(self, request: ConsumerGroupHeartbeatRequest, group: Group | None) -> Decision:
-        """Raise UnknownMemberIdError, or FencedInstanceIdError if the instance has a new member (R38)."""
+        """Raise UnknownMemberIdError, or FencedInstanceIdError if the instance id has a new member (R38)."""
         check_instance(group, request.instance_id, request.member_id)
         raise UnknownMemberIdError(f"group {request.group_id!r} has no member {request.member_id}")
 
-    # --- epoch 0
-
     def _join(
-        self,
-        request: ConsumerGroupHeartbeatRequest,
-        caller: Caller,
-        now: Instant,
-        topics: Mapping[str, TopicShape],
+        self, request: ConsumerGroupHeartbeatRequest, caller: Caller, now: Instant, topics: Topics
     ) -> Decision:
         group = self._groups.get(request.group_id) or Group(request.group_id)
         member_id = request.member_id
@@ -194,7 +180,7 @@ class HeartbeatRules:
         return Decision(tuple(change.records), self._response(request, current.member_epoch, assignment))
 
     def _predecessor(self, group: Group, member_id: str, instance_id: str | None) -> str | None:
-        """Return the member that a joining member replaces: itself, the member of its instance, or None."""
+        """Return the member that a joining member replaces, itself or its instance's member, or None."""
         member = group.members.get(member_id)
         if member is not None:
             if member.subscription.instance_id != instance_id:
@@ -209,11 +195,7 @@ class HeartbeatRules:
             )
         return other_id
 
-    # --- epochs -1 and -2
-
-    def _leave(
-        self, request: ConsumerGroupHeartbeatRequest, now: Instant, topics: Mapping[str, TopicShape]
-    ) -> Decision:
+    def _leave(self, request: ConsumerGroupHeartbeatRequest, now: Instant, topics: Topics) -> Decision:
         group = self._groups.get(request.group_id)
         member_id = request.member_id
         member = group.members.get(member_id) if group is not None else None
@@ -232,8 +214,6 @@ class HeartbeatRules:
             group.sessions[member_id].last_seen_ms = now.monotonic_ms
         reply = self._response(request, request.member_epoch)
         return Decision(tuple(change.records), reply)
-
-    # --- checks and responses
 
     def _check_subscription(self, subscription: Subscription) -> None:
         if subscription.assignor is not None and subscription.assignor not in self._settings.assignors:
@@ -313,7 +293,7 @@ def _first_subscription(request: ConsumerGroupHeartbeatRequest, caller: Caller) 
 
 
 def _subscription(request: ConsumerGroupHeartbeatRequest, before: Subscription) -> Subscription:
-    """Return the subscription after the request: ``before`` itself if the request does not change it."""
+    """Return the subscription after the request, or ``before`` itself if the request does not change it."""
     topics, pattern, assignor = request.subscribed_topics, request.subscribed_pattern, request.assignor
     timeout_ms = request.rebalance_timeout_ms
     if topics is None and pattern is None and assignor is None and timeout_ms == -1:

@@ -1,16 +1,15 @@
-"""The group coordinator: decides requests and expirations for the groups of one partition.
+"""The group coordinator: decides the requests and expirations of the groups of one partition.
 
-``decide`` and ``tick`` return records; replaying them changes the groups. These methods change only
-volatile state directly: the time of each member's last request and the partitions in it. A new
-coordinator receives both with the next heartbeats.
+``decide`` and ``tick`` return records, and replaying them changes the groups. Directly they change only
+volatile state: the time of each member's last request and the partitions that it listed. A new coordinator
+receives both with the next heartbeats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kafkalite.coordinator_types import Caller, Decision, Instant, StateRecord, TopicShape
+from kafkalite.coordinator_types import Caller, Decision, Instant, StateRecord, Topics
 from kafkalite.errors import BrokerError, ErrorCode, GroupIdNotFoundError, NonEmptyGroupError
 from kafkalite.groups import record_codec
 from kafkalite.groups.description import describe_groups, list_groups
@@ -36,43 +35,25 @@ from kafkalite.protocol.messages.groups import (
     TxnOffsetCommitRequest,
 )
 
-Topics = Mapping[str, TopicShape]
-_Decide = Callable[[Any, Caller, Instant, Topics], Decision]
 _NONE: Final = int(ErrorCode.NONE)
 
 
 class GroupMachine:
     """The groups of one partition of ``__consumer_offsets``.
 
-    Callers pass ``decide`` and ``tick`` a new mapping object after every change of a topic and the same
-    object otherwise, because pattern matches are cached by its identity.
+    ``decide`` and ``tick`` must be passed a new mapping object after every change of a topic, and the same
+    object otherwise, because pattern matches are cached for that object.
     """
 
     def __init__(self, settings: GroupSettings | None = None) -> None:
         self.settings = settings or GroupSettings()
-        self.groups: dict[str, Group] = {}  #: without those that are ``is_gone``
+        self.groups: dict[str, Group] = {}  #: by group id, without groups that are ``is_gone``
         self._pending = PendingOffsets()
         patterns = PatternCache()
         self._heartbeats = HeartbeatRules(self.groups, self.settings, patterns)
         self._offsets = OffsetRules(self.groups, self._pending, self.settings, patterns)
         self._expiry = Expiry(self.groups, self._pending, self.settings, patterns)
         self.has_update = self._heartbeats.has_update
-        self._decisions: dict[type, _Decide] = {
-            ConsumerGroupHeartbeatRequest: self._heartbeats.decide,
-            OffsetCommitRequest: lambda request, _, now, topics: self._offsets.commit(request, now, topics),
-            TxnOffsetCommitRequest: lambda request, _, now, topics: self._offsets.commit_in_transaction(
-                request, now, topics
-            ),
-            OffsetFetchRequest: lambda request, _, now, topics: self._offsets.fetch(request, topics),
-            OffsetDeleteRequest: lambda request, _, now, topics: self._offsets.delete(request, topics),
-            ListGroupsRequest: lambda request, _, now, topics: Decision(
-                reply=list_groups(self.groups.values(), request)
-            ),
-            DescribeGroupsRequest: lambda request, _, now, topics: Decision(
-                reply=describe_groups(self.groups, request, now)
-            ),
-            DeleteGroupsRequest: self._delete_groups,
-        }
 
     def __len__(self) -> int:
         """Return the number of groups."""
@@ -82,26 +63,39 @@ class GroupMachine:
         return True
 
     def decide(self, command: Any, caller: Caller, now: Instant, topics: Topics) -> Decision:
-        """Return the changes and the response of a request. Raises a BrokerError for a refused request."""
-        return self._decisions[type(command)](command, caller, now, topics)
+        """Return the changes and the response for a request. Raises a BrokerError if it is refused."""
+        match command:
+            case ConsumerGroupHeartbeatRequest():
+                return self._heartbeats.decide(command, caller, now, topics)
+            case OffsetCommitRequest() | TxnOffsetCommitRequest():
+                return self._offsets.commit(command, now, topics)
+            case OffsetFetchRequest():
+                return self._offsets.fetch(command, topics)
+            case OffsetDeleteRequest():
+                return self._offsets.delete(command, topics)
+            case ListGroupsRequest():
+                return Decision(reply=list_groups(self.groups.values(), command))
+            case DescribeGroupsRequest():
+                return Decision(reply=describe_groups(self.groups, command, now))
+            case DeleteGroupsRequest():
+                return self._delete_groups(command)
+        raise TypeError(f"a group coordinator does not handle {type(command).__name__}")
 
     def tick(self, now: Instant, topics: Topics) -> Decision:
-        """Return changes due by time or caused by changed topics, at most about a thousand records."""
+        """Return changes that are due by time or caused by topics, at most about a thousand records."""
         return Decision(tuple(self._expiry.tick(now, topics)))
 
     def next_deadline_ms(self) -> int | None:
-        """Return when ``tick`` may have something to do (monotonic)."""
+        """Return the monotonic time at which ``tick`` may have work, or None."""
         return self._expiry.next_deadline_ms()
 
     def on_loaded(self, now: Instant) -> None:
-        """Start all sessions, after all records are replayed."""
+        """Start all sessions. Called when all records are replayed."""
         for group in self.groups.values():
             group.on_loaded(now)
         self._expiry.begin(now)
 
-    def _delete_groups(
-        self, request: DeleteGroupsRequest, _: Caller, now: Instant, topics: Topics
-    ) -> Decision:
+    def _delete_groups(self, request: DeleteGroupsRequest) -> Decision:
         records: list[StateRecord] = []
         results: list[DeletedGroup] = []
         for group_id in dict.fromkeys(request.group_ids):
@@ -119,13 +113,10 @@ class GroupMachine:
             results.append(DeletedGroup(group_id, *outcome))
         return Decision(tuple(records), DeleteGroupsResponse(_NONE, None, results))
 
-    # --- replay
-
     def replay(self, record: StateRecord, now: Instant, *, producer_id: int = NO_PRODUCER_ID) -> None:
-        """Replay a record of the log. If ``producer_id`` is given, the record belongs to that producer's
-        open transaction.
+        """Replay a record of the log. With a ``producer_id`` it belongs to that producer's open transaction.
 
-        Raises StorageError for an unknown kind or version of record.
+        Raises StorageError if the kind or version of the record is unknown.
         """
         key, value = record
         parts = record_codec.parse_key(key)
@@ -138,29 +129,22 @@ class GroupMachine:
             if value is None:
                 return
             group = self.groups[group_id] = Group(group_id)
-        if kind == record_codec.GROUP:
-            group.replay_group(None if value is None else record_codec.parse_group(value))
-        elif kind == record_codec.EVENT:
-            group.replay_event(parts[2], None if value is None else record_codec.parse_event(value))
-        else:
-            self._replay_member(group, kind, parts[2], value, now)
+        parsed, names = (None, {}) if value is None else record_codec.parse(kind, value)
+        match kind:
+            case record_codec.GROUP:
+                group.replay_group(parsed)
+            case record_codec.EVENT:
+                group.replay_event(parts[2], parsed)
+            case record_codec.SUBSCRIPTION:
+                group.replay_subscription(parts[2], parsed, now)
+            case record_codec.TARGET:
+                group.replay_target(parts[2], parsed.partitions if parsed else NO_PARTITIONS, names, now)
+            case record_codec.CURRENT:
+                group.replay_current(parts[2], parsed or NOTHING_HELD, names, now)
+        if len(parts) > 2 and parts[2] in group.members:
+            self._expiry.expect(group.session_deadline_ms(parts[2], self.settings.session_timeout_ms))
         if value is None:
             self._drop_if_gone(group)
-
-    def _replay_member(
-        self, group: Group, kind: int, member_id: str, value: bytes | None, now: Instant
-    ) -> None:
-        if kind == record_codec.SUBSCRIPTION:
-            subscription = None if value is None else record_codec.parse_subscription(value)
-            group.replay_subscription(member_id, subscription, now)
-        elif kind == record_codec.TARGET:
-            target, names = (NO_PARTITIONS, {}) if value is None else record_codec.parse_target(value)
-            group.replay_target(member_id, target, names, now)
-        else:
-            current, names = (NOTHING_HELD, {}) if value is None else record_codec.parse_current(value)
-            group.replay_current(member_id, current, names, now)
-        if member_id in group.members:
-            self._expiry.expect(group.session_deadline_ms(member_id, self.settings.session_timeout_ms))
 
     def replay_offset(self, key: OffsetKey, value: bytes | None, producer_id: int) -> None:
         if producer_id != NO_PRODUCER_ID:
@@ -186,11 +170,6 @@ class GroupMachine:
             self.groups.pop(group.group_id, None)
 
     def end_transaction(self, producer_id: int, *, is_commit: bool) -> None:
-        """Apply or drop the producer's pending offsets, because its marker was written (R35)."""
+        """Apply or drop the pending offsets of the producer, whose marker was written (R35)."""
         for key, value in self._pending.end(producer_id, is_commit=is_commit):
             self._put_offset(key, value)
-
-    def durable(self) -> object:
-        """Return the state that the records determine, for comparing two replays."""
-        groups = {group_id: group.durable() for group_id, group in self.groups.items()}
-        return groups, self._pending.state()

@@ -1,4 +1,4 @@
-"""One member of a group: its subscription, its target, and its current assignment."""
+"""One member of a group: its subscription, its target and its current assignment."""
 
 # Tests: tests/groups/test_heartbeat.py
 
@@ -16,7 +16,7 @@ STATIC_LEAVE_EPOCH: Final = -2
 
 
 class TopicIdPartition(NamedTuple):
-    """A partition of one incarnation of a topic. A recreated topic has another id."""
+    """A partition of a topic, identified by topic id, so that a recreated topic is different."""
 
     topic_id: str
     partition: int
@@ -27,7 +27,7 @@ NO_PARTITIONS: Final[Partitions] = frozenset()
 
 
 class Subscription(NamedTuple):
-    """A member's subscription as the member sent it."""
+    """A member's subscription, as its heartbeat stated it."""
 
     instance_id: str | None
     client_id: str
@@ -39,17 +39,17 @@ class Subscription(NamedTuple):
 
 
 class CurrentAssignment(NamedTuple):
-    """The partitions that a member may own now.
+    """The partitions that a member may own at present.
 
-    Invariants: ``assigned`` and ``revoking`` are disjoint; the member owns at most their union; no
-    partition is in the sets of two members (R38). ``revoking`` only gains partitions together with a
-    new ``member_epoch``, so the sender of a heartbeat at that epoch has received them.
+    Invariants: ``assigned`` and ``revoking`` are disjoint. The member owns no other partitions. No partition
+    is in the sets of two members (R38). ``revoking`` gains partitions only together with a new
+    ``member_epoch``, so a heartbeat at that epoch shows that the member has received them.
     """
 
-    member_epoch: int  #: the group's epoch in the last response; STATIC_LEAVE_EPOCH: away, owns nothing
-    previous_epoch: int  #: the oldest that it may still send: its first, or the last it sent
+    member_epoch: int  #: the epoch in its last response; STATIC_LEAVE_EPOCH while it is away and owns nothing
+    previous_epoch: int  #: the oldest epoch that it may still send
     assigned: Partitions
-    revoking: Partitions  #: to be released by the member; it has not confirmed yet
+    revoking: Partitions  #: partitions that the member must release and has not yet released
 
 
 NOTHING_HELD: Final = CurrentAssignment(0, 0, NO_PARTITIONS, NO_PARTITIONS)
@@ -59,12 +59,12 @@ class Member(NamedTuple):
     """The durable state of a member."""
 
     subscription: Subscription
-    target: Partitions  #: its assignment after all other members have released these partitions
+    target: Partitions  #: its assignment once all other members have released these partitions
     current: CurrentAssignment
 
     @property
     def is_settled(self) -> bool:
-        """Whether the member owns exactly its target."""
+        """Whether the member owns exactly its target and has nothing to release."""
         return self.target == self.current.assigned and not self.current.revoking
 
     @property
@@ -83,7 +83,7 @@ def partitions_of(topics: Iterable[AssignedTopic]) -> Partitions:
 
 
 def by_topic(partitions: Partitions) -> dict[str, list[int]]:
-    """Return the partition numbers by topic id, both sorted."""
+    """Return {topic id: partition numbers}, both sorted."""
     found: dict[str, list[int]] = {}
     for topic_id, number in sorted(partitions):
         found.setdefault(topic_id, []).append(number)
@@ -91,7 +91,7 @@ def by_topic(partitions: Partitions) -> dict[str, list[int]]:
 
 
 def assigned_topics(partitions: Partitions, names: Mapping[str, str]) -> list[AssignedTopic]:
-    """Return the set in its wire form: sorted lists of bounded length."""
+    """Return the partitions as in a response: sorted lists of bounded length."""
     return [
         AssignedTopic(topic_id, names.get(topic_id, ""), part)
         for topic_id, numbers in by_topic(partitions).items()

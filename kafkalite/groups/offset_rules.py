@@ -1,4 +1,4 @@
-"""Rules of committed offsets: permission to commit, validation, and reads (R35, R39, R40)."""
+"""Rules for committed offsets: who may commit, which offsets are valid, and reads (R35, R39, R40)."""
 
 # Tests: tests/groups/test_offsets.py
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kafkalite.coordinator_types import Decision, Instant, StateRecord, TopicShape
+from kafkalite.coordinator_types import Decision, Instant, StateRecord, Topics
 from kafkalite.errors import (
     BrokerError,
     ErrorCode,
@@ -26,7 +26,7 @@ from kafkalite.groups.heartbeat import MAX_NAME_LENGTH, check_instance
 from kafkalite.groups.member import Member
 from kafkalite.groups.offsets import OffsetKey, PendingOffsets
 from kafkalite.groups.pattern_cache import PatternCache
-from kafkalite.groups.record_codec import OFFSET, OffsetValue, key_of, offset_record
+from kafkalite.groups.record_codec import OFFSET, OffsetValue, key_of, record
 from kafkalite.groups.settings import GroupSettings
 from kafkalite.model import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from kafkalite.protocol.messages.groups import (
@@ -42,11 +42,11 @@ from kafkalite.protocol.messages.groups import (
 )
 
 _NONE = int(ErrorCode.NONE)
-Topics = Mapping[str, TopicShape]
+_Commit = OffsetCommitRequest | TxnOffsetCommitRequest
 
 
 class OffsetRules:
-    """Decides requests about the committed offsets of one coordinator's groups."""
+    """Decides the requests about committed offsets of one coordinator's groups."""
 
     def __init__(
         self,
@@ -60,28 +60,31 @@ class OffsetRules:
         self._settings = settings
         self._patterns = patterns
 
-    def commit(self, request: OffsetCommitRequest, now: Instant, topics: Topics) -> Decision:
-        """Commit the offsets. Raises if the caller is not a current member (R39)."""
-        self.check_member(request)
-        records, offsets = self._take(request.group_id, request.offsets, now, topics)
-        return Decision(tuple(records), OffsetCommitResponse(_NONE, None, offsets))
+    def commit(self, request: _Commit, now: Instant, topics: Topics) -> Decision:
+        """Commit the valid offsets, in a transaction if the request belongs to one.
 
-    def commit_in_transaction(
-        self, request: TxnOffsetCommitRequest, now: Instant, topics: Topics
-    ) -> Decision:
-        """Commit the offsets in a transaction. Raises if the caller is not a current member (R35)."""
+        Raises if the caller is not a current member (R35, R39).
+        """
         self.check_member(request)
-        records, offsets = self._take(request.group_id, request.offsets, now, topics)
-        return Decision(
-            tuple(records),
-            TxnOffsetCommitResponse(_NONE, None, offsets),
-            request.producer_id,
-            request.producer_epoch,
-        )
+        if not 0 < len(request.group_id) <= MAX_NAME_LENGTH:
+            raise InvalidGroupIdError(f"a group id has 1 to {MAX_NAME_LENGTH} characters")
+        records: list[StateRecord] = []
+        results: list[CommittedOffset] = []
+        for entry in request.offsets:
+            try:
+                topic_id = self._check_offset(entry, topics)
+            except BrokerError as error:
+                results.append(_result(entry, entry.topic_id, NO_TIMESTAMP, error))
+                continue
+            value = OffsetValue(entry.offset, entry.leader_epoch, entry.metadata, now.wall_ms, topic_id)
+            records.append(record(OFFSET, value, request.group_id, entry.topic, entry.partition))
+            results.append(_result(entry, topic_id, now.wall_ms, None))
+        if isinstance(request, OffsetCommitRequest):
+            return Decision(tuple(records), OffsetCommitResponse(_NONE, None, results))
+        reply = TxnOffsetCommitResponse(_NONE, None, results)
+        return Decision(tuple(records), reply, request.producer_id, request.producer_epoch)
 
-    def check_member(
-        self, request: OffsetCommitRequest | TxnOffsetCommitRequest | OffsetFetchRequest
-    ) -> None:
+    def check_member(self, request: _Commit | OffsetFetchRequest) -> None:
         """Raise unless the sender is a member at its current epoch or the group has no members (R35, R39)."""
         group = self._groups.get(request.group_id)
         if not isinstance(request, OffsetFetchRequest):
@@ -97,9 +100,7 @@ class OffsetRules:
             return
         self.check_member_epoch(request, member)
 
-    def check_member_epoch(
-        self, request: OffsetCommitRequest | TxnOffsetCommitRequest | OffsetFetchRequest, member: Member
-    ) -> None:
+    def check_member_epoch(self, request: _Commit | OffsetFetchRequest, member: Member) -> None:
         """Raise StaleMemberEpochError unless the request has the member's current epoch (R39)."""
         if request.member_epoch != member.current.member_epoch:
             raise StaleMemberEpochError(
@@ -107,27 +108,8 @@ class OffsetRules:
                 f" {member.current.member_epoch}, not {request.member_epoch}"
             )
 
-    def _take(
-        self, group_id: str, offsets: list[CommittedOffset], now: Instant, topics: Topics
-    ) -> tuple[list[StateRecord], list[CommittedOffset]]:
-        """Return the records of the valid offsets, and one result per offset."""
-        if not 0 < len(group_id) <= MAX_NAME_LENGTH:
-            raise InvalidGroupIdError(f"a group id has 1 to {MAX_NAME_LENGTH} characters")
-        records: list[StateRecord] = []
-        results: list[CommittedOffset] = []
-        for entry in offsets:
-            try:
-                topic_id = self._check_offset(entry, topics)
-            except BrokerError as error:
-                results.append(_result(entry, entry.topic_id, NO_TIMESTAMP, error))
-                continue
-            value = OffsetValue(entry.offset, entry.leader_epoch, entry.metadata, now.wall_ms, topic_id)
-            records.append(offset_record(group_id, entry.topic, entry.partition, value))
-            results.append(_result(entry, topic_id, now.wall_ms, None))
-        return records, results
-
     def _check_offset(self, entry: CommittedOffset, topics: Topics) -> str:
-        """Return the id of the offset's topic. Raises a BrokerError if the offset is not valid."""
+        """Return the id of the offset's topic. Raises a BrokerError if the offset is invalid."""
         shape = topics.get(entry.topic)
         if shape is None or not 0 <= entry.partition < shape.partition_count:
             raise UnknownTopicOrPartitionError(f"partition {entry.topic}-{entry.partition} does not exist")
@@ -145,10 +127,8 @@ class OffsetRules:
             )
         return shape.topic_id
 
-    # --- fetch
-
     def fetch(self, request: OffsetFetchRequest, topics: Topics) -> Decision:
-        """Return the committed offsets. Raises for an unknown member or a stale epoch."""
+        """Return the committed offsets. Raises if the member is unknown or its epoch is stale."""
         if request.member_id and request.member_epoch >= 0:
             self.check_member(request)
         group = self._groups.get(request.group_id)
@@ -164,7 +144,7 @@ class OffsetRules:
             value = group.offsets.get(topic, partition) if group is not None else None
             shape = topics.get(topic)
             if value is not None and (shape is None or shape.topic_id != value.topic_id):
-                value = None  # committed for an earlier topic with this name
+                value = None  # it was committed for an earlier topic with this name
             key = OffsetKey(request.group_id, topic, partition)
             if request.require_stable and self._pending.is_pending(key):
                 error = UnstableOffsetCommitError(
@@ -175,10 +155,8 @@ class OffsetRules:
                 offsets.append(_fetched(topic, partition, value, None))
         return Decision(reply=OffsetFetchResponse(_NONE, None, offsets))
 
-    # --- delete
-
     def delete(self, request: OffsetDeleteRequest, topics: Topics) -> Decision:
-        """Delete the offsets of topics that no member subscribes to."""
+        """Delete offsets, except those of topics to which a member subscribes."""
         group = self._groups.get(request.group_id)
         if group is None:
             raise GroupIdNotFoundError(f"there is no group {request.group_id!r}")

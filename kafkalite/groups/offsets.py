@@ -1,6 +1,6 @@
-"""Committed offsets: offsets in effect, and offsets in open transactions (R35).
+"""Committed offsets: those in effect, and those in open transactions (R35).
 
-Values stay packed until they are read, so loading a partition of a million offsets decodes none.
+Values are decoded only when they are read, so loading a partition of a million offsets decodes none.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kafkalite.groups.record_codec import OffsetValue, parse_offset
+from kafkalite.groups.record_codec import OFFSET, OffsetValue, parse
 
 
 class OffsetKey(NamedTuple):
-    """The group and the partition of a committed offset."""
+    """The group and partition of a committed offset."""
 
     group_id: str
     topic: str
@@ -20,10 +20,10 @@ class OffsetKey(NamedTuple):
 
 
 class Offsets:
-    """The offsets of one group that are in effect."""
+    """The committed offsets of one group that are in effect."""
 
     def __init__(self) -> None:
-        self._packed: dict[str, dict[int, bytes]] = {}  # no topic without partitions
+        self._packed: dict[str, dict[int, bytes]] = {}  # by topic and partition; no inner dict is empty
 
     def __bool__(self) -> bool:
         return bool(self._packed)
@@ -36,7 +36,7 @@ class Offsets:
         return list(self._packed)
 
     def put(self, topic: str, partition: int, packed: bytes | None) -> None:
-        """Set the packed value of an offset; None removes it."""
+        """Set the encoded value of an offset, or remove the offset if ``packed`` is None."""
         partitions = self._packed.get(topic)
         if packed is not None:
             if partitions is None:
@@ -49,13 +49,14 @@ class Offsets:
                 del self._packed[topic]
 
     def get(self, topic: str, partition: int) -> OffsetValue | None:
-        """Return the committed offset of a partition, whichever incarnation of the topic it is for."""
+        """Return the committed offset of a partition, for any topic that has had this name, or None."""
         partitions = self._packed.get(topic)
         packed = partitions.get(partition) if partitions is not None else None
-        return parse_offset(packed) if packed is not None else None
+        value: OffsetValue | None = parse(OFFSET, packed)[0] if packed is not None else None
+        return value
 
     def partitions(self, topic: str) -> list[int]:
-        """Return the partitions of a topic that have an offset, sorted."""
+        """Return the partitions of a topic that have a committed offset, sorted."""
         return sorted(self._packed.get(topic, ()))
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
@@ -64,44 +65,39 @@ class Offsets:
             for partition in sorted(self._packed[topic]):
                 yield topic, partition
 
-    def packed(self) -> dict[tuple[str, int], bytes]:
-        """Return all offsets in their packed form."""
-        return {(topic, partition): self._packed[topic][partition] for topic, partition in self}
-
 
 class PendingOffsets:
-    """Offsets in open transactions. They take effect in log order once the transaction's marker is
-    written.
+    """Offsets in open transactions. They take effect when the marker of their transaction is written.
 
-    The offset written last in the log wins, whether committed directly or in a transaction, and
-    whichever marker comes first. Compaction and later readers use the same order.
+    Of several commits of an offset, direct or in transactions, the one written last in the log wins,
+    regardless of the order of the markers. Compaction and later readers use the same order.
     """
 
     def __init__(self) -> None:
         self._by_producer: dict[int, dict[OffsetKey, tuple[int, bytes | None]]] = {}
-        self._producers: dict[OffsetKey, set[int]] = {}  # the inverse mapping, without empty sets
+        self._producers: dict[OffsetKey, set[int]] = {}  # the inverse of ``_by_producer``; no set is empty
         self._written_count = 0
 
     def __bool__(self) -> bool:
         return bool(self._by_producer)
 
     def add(self, producer_id: int, key: OffsetKey, packed: bytes | None) -> None:
-        """Add an offset that was written in an open transaction."""
+        """Add an offset that was written in the producer's open transaction."""
         self._written_count += 1
         self._by_producer.setdefault(producer_id, {})[key] = (self._written_count, packed)
         self._producers.setdefault(key, set()).add(producer_id)
 
     def is_pending(self, key: OffsetKey) -> bool:
-        """Whether an open transaction may still change the committed offset of the partition (R35)."""
+        """Whether an open transaction may still change the committed offset of this key (R35)."""
         return key in self._producers
 
     def overrule(self, key: OffsetKey) -> None:
-        """Drop all pending offsets of the partition, because a direct commit or a removal follows them."""
+        """Drop all pending offsets of this key, because a later direct commit or removal replaces them."""
         for producer_id in self._producers.pop(key, ()):
             self._forget(producer_id, key)
 
     def end(self, producer_id: int, *, is_commit: bool) -> list[tuple[OffsetKey, bytes | None]]:
-        """Return the offsets that take effect now, because the producer's marker was written."""
+        """End the producer's transaction. Return the offsets that take effect now; none if it is aborted."""
         effective: list[tuple[OffsetKey, bytes | None]] = []
         for key, (order, packed) in self._by_producer.pop(producer_id, {}).items():
             producers = self._producers[key]
@@ -122,12 +118,5 @@ class PendingOffsets:
             del self._by_producer[producer_id]
 
     def keys_of(self, group_id: str) -> list[OffsetKey]:
-        """Return the partitions with a pending offset of the group, sorted."""
+        """Return the group's keys that have a pending offset, sorted."""
         return sorted(key for key in self._producers if key.group_id == group_id)
-
-    def state(self) -> dict[int, dict[OffsetKey, bytes | None]]:
-        """Return all pending offsets by producer."""
-        return {
-            producer_id: {key: packed for key, (_, packed) in pending.items()}
-            for producer_id, pending in self._by_producer.items()
-        }

@@ -1,34 +1,33 @@
-"""Subscriptions by pattern, with the topics that each pattern matches cached."""
+"""Caches compiled subscription patterns and the topics that each pattern matches."""
 
 # Tests: tests/groups/test_heartbeat.py
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from kafkalite.coordinator_types import TopicShape
+from kafkalite.coordinator_types import Topics
 from kafkalite.groups.topic_pattern import TopicPattern
 from kafkalite.model import INTERNAL_PREFIX
 
-_MAX_REMEMBERED: Final = 1_000  # patterns cached per coordinator
+_MAX_REMEMBERED: Final = 1_000  # the maximum of cached patterns in a coordinator
 
 
 class PatternCache:
-    """Compiled patterns, and their matches in the latest mapping of topics."""
+    """Compiled patterns, and their matches among the current topics."""
 
     def __init__(self) -> None:
-        self._topics: Mapping[str, TopicShape] = {}
+        self._topics: Topics = {}
         self._names: frozenset[str] = frozenset()
-        self._matches: dict[str, frozenset[str]] = {}  # the matches of each pattern in ``_names``
+        self._matches: dict[str, frozenset[str]] = {}  # {pattern: its matches in ``_names``}
         self._compiled: dict[str, TopicPattern] = {}
 
     def check(self, pattern: str) -> None:
         """Raise InvalidRegularExpressionError if the pattern is invalid."""
         self._compile(pattern)
 
-    def matches(self, pattern: str | None, topics: Mapping[str, TopicShape]) -> frozenset[str]:
-        """Return the existing topics whose whole name matches the pattern."""
+    def matches(self, pattern: str | None, topics: Topics) -> frozenset[str]:
+        """Return the existing topics whose whole names match the pattern; none if ``pattern`` is None."""
         if not pattern:
             return frozenset()
         if topics is not self._topics:
@@ -42,7 +41,7 @@ class PatternCache:
         found = self._matches.get(pattern)
         if found is None:
             is_match = self._compile(pattern).matches
-            found = frozenset(  # internal topics are subscribed to by name only
+            found = frozenset(  # a pattern never matches internal topics
                 [name for name in self._names if not name.startswith(INTERNAL_PREFIX) and is_match(name)]
             )
             self._matches[pattern] = found

@@ -1,18 +1,18 @@
-"""Regular expressions for topic names. Matching takes time linear in the length of the name.
+"""Regular expressions for topic names that match in time linear in the length of the name.
 
 Members send patterns, and the coordinator matches them against every topic on the broker's event loop.
-Python's ``re`` backtracks: matching ``(a+)+b`` against thirty times the letter a takes minutes. So
-patterns are compiled here to sets of states that are followed in parallel (Thompson's construction;
-Kafka uses RE2 for the same reason).
+Python's ``re`` backtracks: matching ``(a+)+b`` against thirty letters "a" takes minutes. Patterns are
+therefore compiled to states that are followed in parallel (Thompson's construction; Kafka uses RE2 for the
+same reason).
 
-The syntax is the part of ``re`` that needs no memory of earlier matches::
+The syntax is the subset of ``re`` that needs no memory of earlier matches::
 
     alternation  = sequence, { "|", sequence }
     sequence     = { atom, [ ( "*" | "+" | "?" | "{m}" | "{m,}" | "{,n}" | "{m,n}" ), [ "?" ] ] }
     atom         = "(" [ "?:" ] alternation ")" | "[" class "]" | "." | escape | any other character
 
-A leading ``^`` and a trailing ``$`` are allowed without effect: a pattern always has to match the whole
-name. Look-around, back references, flags and named groups are refused.
+A leading ``^`` and a trailing ``$`` are allowed but have no effect, because a pattern must always match the
+whole name. Look-around, back references, flags and named groups are refused.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Final
 
 from kafkalite.errors import InvalidRegularExpressionError
 
-MAX_PATTERN_LENGTH: Final = 249  # as a topic name's maximum
-MAX_STATES: Final = 1_000  # bounds the cost of a step, because counted repetitions multiply states
-_MAX_REMEMBERED: Final = 1_000  # state sets whose next steps are cached
+MAX_PATTERN_LENGTH: Final = 249  # the maximum length of a topic name
+MAX_STATES: Final = 1_000  # bounds the cost of a step, because counted repetitions multiply the states
+_MAX_REMEMBERED: Final = 1_000  # the maximum number of state sets whose next sets are cached
 
 ALPHABET: Final = frozenset(string.ascii_letters + string.digits + "._-")  # characters of topic names
 _DIGITS: Final = frozenset(string.digits)
@@ -60,14 +60,14 @@ class _Alternation:
 class _Repetition:
     part: _Node
     least: int
-    most: int | None  #: None: unlimited
+    most: int | None  #: None if unlimited
 
 
 _Node = _Characters | _Sequence | _Alternation | _Repetition
 
 
 class TopicPattern:
-    """A compiled pattern. Raises InvalidRegularExpressionError for an invalid one."""
+    """A compiled pattern. The constructor raises InvalidRegularExpressionError if the pattern is invalid."""
 
     def __init__(self, pattern: str) -> None:
         if len(pattern) > MAX_PATTERN_LENGTH:
@@ -75,11 +75,11 @@ class TopicPattern:
                 f"a subscription pattern has at most {MAX_PATTERN_LENGTH} characters, not {len(pattern)}"
             )
         self.pattern = pattern
-        # A state either consumes one of some characters and moves to the next state, or moves to other states
-        # without consuming a character.
+        # A state either consumes a character of a set and moves to the next state (``_takes``), or moves to
+        # other states without consuming a character (``_goes``).
         self._takes: list[tuple[frozenset[str], int] | None] = [None]
         self._goes: list[list[int]] = [[]]
-        self._start = self._build(_Parser(pattern).parse(), 0)  # state 0: the pattern matched
+        self._start = self._build(_Parser(pattern).parse(), 0)  # state 0: the whole pattern has matched
         self._forget()
 
     def matches(self, name: str) -> bool:
@@ -122,8 +122,6 @@ class TopicPattern:
                     waiting.append(state)
         return frozenset(seen)
 
-    # --- construction, from the end to the beginning of the pattern
-
     def _state(self, takes: tuple[frozenset[str], int] | None, goes: list[int]) -> int:
         if len(self._takes) >= MAX_STATES:
             raise InvalidRegularExpressionError(
@@ -134,7 +132,7 @@ class TopicPattern:
         return len(self._takes) - 1
 
     def _build(self, node: _Node, after: int) -> int:
-        """Return the first state of ``node``. Its last state continues at ``after``."""
+        """Add the states of ``node``, after which matching continues at ``after``. Return its first state."""
         match node:
             case _Characters():
                 return self._state((node.allowed, after), [])
@@ -154,7 +152,7 @@ class TopicPattern:
         for _ in range(node.least):
             after, begin = begin, self._build(node.part, begin)
             if begin == after:
-                break  # the part can be empty: repeating it adds no reachable state
+                break  # the part matches "", so more repetitions add no reachable state
         return begin
 
 
@@ -207,7 +205,7 @@ class _Parser:
             if bounds is not None:
                 atom = _Repetition(atom, *bounds)
                 if self._peek() == "?":
-                    self._index += 1  # a lazy quantifier matches the same names
+                    self._index += 1  # a lazy quantifier matches the same names as a greedy one
                 if self._peek() in ("*", "+", "?", "{"):
                     raise self._problem("a quantifier after a quantifier")
             parts.append(atom)

@@ -21,12 +21,7 @@ from kafkalite.metadata.decision import (
     outcome,
 )
 from kafkalite.metadata.election import PartitionEdit
-from kafkalite.metadata.image import (
-    BrokerState,
-    ClusterImage,
-    PartitionState,
-    TopicImage,
-)
+from kafkalite.metadata.image import BrokerState, ClusterImage, PartitionState, TopicImage
 from kafkalite.metadata.records import NO_LEADER, BrokerChangeRecord, MetadataRecord, ProducerIdsRecord
 from kafkalite.protocol.messages.cluster import (
     AllocateProducerIdsRequest,
@@ -50,7 +45,7 @@ class FenceBroker:
 
 @dataclass(frozen=True, slots=True)
 class UnfenceBroker:
-    """Unfence a broker: it is alive and has replayed its registration."""
+    """Unfence a broker that is alive and has replayed its registration."""
 
     node_id: int
     broker_epoch: int
@@ -58,7 +53,7 @@ class UnfenceBroker:
 
 @dataclass(frozen=True, slots=True)
 class BeginShutdown:
-    """Begin a broker's shutdown: it gets no new role, and its leaderships move to others. May be repeated."""
+    """Begin a broker's shutdown: it gets no new role, and its leaderships are transferred. Idempotent."""
 
     node_id: int
     broker_epoch: int
@@ -66,7 +61,7 @@ class BeginShutdown:
 
 @dataclass(frozen=True, slots=True)
 class LoseReplicas:
-    """Remove replicas of a live broker that went offline (R26)."""
+    """Remove the replicas of a live broker that have gone offline or were found damaged (R26, R52)."""
 
     node_id: int
     broker_epoch: int
@@ -89,22 +84,19 @@ def broker_of(image: ClusterImage, node_id: int, broker_epoch: int) -> BrokerSta
 
 
 def register_broker(
-    image: ClusterImage,
-    command: RegisterBrokerRequest,
-    *,
-    now_ms: int,
-    settings: ControllerSettings,
+    image: ClusterImage, command: RegisterBrokerRequest, *, now_ms: int, settings: ControllerSettings
 ) -> Decision:
-    """Give the broker's new process its epoch, and end the roles of the earlier one (R20), in one entry.
+    """Give the broker's new process its epoch and end the roles of the earlier process, in one entry (R20).
 
-    The epoch is the lowest offset that the entry can get. Entries are appended by compare-and-set, so
-    every image at or beyond that offset holds the registration. A repeated request of the same process
-    gets the same response.
+    The epoch is the lowest offset that the entry can have. Because entries are appended by comparison, every
+    image at that offset or later contains the registration. A repeated request of the same process gets the
+    same response.
 
-    The broker's replicas stay eligible if it stopped cleanly, or if no topic has durability=page-cache,
-    so that the broker counted only synced bytes. Replicas lose eligibility if the data directory has
-    changed or if they were found damaged. The only replica of a partition stays eligible after an
-    unclean stop, because no other replica can hold more.
+    The broker's replicas stay eligible if it stopped cleanly, or if no topic has durability=page-cache, so
+    that it reported only synced records. After an unclean stop they lead only after a comparison with the
+    other replicas (R46). Replicas lose their eligibility if the data directory has changed or is an older
+    copy (R51), or if they are damaged. The only replica of a partition stays eligible even after an unclean
+    stop, because no other replica can have more records.
     """
     earlier = image.brokers.get(command.node_id)
     if earlier is not None and command.incarnation_id and earlier.incarnation_id == command.incarnation_id:
@@ -125,6 +117,9 @@ def register_broker(
         command.directory_id,
         registration_offset,
         is_fenced,
+        False,
+        command.start_count,
+        earlier is not None and is_restored_directory(command, earlier),
     )
     records: list[MetadataRecord] = [broker]
     if earlier is not None:
@@ -133,13 +128,19 @@ def register_broker(
 
 
 def is_fenced_at_registration(earlier: BrokerState | None, settings: ControllerSettings) -> bool:
-    """Whether a new process begins fenced: always, unless it is the whole cluster (R20, R22)."""
+    """Whether a new process begins fenced; False only in a single-node cluster (R20, R22)."""
     return not settings.is_single_node
 
 
 def has_stopped_cleanly(command: RegisterBrokerRequest, earlier: BrokerState) -> bool:
-    """Whether the shutdown marker proves that the earlier process lost nothing (R20, R21)."""
+    """Whether the shutdown marker proves that the earlier process lost no records (R20, R21)."""
     return command.clean_broker_epoch == earlier.broker_epoch
+
+
+def is_restored_directory(command: RegisterBrokerRequest, earlier: BrokerState) -> bool:
+    """Whether the data directory is an older copy: its count of starts has not grown (R51)."""
+    is_same = command.directory_id == earlier.directory_id
+    return is_same and 0 < command.start_count <= earlier.start_count
 
 
 def end_earlier_process(change: PartitionEdit, node_id: int) -> None:
@@ -158,6 +159,7 @@ def _take_over(
     """Return the records for the partitions in which the earlier process had a role."""
     node_id = command.node_id
     is_same_directory = earlier.directory_id in {"", command.directory_id}
+    has_lost_all = not is_same_directory or is_restored_directory(command, earlier)
     was_clean = has_stopped_cleanly(command, earlier)
     damaged = {(replica.topic_id, replica.partition) for replica in command.damaged}
     live = image.live_brokers() - {node_id} if is_fenced else image.live_brokers() | {node_id}
@@ -165,19 +167,38 @@ def _take_over(
     def is_affected(topic: TopicImage, state: PartitionState) -> bool:
         return has_part_in(state, node_id) or (state.leader == NO_LEADER and node_id in state.replicas)
 
-    def is_believed(topic: TopicImage) -> bool:
-        durability = image.topic_configs(topic.name).get("durability")
-        return was_clean or (command.counts_synced_only and durability != "page-cache")
+    def has_synced(topic: TopicImage) -> bool:
+        return (
+            command.counts_synced_only and image.topic_configs(topic.name).get("durability") != "page-cache"
+        )
 
     def edit(topic: TopicImage, number: int, change: PartitionEdit) -> None:
         end_earlier_process(change, node_id)
-        if not is_same_directory or (topic.topic_id, number) in damaged:
+        if has_lost_all:
             change.forget(node_id)
-        elif len(change.before.replicas) > 1 and not is_believed(topic):
+        elif (topic.topic_id, number) in damaged:
+            _forget_damaged(change, node_id)
+        elif len(change.before.replicas) == 1:
+            change.restore(node_id)
+        elif not was_clean and has_synced(topic):
+            suspect_after_unclean_stop(change, node_id)
+        elif not was_clean:
             change.distrust(node_id)
         change.elect(live, unclean=allows_unclean_election(image, topic, settings))
 
     return edit_partitions(image, is_affected, edit)
+
+
+def suspect_after_unclean_stop(change: PartitionEdit, node_id: int) -> None:
+    """Let the replica lead only after a comparison: what it has synced may be lost or damaged (R46)."""
+    change.suspect(node_id)
+
+
+def _forget_damaged(change: PartitionEdit, node_id: int) -> None:
+    if len(change.before.replicas) == 1:
+        change.remember_damaged(node_id)
+    else:
+        change.forget(node_id)
 
 
 def change_broker(image: ClusterImage, command: BrokerChange, *, settings: ControllerSettings) -> Decision:
@@ -199,7 +220,8 @@ def change_broker(image: ClusterImage, command: BrokerChange, *, settings: Contr
 
 
 def _fence(image: ClusterImage, broker: BrokerState, settings: ControllerSettings) -> list[MetadataRecord]:
-    """Remove the broker's leaderships and ISR memberships (R23). Its replicas stay eligible by R16."""
+    """Return the records that end the broker's leaderships and ISR memberships (R23). R16 decides whether its
+    replicas stay eligible."""
     if broker.is_fenced:
         return []
     node_id = broker.node_id
@@ -216,7 +238,7 @@ def _fence(image: ClusterImage, broker: BrokerState, settings: ControllerSetting
 
 
 def _unfence(image: ClusterImage, broker: BrokerState, settings: ControllerSettings) -> list[MetadataRecord]:
-    """Let the broker lead partitions that no other broker can lead."""
+    """Return the records that unfence the broker and make it lead partitions that have no leader."""
     if not broker.is_fenced:
         return []
     node_id = broker.node_id
@@ -260,7 +282,8 @@ def _lose_replicas(
     def edit(topic: TopicImage, number: int, change: PartitionEdit) -> None:
         if (topic.topic_id, number) not in lost:
             return
-        change.forget(broker.node_id)
+        _forget_damaged(change, broker.node_id)
+        change.renew_epoch()  # the replica starts with an empty log
         change.elect(live - {broker.node_id}, unclean=allows_unclean_election(image, topic, settings))
 
     return edit_partitions(image, lambda _, state: has_part_in(state, broker.node_id), edit)
@@ -272,7 +295,7 @@ def has_part_in(state: PartitionState, node_id: int) -> bool:
 
 
 def heartbeat_change(image: ClusterImage, request: BrokerHeartbeatRequest) -> list[BrokerChange]:
-    """Return the changes that a broker's heartbeat requests; usually there are none."""
+    """Return the changes that a broker's heartbeat requires; usually there are none."""
     broker = image.brokers[request.node_id]
     node_id, broker_epoch = broker.node_id, broker.broker_epoch
     changes: list[BrokerChange] = []
@@ -294,7 +317,9 @@ def has_replayed_registration(request: BrokerHeartbeatRequest, broker: BrokerSta
 
 def _counts(image: ClusterImage, node_id: int, replica: DamagedReplica) -> bool:
     state = image.partition_of(replica.topic_id, replica.partition)
-    return state is not None and has_part_in(state, node_id)
+    if state is None or not has_part_in(state, node_id):
+        return False
+    return len(state.replicas) > 1 or node_id not in state.last_known_elr
 
 
 def may_shut_down(image: ClusterImage, node_id: int) -> bool:

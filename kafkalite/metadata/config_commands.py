@@ -34,10 +34,10 @@ from kafkalite.protocol.messages.admin import (
 def alter_configs(
     image: ClusterImage, command: AlterConfigsRequest, *, settings: ControllerSettings
 ) -> Decision:
-    """Set and remove overrides (KIP-339). Either all changes of a resource are made, or none.
+    """Set and remove overrides (KIP-339). The changes of one resource are applied together or not at all.
 
-    UNKNOWN_TOPIC_OR_PARTITION, INVALID_CONFIG (name, value, or a key twice), INVALID_REQUEST (a kind of
-    resource or a broker that does not exist). One result per resource, in order of first mention.
+    Errors of a resource: UNKNOWN_TOPIC_OR_PARTITION, INVALID_CONFIG (bad name or value, or a repeated key),
+    INVALID_REQUEST (unknown resource type or broker). One result per resource, in order of first mention.
     """
     problem = too_many(len(command.changes), "changes")
     if problem is not None:
@@ -63,11 +63,11 @@ def alter_configs(
 def _consequences(
     image: ClusterImage, changes: list[MetadataRecord], settings: ControllerSettings
 ) -> list[MetadataRecord]:
-    """Return the partition changes caused by changed configs, for the same entry.
+    """Return the partition records that ``changes`` of configs require; they belong in the same entry.
 
-    A smaller min.insync.replicas lets a leader commit without replicas that were eligible until now, so
-    they lose eligibility before the leader can receive the new number. If unclean elections are now
-    allowed, partitions without a leader get one.
+    A smaller min.insync.replicas lets a leader commit without replicas that are still eligible. They lose
+    their eligibility before the leader can receive the new value. If unclean elections are now allowed,
+    partitions without a leader elect one.
     """
     keys = {record.key for record in changes if isinstance(record, ConfigRecord)}
     if not keys & {"min.insync.replicas", "unclean.leader.election.enable"}:
@@ -88,7 +88,7 @@ def _consequences(
 def _alter_one(
     image: ClusterImage, resource_type: str, name: str, changes: list[ConfigChange]
 ) -> list[MetadataRecord]:
-    """Return the records of one resource's changes, omitting changes without effect. Raises BrokerError."""
+    """Return the records of one resource's changes, except changes without effect. Raises BrokerError."""
     parse = _config_parser(image, resource_type, name)
     wanted = parse_configs(parse, ((change.key, change.value) for change in changes))
     present = image.configs_of(resource_type, name)
@@ -103,7 +103,7 @@ _Parser = Callable[[str, str | None], tuple[str, str | None]]
 
 
 def _config_parser(image: ClusterImage, resource_type: str, name: str) -> _Parser:
-    """Return the parser for this resource's configs. Raises BrokerError if the resource does not exist."""
+    """Return the parser of this resource's configs. Raises BrokerError if the resource does not exist."""
     if resource_type == TOPIC:
         existing_topic(image, name)
         return parse_topic_config

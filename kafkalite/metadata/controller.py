@@ -1,20 +1,21 @@
-"""The controller's decisions: (image, command) → records to commit, and the reply to send after that.
+"""The controller's decisions: (image, command) → records to commit, and the reply to send afterwards.
 
 Commands and replies are the protocol's structs. Commands that no client sends are defined in the module
 that decides them: ``topic_commands``, ``config_commands``, ``broker_commands``, ``partition_commands``.
-Deciding changes nothing: a decision is valid only for the image that it was made on, and takes effect
-when its committed records are replayed (R18). ``now_ms`` is the wall clock; it is recorded, never
-compared.
+A decision changes nothing by itself. It is valid only for the image on which it was made, and takes effect
+when its records are committed and replayed (R18). ``now_ms`` is the wall clock; it is stored in records but
+never compared.
 
-Errors are Kafka's codes, one per item, in the order of the request; a refused item does not affect the
-others. A name that occurs twice in one request is refused both times, as in Kafka.
+Errors are Kafka's codes, one for each item, in the order of the request. A refused item does not affect the
+others. If a name occurs twice in one request, both items are refused, as in Kafka.
 
-Deviation from Kafka: topics whose names differ only in ``.`` and ``_`` may exist side by side; Kafka
-refuses them because its metric names would collide; kafkalite's metric names keep both characters.
+Deviation from Kafka: topics whose names differ only in ``.`` and ``_`` may coexist. Kafka refuses them
+because its metric names would collide; kafkalite's metric names keep both characters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, assert_never
 
 from kafkalite.metadata.broker_commands import (
@@ -35,6 +36,14 @@ from kafkalite.metadata.partition_commands import (
     balance_leaders,
     checkpoint_high_watermarks,
     elect_leaders,
+)
+from kafkalite.metadata.recovery import (
+    PartitionKey,
+    RecoverLeaders,
+    ReplaceShortLeaders,
+    ReplicaEnd,
+    recover_leaders,
+    replace_short_leaders,
 )
 from kafkalite.metadata.topic_commands import create_partitions, create_topics, delete_topics
 from kafkalite.protocol.messages.admin import (
@@ -69,6 +78,8 @@ Command = (
     | CheckpointHighWatermarksRequest
     | ElectLeadersRequest
     | BalanceLeaders
+    | RecoverLeaders
+    | ReplaceShortLeaders
 )
 
 
@@ -79,8 +90,12 @@ def decide(
     now_ms: int,
     rng: Rng,
     settings: ControllerSettings,
+    ends_of: Callable[[PartitionKey], Mapping[int, ReplicaEnd]] = lambda _: {},
 ) -> Decision:
-    """Decide ``command`` on the cluster state ``image``."""
+    """Decide ``command`` on the cluster state ``image``. Return the records and the reply.
+
+    ``ends_of`` returns the reports of the replicas of a partition without a leader.
+    """
     match command:
         case AlterPartitionRequest():
             return alter_partition(image, command)
@@ -101,8 +116,12 @@ def decide(
         case AlterConfigsRequest():
             return alter_configs(image, command, settings=settings)
         case ElectLeadersRequest():
-            return elect_leaders(image, command)
+            return elect_leaders(image, command, ends_of)
         case BalanceLeaders():
             return balance_leaders(image, command, settings=settings)
+        case RecoverLeaders():
+            return recover_leaders(image, command, settings)
+        case ReplaceShortLeaders():
+            return replace_short_leaders(image, command)
         case _:
             assert_never(command)

@@ -26,7 +26,7 @@ ConfigParser = Callable[[str, str | None], tuple[str, str | None]]
 
 
 class Decision(NamedTuple):
-    """The response to a command, and the records that must be committed before it is sent."""
+    """The reply to a command, and the records that must be committed before the reply is sent."""
 
     reply: Any
     records: Sequence[MetadataRecord] = ()
@@ -34,24 +34,26 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """The settings of the active controller."""
+    """The settings of the controller's own node on which decisions depend."""
 
-    num_partitions: int = 1  #: of a topic created without a partition count
+    num_partitions: int = 1  #: for a topic that is created without a partition count
     default_replication_factor: int = 1
     topic_defaults: Mapping[str, Any] = field(default_factory=dict)  #: typed, by topic option name
-    node_id: int = -1  #: the broker whose overrides in the image count
-    is_single_node: bool = False  #: the process is the controller and the only broker: no heartbeats
-    session_timeout_ms: int = 3_000  #: a broker silent for longer is fenced
+    node_id: int = -1  #: the broker whose overrides in the image apply
+    is_single_node: bool = False  #: the controller is also the only broker, so there are no heartbeats
+    session_timeout_ms: int = 3_000  #: a broker without a heartbeat for longer is fenced
     auto_leader_rebalance: bool = True
     imbalance_check_interval_ms: int = 300_000
     imbalance_per_broker_percentage: int = 10
+    unclean_recovery_strategy: str = "balanced"  #: none, balanced or aggressive (R47)
+    unclean_recovery_timeout_ms: int = 300_000
 
 
 def min_insync_replicas(image: ClusterImage, topic: TopicImage) -> int:
     """Return the smallest number of in-sync replicas with which the topic's leader may commit.
 
-    Only the topic's own override counts. Without it the leader uses its broker's configuration, which
-    the controller does not know, so the smallest number is assumed. This can only make fewer replicas
+    Only the topic's own override is used. Without an override the leader uses its broker's configuration,
+    which the controller does not know, so 1 is assumed. A smaller number never makes more replicas
     eligible.
     """
     text = image.topic_configs(topic.name).get("min.insync.replicas")
@@ -74,7 +76,7 @@ def edit_partitions(
     is_affected: Callable[[TopicImage, PartitionState], bool],
     edit: Callable[[TopicImage, int, PartitionEdit], None],
 ) -> list[MetadataRecord]:
-    """Call ``edit(topic, partition number, edit)`` for every affected partition; return the records."""
+    """Call ``edit(topic, partition number, change)`` for each affected partition, and return the records."""
     records: list[MetadataRecord] = []
     for topic in image.topics.values():
         min_isr: int | None = None
@@ -92,10 +94,10 @@ def edit_partitions(
 def edit_records(
     image: ClusterImage, topic_id: str, number: int, change: PartitionEdit
 ) -> list[MetadataRecord]:
-    """Return the records that make ``change`` durable; an empty list if it changes nothing.
+    """Return the records that make ``change`` durable, or an empty list if it changes nothing.
 
-    After an unclean election the checkpointed high watermark is removed, because committed records may
-    be lost.
+    After an unclean election they also remove the checkpointed high watermark, because committed records
+    may be lost.
     """
     state = change.build()
     if state is None:
@@ -107,7 +109,8 @@ def edit_records(
 
 
 def parse_configs(parse: ConfigParser, configs: Iterable[tuple[str, str | None]]) -> Configs:
-    """Return overrides by canonical name. INVALID_CONFIG for an unknown or repeated name or a bad value."""
+    """Return overrides by canonical name. Raises INVALID_CONFIG for a bad value or an unknown or repeated
+    name."""
     parsed: dict[str, str | None] = {}
     try:
         for name, text in configs:
@@ -128,14 +131,8 @@ def existing_topic(image: ClusterImage, name: str) -> TopicImage:
     return topic
 
 
-def refuse_repeated(name: str, times: Mapping[str, int]) -> None:
-    """Raise INVALID_REQUEST for a topic that the request names more than once."""
-    if times[name] > 1:
-        raise InvalidRequestError(f"the request names topic {name!r} more than once")
-
-
 def too_many(count: int, what: str) -> BrokerError | None:
-    """Return the error for a request with too many items, or None."""
+    """Return the error if the request has too many items, or None."""
     if count <= MAX_TOPICS_PER_REQUEST:
         return None
     return InvalidRequestError(f"one request has at most {MAX_TOPICS_PER_REQUEST} {what}, this one {count}")

@@ -1,15 +1,17 @@
-"""The next state of one partition: its leader, its in-sync replicas, its eligible replicas.
+"""Computes the next state of one partition: its leader, in-sync replicas and eligible replicas.
 
-``PartitionEdit`` is Kafka's PartitionChangeBuilder: callers describe the changes step by step, and
+``PartitionEdit`` corresponds to Kafka's PartitionChangeBuilder: callers describe changes step by step, and
 ``build`` returns the state with its epochs. The rules:
 
-* An edit that changes the state increments the partition epoch once, and, if it changes the leader, the
-  leader epoch once, however many steps it has.
-* R16 (KIP-966): with fewer than min.insync.replicas in sync the high watermark does not move (R9), so a
-  replica that leaves the ISR then still holds all committed records and stays eligible. The ISR may become
-  empty. With enough in sync the high watermark may move, and all other replicas lose eligibility.
-* An election chooses an ISR member. If the ISR is empty, it chooses an eligible replica if there is one. Only
-  an unclean election, which may lose committed records, chooses any live replica, and only if allowed.
+* An edit that changes the state increments the partition epoch once. If it changes the leader, it also
+  increments the leader epoch once. The number of steps does not matter.
+* R16 (KIP-966): with fewer than min.insync.replicas in sync, the high watermark does not move (R9). A replica
+  that then leaves the ISR still has all committed records and stays eligible; the ISR may become empty. With
+  enough replicas in sync the high watermark may move, and all other replicas lose their eligibility.
+* An election chooses an ISR member, or an eligible replica if the ISR is empty. Only an unclean election,
+  which must be allowed and may lose committed records, chooses any live replica.
+* R46: an eligible replica that has restarted uncleanly is unverified, because its disk may have lost synced
+  records unnoticed. It leads only after a comparison of logs (``recovery``), or by an unclean election.
 """
 
 # Tests: tests/metadata/test_partition_commands.py
@@ -23,7 +25,7 @@ from kafkalite.metadata.records import NO_LEADER
 
 
 class PartitionEdit:
-    """The change of one partition's state. Replica lists keep the order of ``replicas``."""
+    """A change of one partition's state. Replica lists keep the order of ``replicas``."""
 
     __slots__ = (
         "_is_touched",
@@ -35,6 +37,8 @@ class PartitionEdit:
         "isr",
         "last_known_elr",
         "leader",
+        "loss_epoch",
+        "unverified",
     )
 
     def __init__(self, before: PartitionState, min_isr: int) -> None:
@@ -43,20 +47,22 @@ class PartitionEdit:
         self.isr = before.isr
         self.elr = before.elr
         self.last_known_elr = before.last_known_elr
+        self.unverified = before.unverified
+        self.loss_epoch = before.loss_epoch
         self._min_isr = min(min_isr, len(before.replicas))
         self._leader_changed = False
         self._is_touched = False
         self.is_unclean = False  #: whether the new leader may lack committed records
 
     def lead(self, node_id: int) -> None:
-        """Make an ISR member the leader, or NO_LEADER."""
+        """Make an ISR member the leader; NO_LEADER removes the leader."""
         assert node_id == NO_LEADER or node_id in self.isr, f"{node_id} is not in sync: {self.isr}"
         if node_id != self.leader:
             self.leader = node_id
             self._leader_changed = True
 
     def set_isr(self, isr: Collection[int]) -> None:
-        """Set the ISR, and by R16 the eligibility of the replicas that leave it."""
+        """Set the ISR, and apply R16 to the replicas that leave it."""
         in_sync = tuple([node_id for node_id in self.before.replicas if node_id in isr])
         if not self.keeps_eligible(in_sync):
             self.elr = self.last_known_elr = ()
@@ -70,10 +76,11 @@ class PartitionEdit:
                     if node_id not in in_sync and node_id not in eligible
                 ]
             )
+        self.unverified = _both(self.unverified, self.elr)
         self.isr = in_sync
 
     def keeps_eligible(self, in_sync: tuple[int, ...]) -> bool:
-        """Whether replicas outside this ISR stay eligible because the high watermark can't move (R9, R16)."""
+        """Whether replicas outside this ISR stay eligible: the high watermark cannot move (R9, R16)."""
         return len(in_sync) < self._min_isr
 
     def refresh_eligible(self) -> None:
@@ -81,17 +88,23 @@ class PartitionEdit:
         self.set_isr(self.isr)
 
     def fence(self, node_id: int) -> None:
-        """End the roles of ``node_id``, whose process has stopped. Its replica's records still count."""
+        """End the roles of ``node_id``, whose process has stopped. The records of its replica still count."""
         if self.leader == node_id:
             self.lead(NO_LEADER)
         if node_id in self.isr:
             self.set_isr(_without(self.isr, node_id))
 
+    def suspect(self, node_id: int) -> None:
+        """Let an eligible ``node_id``, which has restarted uncleanly, lead only after a comparison (R46)."""
+        if node_id in self.elr:
+            self.unverified = _both(self.elr, (*self.unverified, node_id))
+
     def distrust(self, node_id: int) -> None:
-        """Reduce ``node_id`` to a last known eligible replica: it may have lost the end of its log (R20)."""
+        """Make ``node_id`` a last known eligible replica: it may have lost the end of its log (R20)."""
         self.fence(node_id)
         if node_id in self.elr:
             self.elr = _without(self.elr, node_id)
+            self.unverified = _without(self.unverified, node_id)
             self.last_known_elr = tuple(
                 each for each in self.before.replicas if each == node_id or each in self.last_known_elr
             )
@@ -101,7 +114,23 @@ class PartitionEdit:
         self.fence(node_id)
         self.isr = _without(self.isr, node_id)
         self.elr = _without(self.elr, node_id)
+        self.unverified = _without(self.unverified, node_id)
         self.last_known_elr = _without(self.last_known_elr, node_id)
+
+    def remember_damaged(self, node_id: int) -> None:
+        """Forget the only replica, whose log is damaged, until its process starts with a sound log (R24)."""
+        self.forget(node_id)
+        self.last_known_elr = (node_id,)
+
+    def restore(self, node_id: int) -> None:
+        """Make the only replica eligible again, because its log is sound."""
+        if node_id in self.last_known_elr:
+            self.elr, self.last_known_elr = (node_id,), ()
+
+    def renew_epoch(self) -> None:
+        """Begin another epoch of the same leader, in which it counts no earlier fetch of a replica."""
+        if self.leader != NO_LEADER:
+            self._leader_changed = True
 
     def hand_over(self, node_id: int, live: Container[int]) -> None:
         """Transfer the roles of ``node_id``, which will stop soon, to in-sync replicas if possible."""
@@ -112,18 +141,41 @@ class PartitionEdit:
             self.set_isr(others)
 
     def elect(self, live: Container[int], *, unclean: bool = False) -> None:
-        """Choose a leader if there is none. ``unclean`` allows a replica that may lack committed records."""
+        """Elect a leader if there is none. ``unclean`` allows a replica that may lack committed records."""
         if self.leader != NO_LEADER or self._elect_from(self.isr, live):
             return
-        if not self.isr and self._elect_from(self.elr, live):
+        if not self.isr and self._elect_from(self.verified_eligible(), live):
             return
         if unclean and (
-            self._elect_from(self.last_known_elr, live) or self._elect_from(self.before.replicas, live)
+            self._elect_from(self.elr, live)
+            or self._elect_from(self.last_known_elr, live)
+            or self._elect_from(self.before.replicas, live)
         ):
-            self.is_unclean = True
+            self._accept_loss()
+
+    def verified_eligible(self) -> tuple[int, ...]:
+        """Return the eligible replicas that may lead without a comparison of logs (R46)."""
+        return tuple([each for each in self.elr if each not in self.unverified])
+
+    def elect_compared(self, node_id: int) -> None:
+        """Make ``node_id`` the leader, whose log was compared (R46).
+
+        The members of the ELR are unverified: they may lack records that the new leader has.
+        """
+        self._elect_from((node_id,), {node_id})
+        self.unverified = self.elr
+
+    def elect_uncleanly(self, node_id: int) -> None:
+        """Make ``node_id`` the leader, although it may lack committed records, and record that (R49)."""
+        self.elect_compared(node_id)
+        self._accept_loss()
+
+    def _accept_loss(self) -> None:
+        self.is_unclean = True
+        self.loss_epoch = self.before.leader_epoch + 1
 
     def _elect_from(self, candidates: tuple[int, ...], live: Container[int]) -> bool:
-        """Make the first live candidate the leader. Candidates are in order of preference."""
+        """Make the first live candidate the leader. Return whether there is one."""
         for node_id in candidates:
             if node_id in live:
                 if node_id not in self.isr:
@@ -137,7 +189,7 @@ class PartitionEdit:
         self._is_touched = True
 
     def build(self) -> PartitionState | None:
-        """Return the next state, or None if nothing changed."""
+        """Return the next state, or None if nothing has changed."""
         before = self.before
         is_changed = (
             self._leader_changed
@@ -145,6 +197,7 @@ class PartitionEdit:
             or self.isr != before.isr
             or self.elr != before.elr
             or self.last_known_elr != before.last_known_elr
+            or self.unverified != before.unverified
         )
         if not is_changed:
             return None
@@ -156,7 +209,13 @@ class PartitionEdit:
             before.partition_epoch + 1,
             self.elr,
             self.last_known_elr,
+            self.unverified,
+            self.loss_epoch,
         )
+
+
+def _both(node_ids: tuple[int, ...], others: Collection[int]) -> tuple[int, ...]:
+    return tuple([each for each in node_ids if each in others])
 
 
 def _without(node_ids: tuple[int, ...], node_id: int) -> tuple[int, ...]:

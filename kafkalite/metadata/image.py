@@ -1,7 +1,7 @@
-"""The cluster's state at one offset of the metadata log, as a value.
+"""An immutable value for the cluster's state at one offset of the metadata log.
 
-An image never changes: ``delta.Delta`` makes the next one, which shares all unchanged parts. Two nodes
-that have replayed the same records have equal images.
+``delta.Delta`` builds the next image, which shares all unchanged parts with the previous one. Nodes that
+have replayed the same records have equal images.
 """
 
 # Tests: tests/metadata/test_delta.py
@@ -24,31 +24,34 @@ from kafkalite.metadata.records import (
 )
 
 Resource = tuple[str, str]
-"""(resource type, name) of the owner of a config."""
+"""(resource type, name) of the topic or broker that has a config."""
 
 _NO_CONFIGS: Final[Mapping[str, str]] = {}
 
 
 class PartitionState(NamedTuple):
-    """One partition.
+    """The state of one partition.
 
-    Invariants: isr, elr and last_known_elr are disjoint subsets of replicas, in their order; leader ∈ isr or
-    -1; both epochs only grow. Every member of isr and elr holds all committed records (R16, I2); with
-    min.insync.replicas in sync the elr is empty (I10). A member of last_known_elr has lost
-    its eligibility.
+    Invariants: isr, elr and last_known_elr are disjoint subsets of replicas, in the same order; unverified is
+    a subset of elr. The leader is in isr, or -1. Neither epoch ever decreases. Every member of isr and elr
+    has all committed records (R16, I2), but the disk of an unverified member may have lost some unnoticed.
+    With at least min.insync.replicas in sync, elr is empty (I10). Members of last_known_elr have lost their
+    eligibility.
     """
 
     replicas: tuple[int, ...]  #: the first is the preferred leader
     isr: tuple[int, ...]
-    leader: int  #: -1 when there is none
+    leader: int  #: node id, or -1 without a leader
     leader_epoch: int
     partition_epoch: int
     elr: tuple[int, ...] = ()
     last_known_elr: tuple[int, ...] = ()
+    unverified: tuple[int, ...] = ()  #: restarted uncleanly; lead only after a comparison of logs (R46)
+    loss_epoch: int = -1  #: leader epoch of the latest unclean election; -1: there was none (R49)
 
 
 class TopicImage(NamedTuple):
-    """One topic. Invariant: at least one partition; ``partitions[n]`` is partition n."""
+    """One topic, with at least one partition. ``partitions[n]`` is partition n."""
 
     topic_id: str
     name: str
@@ -56,11 +59,11 @@ class TopicImage(NamedTuple):
 
 
 BrokerState = BrokerRegistrationRecord
-"""A registered broker, with later changes. Invariant: a fenced one is in no ISR (I10)."""
+"""A registered broker including later changes. Invariant: a fenced broker is in no ISR (I10)."""
 
 
 class BrokerLoad(NamedTuple):
-    """The replicas placed on a broker. Which broker leads at present does not matter."""
+    """A broker's numbers of preferred leaderships and of replicas, regardless of the current leaders."""
 
     preferred_leaders: int
     replicas: int
@@ -68,9 +71,9 @@ class BrokerLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClusterImage:
-    """All cluster state. The mappings are shared between images: never change one.
+    """The complete cluster state. Images share their mappings, so never modify one.
 
-    Invariant: ``topics`` and ``topics_by_id`` hold the same objects; every topic named in ``configs``
+    Invariants: ``topics`` and ``topics_by_id`` hold the same objects. Every topic named in ``configs``
     exists.
     """
 
@@ -79,7 +82,7 @@ class ClusterImage:
     topics_by_id: Mapping[str, TopicImage] = field(default_factory=dict)
     configs: Mapping[Resource, Mapping[str, str]] = field(default_factory=dict)
     brokers: Mapping[int, BrokerState] = field(default_factory=dict)  #: by node id
-    #: (topic id, partition) → checkpointed exclusive end of the committed records; no entry for 0
+    #: (topic id, partition) → checkpointed high watermark (exclusive); 0 has no entry
     high_watermarks: Mapping[tuple[str, int], int] = field(default_factory=dict)
     next_producer_id: int = 0  #: all lower ids are allocated
     loads: Mapping[int, BrokerLoad] = field(default_factory=dict)  #: derived from the topics
@@ -100,16 +103,16 @@ class ClusterImage:
         return found.partitions[partition]
 
     def partition_of(self, topic_id: str, partition: int) -> PartitionState | None:
-        """Return the same as ``partition``, by topic id."""
+        """Return the same as ``partition``, for a topic id."""
         found = self.topics_by_id.get(topic_id)
         return None if found is None else self.partition(found.name, partition)
 
     def live_brokers(self) -> frozenset[int]:
-        """Return the brokers that may get a role: not fenced, not shutting down."""
+        """Return the ids of the brokers that may get roles: neither fenced nor shutting down."""
         return frozenset(broker.node_id for broker in self.brokers.values() if broker.is_live)
 
     def to_records(self) -> Iterator[MetadataRecord]:
-        """Yield the records that make this image from EMPTY. The order depends on the image only."""
+        """Yield the records that build this image from EMPTY. Their order depends only on the image."""
         for node_id in sorted(self.brokers):
             yield self.brokers[node_id]
         for name in sorted(self.topics):

@@ -1,9 +1,9 @@
-"""Decisions about partitions: leaders propose in-sync replicas; users and the balancer elect leaders."""
+"""Decisions about partitions: leaders propose in-sync sets, users and the balancer elect leaders."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,6 +33,7 @@ from kafkalite.metadata.decision import (
 from kafkalite.metadata.election import PartitionEdit
 from kafkalite.metadata.image import BrokerState, ClusterImage, PartitionState, TopicImage
 from kafkalite.metadata.records import NO_LEADER, HighWatermarksRecord, MetadataRecord, PartitionRecord
+from kafkalite.metadata.recovery import PartitionKey, ReplicaEnd, most_complete
 from kafkalite.protocol.messages.admin import (
     ElectedPartition,
     ElectionPartition,
@@ -53,19 +54,19 @@ MAX_ELECTIONS_PER_BALANCE: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class BalanceLeaders:
-    """Elect preferred replicas if too many leaderships have moved. The reply is the number of elections."""
+    """Elect preferred leaders if too many leaderships have moved. The reply is the number of elections."""
 
 
 def alter_partition(image: ClusterImage, command: AlterPartitionRequest) -> Decision:
-    """Decide leaders' proposals for their ISRs (KIP-497) by compare-and-set on the partition epoch (R13).
+    """Decide leaders' proposals for their ISRs (KIP-497), which must state the current partition epoch (R13).
 
-    A proposal that is not from the current process and leader changes nothing. A whole request fails
-    with BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH; a partition fails with UNKNOWN_TOPIC_ID,
+    A proposal changes nothing unless it is from the current process and the current leader. A request as a
+    whole fails with BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH; a partition fails with UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION, FENCED_LEADER_EPOCH, NEW_LEADER_ELECTED or INVALID_UPDATE_VERSION.
 
-    A refusal for its content (INVALID_REQUEST, INELIGIBLE_REPLICA) is as durable as an acceptance: it
-    increments the partition epoch (R14). So a delayed copy of the request is refused too, and the
-    leader, which receives the new epoch, may again commit without the replica.
+    A refusal because of the content (INVALID_REQUEST, INELIGIBLE_REPLICA) is as durable as an acceptance: it
+    increments the partition epoch (R14). Therefore a delayed copy of the request is refused too. The leader
+    receives the new epoch, and may then commit without the replica again.
     """
     try:
         broker_of(image, command.node_id, command.broker_epoch)
@@ -73,7 +74,7 @@ def alter_partition(image: ClusterImage, command: AlterPartitionRequest) -> Deci
         return Decision(AlterPartitionResponse(*outcome(error), []))
     states: dict[
         tuple[str, int], PartitionState
-    ] = {}  # the states after the preceding changes of this request
+    ] = {}  # the states after the preceding proposals of this request
     records: list[MetadataRecord] = []
     results: list[ChangedPartition] = []
     for proposal in command.partitions:
@@ -112,7 +113,7 @@ def _proposed_upon(topic: TopicImage | None, proposal: PartitionChange) -> Parti
 
 
 def _check_is_current(state: PartitionState, node_id: int, proposal: PartitionChange) -> None:
-    """Raise unless the sender leads in this leader epoch and has the current state (R13)."""
+    """Raise unless the sender leads in this leader epoch and knows the current state (R13)."""
     if proposal.leader_epoch < state.leader_epoch:
         raise FencedLeaderEpochError(
             f"leader epoch {proposal.leader_epoch} has ended; it is {state.leader_epoch}"
@@ -129,12 +130,12 @@ def _check_is_current(state: PartitionState, node_id: int, proposal: PartitionCh
 
 
 def record_refusal(edit: PartitionEdit) -> None:
-    """Give the unchanged state a new partition epoch, so that the leader notices the refusal (R14)."""
+    """Increment the partition epoch of the unchanged state, so that the leader sees the refusal (R14)."""
     edit.touch()
 
 
 def is_present_incarnation(broker: BrokerState, epoch: int) -> bool:
-    """Whether a replica fetched with the broker epoch that its broker has now (R13)."""
+    """Whether ``epoch``, in which a replica fetched, is the current epoch of its broker (R13)."""
     return epoch == broker.broker_epoch
 
 
@@ -181,21 +182,18 @@ def _changed(
 
 
 def _unchanged(
-    topic: TopicImage | None,
-    proposal: PartitionChange,
-    error: BrokerError,
-    state: PartitionState | None,
+    topic: TopicImage | None, proposal: PartitionChange, error: BrokerError, state: PartitionState | None
 ) -> ChangedPartition:
-    """Return the result of a refused proposal, with the current state if there is one."""
+    """Return the result of a refused proposal, with the partition's current state if it exists."""
     if topic is None or not 0 <= proposal.partition < len(topic.partitions):
         return ChangedPartition(proposal.topic_id, proposal.partition, *outcome(error), NO_LEADER, -1, [], -1)
     return _changed(proposal, *outcome(error), state or topic.partitions[proposal.partition])
 
 
 def checkpoint_high_watermarks(image: ClusterImage, command: CheckpointHighWatermarksRequest) -> Decision:
-    """Store the high watermarks of leaders for their successors, in one record per request.
+    """Store leaders' high watermarks for later leaders, in one record for the request.
 
-    Partitions that the sender does not lead in that epoch, or whose high watermark has not grown, are
+    Partitions that the sender does not lead in the stated epoch, or whose high watermark has not grown, are
     skipped. Errors: BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH.
     """
     try:
@@ -214,14 +212,19 @@ def checkpoint_high_watermarks(image: ClusterImage, command: CheckpointHighWater
     return Decision(CheckpointHighWatermarksResponse(0, None, len(moved)), records)
 
 
-def elect_leaders(image: ClusterImage, command: ElectLeadersRequest) -> Decision:
+def elect_leaders(
+    image: ClusterImage,
+    command: ElectLeadersRequest,
+    ends_of: Callable[[PartitionKey], Mapping[int, ReplicaEnd]] = lambda _: {},
+) -> Decision:
     """Elect leaders on request (KIP-183, KIP-460).
 
-    Preferred: the first replica takes over if it is live and in sync; PREFERRED_LEADER_NOT_AVAILABLE if
-    not. Unclean: a partition without a leader gets one, even one that may lack committed records;
-    ELIGIBLE_LEADERS_NOT_AVAILABLE if no replica is live. Other errors: ELECTION_NOT_NEEDED,
-    UNKNOWN_TOPIC_OR_PARTITION. The response to a request for all partitions contains only the
-    partitions that needed an election.
+    A preferred election makes the first replica the leader if it is live and in sync; otherwise the error is
+    PREFERRED_LEADER_NOT_AVAILABLE. An unclean election gives a partition without a leader the most complete
+    of the replicas that have reported (``ends_of``), or any live one, even if it may lack committed records.
+    If no replica is live, the error is ELIGIBLE_LEADERS_NOT_AVAILABLE. Other errors: ELECTION_NOT_NEEDED,
+    UNKNOWN_TOPIC_OR_PARTITION. The response to a request for all partitions contains only the partitions that
+    needed an election.
     """
     live = image.live_brokers()
     records: list[MetadataRecord] = []
@@ -238,7 +241,10 @@ def elect_leaders(image: ClusterImage, command: ElectLeadersRequest) -> Decision
                 raise InvalidRequestError("the request names this partition twice")
             seen.add((wanted.topic, wanted.partition))
             edit = PartitionEdit(state, min_insync_replicas(image, topic))
-            (_elect_unclean if command.is_unclean else _elect_preferred)(edit, live)
+            if command.is_unclean:
+                _elect_unclean(edit, live, ends_of((topic.topic_id, wanted.partition)))
+            else:
+                _elect_preferred(edit, live)
         except BrokerError as error:
             if command.partitions is None and error.code == ErrorCode.ELECTION_NOT_NEEDED:
                 continue
@@ -270,9 +276,12 @@ def _elect_preferred(edit: PartitionEdit, live: frozenset[int]) -> None:
         )
 
 
-def _elect_unclean(edit: PartitionEdit, live: frozenset[int]) -> None:
+def _elect_unclean(edit: PartitionEdit, live: frozenset[int], ends: Mapping[int, ReplicaEnd]) -> None:
     if edit.leader != NO_LEADER:
         raise ElectionNotNeededError(f"broker {edit.leader} leads")
+    edit.elect(live)
+    if edit.leader == NO_LEADER and ends:
+        edit.elect_uncleanly(most_complete(edit.before, ends))
     edit.elect(live, unclean=True)
     if edit.leader == NO_LEADER:
         raise EligibleLeadersNotAvailableError(f"none of the replicas {list(edit.before.replicas)} is live")
@@ -281,7 +290,7 @@ def _elect_unclean(edit: PartitionEdit, live: frozenset[int]) -> None:
 def balance_leaders(
     image: ClusterImage, command: BalanceLeaders, *, settings: ControllerSettings
 ) -> Decision:
-    """Elect preferred leaders on brokers that lead too few of the partitions for which they are preferred.
+    """Elect preferred leaders on brokers that lead too few of the partitions that prefer them.
 
     Works like Kafka's automatic rebalance, with at most MAX_ELECTIONS_PER_BALANCE elections per call.
     """

@@ -1,11 +1,11 @@
 """Chooses the brokers for the replicas of new partitions.
 
-Within a topic the numbers of partitions that two brokers lead differ by at most one; the remainder goes
-to the brokers that lead the fewest partitions of other topics. Follower replicas go to racks that the
-partition does not use yet, as long as there are any. The followers of a leader rotate over the brokers,
-so that the load of a dead leader is spread over all others; among equal choices the broker with the
-fewest replicas is taken. Remaining ties are broken by the position on a circle of brokers whose
-neighbours are in different racks if possible.
+Within a topic, the numbers of partitions led by any two brokers differ by at most one. Brokers that are
+preferred leaders of the fewest other partitions lead the remainder. Followers are placed in racks that the
+partition does not use yet, as long as there are any. The followers of one leader rotate over the brokers, so
+that the load of a failed leader is spread over all others. Among equal choices the broker with the fewest
+replicas is chosen. Remaining ties are broken by position on a circle of brokers whose neighbours are in
+different racks if possible.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def place(
     present: Sequence[tuple[int, ...]] = (),
     loads: Mapping[int, BrokerLoad] | None = None,
 ) -> list[tuple[int, ...]]:
-    """Return the replicas of ``count`` new partitions of one topic, each with its leader first.
+    """Return the replicas of each of ``count`` new partitions of one topic, the preferred leader first.
 
-    ``start`` (any int) is the position on the circle at which ties begin. ``present`` are the replicas
-    of the topic's existing partitions, ``loads`` the replicas of all topics on the brokers. There must
-    be at least ``replication_factor`` brokers.
+    Ties are broken from position ``start`` (any int) on the circle. ``present`` has the replicas of the
+    topic's existing partitions, ``loads`` the replicas of all topics on each broker. There must be at
+    least ``replication_factor`` brokers.
     """
     circle = _circle(brokers)
     size = len(circle)
@@ -52,7 +52,7 @@ def place(
 
 
 class _Tally:
-    """The replicas placed so far in this topic, and each broker's load from other topics."""
+    """Counts the replicas placed so far in this topic, and each broker's load from other topics."""
 
     def __init__(self, circle: list[BrokerState], loads: Mapping[int, BrokerLoad]) -> None:
         self._size = len(circle)
@@ -103,7 +103,7 @@ class _Tally:
 
 
 def _circle(brokers: Iterable[BrokerState]) -> list[BrokerState]:
-    """Return the brokers with alternating racks, so that neighbours share no rack if possible."""
+    """Return the brokers with alternating racks, so that neighbours have different racks if possible."""
     by_rack: dict[str, list[BrokerState]] = {}
     for broker in sorted(brokers, key=lambda each: each.node_id):
         by_rack.setdefault(broker.rack or "", []).append(broker)

@@ -1,8 +1,8 @@
-"""Metadata records ↔ bytes: a msgpack array of ``[type, version, field, …]``, fields in declared order.
+"""Encodes metadata records as msgpack arrays ``[type, version, field, …]``, fields in declared order.
 
-The newest version of each type is written, and all versions are read; a field that an old version lacks
-gets the value that held before the field existed. An unknown type or version is refused, because
-skipping a record would make this node's state differ from its peers' (R18).
+The newest version of each type is written, and all versions are read. A field that an old version lacks
+gets its default. An unknown type or version is refused, because skipping a record would make this node's
+state differ from that of its peers (R18).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kafkalite.metadata.records import (
 
 
 class RecordType(enum.IntEnum):
-    """The numbers on disk. Never reuse a number for another type."""
+    """The record types by their numbers on disk. Never reuse a number for another type."""
 
     TOPIC = 1
     REMOVE_TOPIC = 2
@@ -42,18 +42,18 @@ class RecordType(enum.IntEnum):
 
 
 class _Layout(NamedTuple):
-    """How the records of one type are stored."""
+    """The encoding of one record type."""
 
     record_type: type[Any]
-    shapes: tuple[frozenset[tuple[type, ...]], ...]  #: by version: the types allowed for each field
-    #: of the tuple fields: index, type of the items, and, if the items are tuples, the types of their items
+    shapes: tuple[frozenset[tuple[type, ...]], ...]  #: by version: the allowed types of all fields
+    #: For each tuple field: its index, the type of its items, and the field types of items that are tuples.
     lists: tuple[tuple[int, frozenset[type], tuple[type, ...]], ...]
 
 
 def _layout(record_type: type[Any], *field_counts: int) -> _Layout:
-    """Derive the layout from the fields' types. ``field_counts`` are those of the versions before the newest.
+    """Derive the layout from the fields' types. ``field_counts`` has the counts of the older versions.
 
-    A new version only adds fields at the end; they have their defaults in records of an old version.
+    A new version only adds fields at the end. They have their defaults in records of an old version.
     """
     hints = list(get_type_hints(record_type).values())
     items = [(index, get_args(hint)[0]) for index, hint in enumerate(hints) if get_origin(hint) is tuple]
@@ -66,27 +66,27 @@ def _layout(record_type: type[Any], *field_counts: int) -> _Layout:
 _LAYOUTS: Final[dict[int, _Layout]] = {
     RecordType.TOPIC: _layout(TopicRecord),
     RecordType.REMOVE_TOPIC: _layout(RemoveTopicRecord),
-    RecordType.PARTITION: _layout(PartitionRecord, 7),
+    RecordType.PARTITION: _layout(PartitionRecord, 7, 9),
     RecordType.CONFIG: _layout(ConfigRecord),
-    RecordType.BROKER_REGISTRATION: _layout(BrokerRegistrationRecord, 5),
+    RecordType.BROKER_REGISTRATION: _layout(BrokerRegistrationRecord, 5, 10),
     RecordType.BROKER_CHANGE: _layout(BrokerChangeRecord),
     RecordType.HIGH_WATERMARKS: _layout(HighWatermarksRecord),
     RecordType.PRODUCER_IDS: _layout(ProducerIdsRecord),
 }
-# Type and newest version, which is written.
+# By class: the type number and the newest version, which is written.
 _HEADS: Final[dict[type, tuple[int, int]]] = {
     layout.record_type: (int(kind), len(layout.shapes) - 1) for kind, layout in _LAYOUTS.items()
 }
 
 
 def to_bytes(records: Iterable[MetadataRecord]) -> bytes:
-    """Return the records as one msgpack array."""
+    """Encode the records as one msgpack array."""
     packed: bytes = msgpack.packb([to_array(record) for record in records])
     return packed
 
 
 def from_bytes(data: bytes | memoryview) -> list[MetadataRecord]:
-    """Return the records of ``to_bytes``. Raises StorageError for anything else."""
+    """Decode the records that ``to_bytes`` encoded. Raises StorageError if ``data`` is malformed."""
     try:
         arrays = msgpack.unpackb(data)
     except (ValueError, msgpack.UnpackException) as error:
@@ -95,19 +95,19 @@ def from_bytes(data: bytes | memoryview) -> list[MetadataRecord]:
 
 
 def from_arrays(arrays: Any) -> list[MetadataRecord]:
-    """Return unpacked msgpack values as records. Raises StorageError."""
+    """Return the records of unpacked msgpack values. Raises StorageError if the values are malformed."""
     if not isinstance(arrays, list):
         raise StorageError(f"metadata records must be an array, found {type(arrays).__name__}")
     return [from_array(array) for array in arrays]
 
 
 def to_array(record: MetadataRecord) -> list[Any]:
-    """Return one record as msgpack values."""
+    """Return one record as a list of msgpack values."""
     return [*_HEADS[type(record)], *record]
 
 
 def from_array(array: Any) -> MetadataRecord:
-    """Return a record from msgpack values. Raises StorageError for anything else."""
+    """Return the record of a list of msgpack values. Raises StorageError if the list is malformed."""
     match array:
         case [int(kind), int(version), *fields]:
             layout = _LAYOUTS.get(kind)
@@ -125,7 +125,7 @@ def from_array(array: Any) -> MetadataRecord:
 def _read(layout: _Layout, version: int, fields: list[Any]) -> MetadataRecord | None:
     """Return the record, or None if the fields are malformed.
 
-    Optimized, because the failure of a broker changes all of its partitions, often thousands.
+    Optimized, because the failure of one broker can change thousands of partitions.
     """
     if tuple(map(type, fields)) not in layout.shapes[version]:
         return None
@@ -143,5 +143,5 @@ def _read(layout: _Layout, version: int, fields: list[Any]) -> MetadataRecord | 
     if version == 0 and isinstance(record, BrokerRegistrationRecord):
         return record._replace(
             registration_offset=record.broker_epoch
-        )  # true for every registration of the old version
+        )  # correct for every registration in the old version
     return record

@@ -1,7 +1,7 @@
-"""The records of the metadata log: every change of the cluster's state is one of these.
+"""The records of the metadata log. Every change of the cluster's state is one of these records.
 
-A record contains a complete new value, so replaying it twice changes nothing. ``record_codec`` defines
-the bytes of records, ``delta`` their effect.
+A record holds a complete new value, so replaying it twice has no further effect. ``record_codec`` defines
+the encoding of records, ``delta`` their effect.
 """
 
 # Tests: tests/metadata/test_record_codec.py
@@ -16,14 +16,14 @@ NO_LEADER: Final = -1
 
 
 class TopicRecord(NamedTuple):
-    """A topic was created. Its partitions follow, from 0 up, in the same entry."""
+    """A topic was created. The records of its partitions follow in the same entry, from partition 0."""
 
-    topic_id: str  #: 32 hex digits; never used again after the topic is removed
+    topic_id: str  #: 32 hex digits; not reused after the topic is removed
     name: str
 
 
 class RemoveTopicRecord(NamedTuple):
-    """A topic was removed, with its partitions, configs and high watermarks."""
+    """A topic was removed together with its partitions, configs and high watermarks."""
 
     topic_id: str
 
@@ -36,14 +36,16 @@ class PartitionRecord(NamedTuple):
     replicas: tuple[int, ...]  #: node ids; the first is the preferred leader
     isr: tuple[int, ...]  #: in-sync replicas
     leader: int  #: node id, or NO_LEADER
-    leader_epoch: int  #: grows with every election, and with every loss of the leader
-    partition_epoch: int  #: grows with every change of this record
+    leader_epoch: int  #: incremented by every change of the leader, also to NO_LEADER
+    partition_epoch: int  #: incremented by every change of this record
     elr: tuple[int, ...] = ()  #: eligible leader replicas (KIP-966)
     last_known_elr: tuple[int, ...] = ()
+    unverified: tuple[int, ...] = ()  #: restarted uncleanly; lead only after a comparison of logs (R46)
+    loss_epoch: int = -1  #: leader epoch of the latest unclean election; -1: there was none (R49)
 
 
 class ConfigRecord(NamedTuple):
-    """One override of a topic or a broker. The value None removes the override."""
+    """One override of a topic or broker. The value None removes the override."""
 
     resource_type: str  #: TOPIC or BROKER
     name: str  #: the topic name, or the broker's node id in decimal
@@ -52,39 +54,41 @@ class ConfigRecord(NamedTuple):
 
 
 class BrokerRegistrationRecord(NamedTuple):
-    """A broker's process has started; its epoch fences earlier processes of the same node (R20).
+    """A broker process has registered. Its broker epoch fences earlier processes of the same node (R20).
 
     Invariant: a fenced broker is in no ISR (I10).
     """
 
     node_id: int
-    broker_epoch: int  #: grows with every registration of the node
-    addresses: tuple[str, ...]  #: "host:port", "[v6]:port" or "inproc://name"; the first is the main one
+    broker_epoch: int  #: increases with every registration of the node
+    addresses: tuple[str, ...]  #: "host:port", "[v6]:port" or "inproc://name"; clients use the first
     rack: str | None
     registered_ms: int  #: wall clock, informational only
-    incarnation_id: str = ""  #: of the process; "" if unknown
-    directory_id: str = ""  #: of the data directory; "" if unknown
-    registration_offset: int = 0  #: every image at this offset or beyond holds this record (R22)
-    is_fenced: bool = False  #: may not be alive: no leadership, no ISR membership
-    is_shutting_down: bool = False  #: alive, but about to stop: gets no new role
+    incarnation_id: str = ""  #: identifies the process; "" if unknown
+    directory_id: str = ""  #: identifies the data directory; "" if unknown
+    registration_offset: int = 0  #: images at this offset or later contain this record (R22)
+    is_fenced: bool = False  #: leads no partition and is in no ISR, because it may not be alive
+    is_shutting_down: bool = False  #: alive, but about to stop; gets no new role
+    start_count: int = 0  #: starts of a process in the data directory, this one included; 0: unknown (R51)
+    is_restored: bool = False  #: the data directory is an older copy; all its replicas are damaged (R51)
 
     @property
     def is_live(self) -> bool:
-        """Whether the broker may get a role."""
+        """Whether the broker may get roles."""
         return not (self.is_fenced or self.is_shutting_down)
 
 
 class BrokerChangeRecord(NamedTuple):
-    """A registered broker was unfenced or fenced, or began to shut down. Its registration does not change."""
+    """A registered broker was fenced, unfenced, or began to shut down. Its other fields do not change."""
 
     node_id: int
-    broker_epoch: int  #: of the registration that is changed
+    broker_epoch: int  #: of the registration that this record changes
     is_fenced: bool
     is_shutting_down: bool
 
 
 class HighWatermarksRecord(NamedTuple):
-    """Checkpointed high watermarks, one record for all partitions of a checkpoint. 0 removes the entry."""
+    """The high watermarks of one checkpoint. A value of 0 removes the entry of a partition."""
 
     high_watermarks: tuple[tuple[str, int, int], ...]  #: (topic id, partition, exclusive end)
 

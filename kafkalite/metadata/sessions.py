@@ -1,9 +1,9 @@
-"""The sessions of the live brokers, as the active controller tracks them (R23). Pure: time is an argument.
+"""The sessions of the live brokers, tracked by the active controller (R23). Pure: time is an argument.
 
-A heartbeat extends a session by the session timeout. If the heartbeat connection closes, as happens at
-once when a process is killed, the session ends after a short grace period. A process that is still
-alive sends its next heartbeat on another connection within that period. Sessions are not in the
-metadata log: a new controller gives every broker that is not fenced a grace period.
+A heartbeat extends a session by the session timeout. If the heartbeat connection closes, for example
+because the process was killed, the session ends after a short grace period. A process that is still alive
+sends its next heartbeat on another connection within that period. Sessions are not in the metadata log. A
+new controller therefore gives every unfenced broker a grace period.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-#: Longer than the heartbeat interval, so that a broker that only lost its connection is not fenced.
+#: Longer than the heartbeat interval, so that a broker that merely lost its connection is not fenced.
 DISCONNECT_GRACE_MS: Final = 600
-# For a broker that has not sent this controller a heartbeat yet: it must find the new controller first.
+# For a broker without a heartbeat to this controller, which it must find first.
 FIRST_HEARTBEAT_GRACE_MS: Final = 1_000
-# If a check is this late, this process was paused, and heartbeats are waiting unread.
+# If a check is this late, this process was paused, and unread heartbeats are waiting.
 LATE_CHECK_MS: Final = 1_000
 
 
@@ -23,12 +23,12 @@ LATE_CHECK_MS: Final = 1_000
 class _Session:
     broker_epoch: int
     deadline_ms: int
-    metadata_offset: int  #: last offset that the broker has replayed; -1 before the first heartbeat
-    is_connected: bool  #: it has sent a heartbeat, and its connection has not closed since
+    metadata_offset: int  #: the last offset that the broker has replayed; -1 before the first heartbeat
+    is_connected: bool  #: whether the connection of its last heartbeat is still open
 
 
 class BrokerSessions:
-    """The sessions by node id. Invariant: at most one per node, of the broker epoch of its last heartbeat."""
+    """The sessions by node id. Invariant: each node has at most one, for its newest broker epoch."""
 
     def __init__(self, session_timeout_ms: int) -> None:
         self._session_timeout_ms = session_timeout_ms
@@ -36,7 +36,7 @@ class BrokerSessions:
         self._checked_ms: int | None = None
 
     def on_heartbeat(self, node_id: int, broker_epoch: int, metadata_offset: int, now_ms: int) -> None:
-        """Extend the session of the broker."""
+        """Extend the broker's session by the session timeout."""
         deadline_ms = now_ms + self._session_timeout_ms
         self._sessions[node_id] = _Session(broker_epoch, deadline_ms, metadata_offset, is_connected=True)
 
@@ -48,14 +48,9 @@ class BrokerSessions:
             session.deadline_ms = min(session.deadline_ms, now_ms + DISCONNECT_GRACE_MS)
 
     def expect(
-        self,
-        node_id: int,
-        broker_epoch: int,
-        now_ms: int,
-        *,
-        grace_ms: int = FIRST_HEARTBEAT_GRACE_MS,
+        self, node_id: int, broker_epoch: int, now_ms: int, *, grace_ms: int = FIRST_HEARTBEAT_GRACE_MS
     ) -> None:
-        """Give a live broker without a session of this epoch ``grace_ms`` to send a heartbeat."""
+        """Give a live broker ``grace_ms`` for a heartbeat, unless it has a session of this broker epoch."""
         session = self._sessions.get(node_id)
         if session is None or session.broker_epoch != broker_epoch:
             self._sessions[node_id] = _Session(broker_epoch, now_ms + grace_ms, -1, is_connected=False)
@@ -64,12 +59,12 @@ class BrokerSessions:
         self._sessions.pop(node_id, None)
 
     def clear(self) -> None:
-        """Drop all sessions, because this controller is not the active one."""
+        """Drop all sessions. Called when this controller is not active."""
         self._sessions.clear()
         self._checked_ms = None
 
     def is_alive(self, node_id: int, broker_epoch: int, now_ms: int) -> bool:
-        """Whether the process with that epoch has a session whose heartbeat connection is still open."""
+        """Whether the process with this broker epoch has a session whose heartbeat connection is open."""
         session = self._sessions.get(node_id)
         return (
             session is not None
@@ -79,9 +74,10 @@ class BrokerSessions:
         )
 
     def expired(self, now_ms: int) -> list[tuple[int, int]]:
-        """Return (node id, broker epoch) of every expired session. Call it every 100 ms or so.
+        """Return (node id, broker epoch) of each expired session. Call it about every 100 ms.
 
-        A late check extends every session by the time in which heartbeats could not be read.
+        If the check is late, every session is extended by the time since the last check, because heartbeats
+        could not be read.
         """
         checked_ms, self._checked_ms = self._checked_ms, now_ms
         if checked_ms is not None and now_ms - checked_ms > LATE_CHECK_MS:

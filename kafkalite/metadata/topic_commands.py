@@ -1,17 +1,18 @@
-"""Decisions that create, grow and delete topics."""
+"""Decisions that create topics, add partitions, and delete topics."""
 
 # Tests: tests/metadata/test_controller.py
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kafkalite.errors import (
     BrokerError,
     InvalidPartitionsError,
     InvalidReplicationFactorError,
+    InvalidRequestError,
     InvalidTopicError,
     PolicyViolationError,
     TopicAlreadyExistsError,
@@ -24,7 +25,6 @@ from kafkalite.metadata.decision import (
     existing_topic,
     outcome,
     parse_configs,
-    refuse_repeated,
     too_many,
 )
 from kafkalite.metadata.image import ClusterImage, PartitionState, TopicImage
@@ -55,53 +55,75 @@ from kafkalite.protocol.messages.admin import (
 if TYPE_CHECKING:
     from kafkalite.rng import Rng
 
+T = TypeVar("T")
+
 TOPIC_ID_BYTES: Final = 16
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
 
 
 def create_topics(
-    image: ClusterImage,
-    command: CreateTopicsRequest,
-    *,
-    rng: Rng,
-    settings: ControllerSettings,
+    image: ClusterImage, command: CreateTopicsRequest, *, rng: Rng, settings: ControllerSettings
 ) -> Decision:
-    """Create topics, each with a new id, with leaders spread over the brokers.
+    """Create topics, each with a new id. Leaders are spread over the brokers.
 
     Errors: INVALID_TOPIC_EXCEPTION, TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS,
     INVALID_REPLICATION_FACTOR, INVALID_CONFIG, POLICY_VIOLATION (too many partitions in one request),
-    INVALID_REQUEST (name twice).
+    INVALID_REQUEST (repeated name).
     """
-    problem = too_many(len(command.topics), "topics")
-    if problem is not None:
-        return Decision(CreateTopicsResponse(*outcome(problem), []))
-    times = Counter(topic.name for topic in command.topics)
-    records: list[MetadataRecord] = []
-    results: list[CreatedTopic] = []
     new_ids: set[str] = set()
     left_count = MAX_PARTITIONS_PER_REQUEST
-    for wanted in command.topics:
-        try:
-            refuse_repeated(wanted.name, times)
-            topic = _completed(wanted, settings)
-            configs = _check_new_topic(image, topic, left_count)
-        except BrokerError as error:
-            results.append(CreatedTopic(wanted.name, *outcome(error), "", -1, -1))
-            continue
+
+    def create(wanted: NewTopic) -> tuple[CreatedTopic, Iterable[MetadataRecord]]:
+        nonlocal left_count
+        topic = _completed(wanted, settings)
+        configs = _check_new_topic(image, topic, left_count)
         left_count -= topic.num_partitions
-        topic_id = ""
-        if not command.validate_only:
-            topic_id = _new_topic_id(image, new_ids, rng)
-            configs = {**_agreed_configs(settings), **configs}
-            records += _new_topic_records(image, topic, topic_id, configs, rng)
-        results.append(
-            CreatedTopic(topic.name, 0, None, topic_id, topic.num_partitions, topic.replication_factor)
-        )
-    return Decision(CreateTopicsResponse(0, None, results), records)
+        result = CreatedTopic(topic.name, 0, None, "", topic.num_partitions, topic.replication_factor)
+        if command.validate_only:
+            return result, ()
+        topic_id = _new_topic_id(image, new_ids, rng)
+        configs = {**_agreed_configs(settings), **configs}
+        return result._replace(topic_id=topic_id), _new_topic_records(image, topic, topic_id, configs, rng)
+
+    def refused(name: str, error: BrokerError) -> CreatedTopic:
+        return CreatedTopic(name, *outcome(error), "", -1, -1)
+
+    return _decide_each(
+        [(topic.name, topic) for topic in command.topics], CreateTopicsResponse, create, refused
+    )
+
+
+def _refused(name: str, error: BrokerError) -> TopicResult:
+    return TopicResult(name, *outcome(error))
+
+
+def _decide_each(
+    topics: Sequence[tuple[str, T]],
+    response: Callable[[int, str | None, list[Any]], Any],
+    decide: Callable[[T], tuple[TopicResult, Iterable[MetadataRecord]]],
+    refused: Callable[[str, BrokerError], TopicResult] = _refused,
+) -> Decision:
+    """Decide (name, item) of each topic in a request, in order. A refused topic changes nothing."""
+    problem = too_many(len(topics), "topics")
+    if problem is not None:
+        return Decision(response(*outcome(problem), []))
+    times = Counter(name for name, _ in topics)
+    records: list[MetadataRecord] = []
+    results: list[TopicResult] = []
+    for name, item in topics:
+        try:
+            if times[name] > 1:
+                raise InvalidRequestError(f"the request names topic {name!r} more than once")
+            result, changes = decide(item)
+        except BrokerError as error:
+            result, changes = refused(name, error), ()
+        records += changes
+        results.append(result)
+    return Decision(response(0, None, results), records)
 
 
 def _new_topic_id(image: ClusterImage, new_ids: set[str], rng: Rng) -> str:
-    """Return an id that no topic has. A random generator with a fixed seed may repeat ids after a restart."""
+    """Return an unused topic id. A generator with a fixed seed may repeat ids after a restart."""
     while True:
         topic_id = rng.randbytes(TOPIC_ID_BYTES).hex()
         if topic_id not in image.topics_by_id and topic_id not in new_ids:
@@ -110,7 +132,7 @@ def _new_topic_id(image: ClusterImage, new_ids: set[str], rng: Rng) -> str:
 
 
 def _completed(topic: NewTopic, settings: ControllerSettings) -> NewTopic:
-    """Return ``topic`` with the broker's defaults in place of -1."""
+    """Return ``topic`` with -1 replaced by the default partition count and replication factor."""
     partitions, factor = topic.num_partitions, topic.replication_factor
     return NewTopic(
         topic.name,
@@ -121,7 +143,7 @@ def _completed(topic: NewTopic, settings: ControllerSettings) -> NewTopic:
 
 
 def _check_new_topic(image: ClusterImage, topic: NewTopic, left_count: int) -> Configs:
-    """Return the topic's configs in stored form. Raises a BrokerError if the topic is refused."""
+    """Return the topic's configs in stored form. Raises BrokerError if the topic is invalid."""
     problem = topic_name_problem(topic.name)
     if problem is not None:
         raise InvalidTopicError(problem)
@@ -149,7 +171,7 @@ def _check_partition_count(total_count: int, added_count: int, left_count: int) 
 
 
 def _check_enough_live(image: ClusterImage, factor: int, what: str) -> None:
-    """Raise unless enough brokers are live, because a replica on any other broker would start out of sync."""
+    """Raise unless enough brokers are live: a replica on another broker would start out of sync."""
     live = image.live_brokers()
     if factor <= len(live):
         return
@@ -161,10 +183,10 @@ def _check_enough_live(image: ClusterImage, factor: int, what: str) -> None:
 
 
 def _agreed_configs(settings: ControllerSettings) -> Configs:
-    """Return overrides that every new topic gets unless its creator sets them.
+    """Return the overrides that every new topic gets unless the request sets them.
 
-    The controller decides eligibility by min.insync.replicas (R16), and every leader uses its own
-    broker's configuration (R9). An override of the topic makes both use the same number.
+    The controller decides eligibility by min.insync.replicas (R16), and every leader applies its own
+    broker's configuration (R9). An override in the topic makes both use the same value.
     """
     default = settings.topic_defaults.get(MIN_INSYNC_REPLICAS)
     if default is None or default == TOPIC_OPTIONS.get(MIN_INSYNC_REPLICAS).default:
@@ -175,8 +197,7 @@ def _agreed_configs(settings: ControllerSettings) -> Configs:
 def _new_topic_records(
     image: ClusterImage, topic: NewTopic, topic_id: str, configs: Configs, rng: Rng
 ) -> Iterable[MetadataRecord]:
-    live = image.live_brokers()
-    brokers = [broker for broker in image.brokers.values() if broker.node_id in live]
+    brokers = [broker for broker in image.brokers.values() if broker.is_live]
     start = rng.randrange(len(brokers))
     placed = place(brokers, topic.num_partitions, topic.replication_factor, start=start, loads=image.loads)
     yield TopicRecord(topic_id, topic.name)
@@ -191,50 +212,32 @@ def _first_state(replicas: tuple[int, ...]) -> PartitionState:
 
 
 def delete_topics(image: ClusterImage, command: DeleteTopicsRequest) -> Decision:
-    """Remove topics. Errors: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (name twice)."""
-    problem = too_many(len(command.names), "topics")
-    if problem is not None:
-        return Decision(DeleteTopicsResponse(*outcome(problem), []))
-    times = Counter(command.names)
-    records: list[MetadataRecord] = []
-    results: list[TopicResult] = []
-    for name in command.names:
-        try:
-            refuse_repeated(name, times)
-            records.append(RemoveTopicRecord(existing_topic(image, name).topic_id))
-            results.append(TopicResult(name, 0, None))
-        except BrokerError as error:
-            results.append(TopicResult(name, *outcome(error)))
-    return Decision(DeleteTopicsResponse(0, None, results), records)
+    """Remove topics. Errors: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (repeated name)."""
+
+    def delete(name: str) -> tuple[TopicResult, Iterable[MetadataRecord]]:
+        return TopicResult(name, 0, None), [RemoveTopicRecord(existing_topic(image, name).topic_id)]
+
+    return _decide_each([(name, name) for name in command.names], DeleteTopicsResponse, delete)
 
 
 def create_partitions(image: ClusterImage, command: CreatePartitionsRequest) -> Decision:
-    """Add partitions to topics. New replicas are placed where they balance the existing ones.
+    """Add partitions to topics. New replicas are placed so that they balance the existing ones.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS (no increase, or too many), POLICY_VIOLATION,
-    INVALID_REPLICATION_FACTOR (fewer brokers than the topic has replicas), INVALID_REQUEST (name
-    twice).
+    INVALID_REPLICATION_FACTOR (fewer brokers than the topic has replicas), INVALID_REQUEST (repeated
+    name).
     """
-    problem = too_many(len(command.topics), "topics")
-    if problem is not None:
-        return Decision(CreatePartitionsResponse(*outcome(problem), []))
-    times = Counter(topic.name for topic in command.topics)
-    records: list[MetadataRecord] = []
-    results: list[TopicResult] = []
     left_count = MAX_PARTITIONS_PER_REQUEST
-    for wanted in command.topics:
-        try:
-            refuse_repeated(wanted.name, times)
-            topic = existing_topic(image, wanted.name)
-            _check_growth(image, topic, wanted, left_count)
-        except BrokerError as error:
-            results.append(TopicResult(wanted.name, *outcome(error)))
-            continue
+
+    def grow(wanted: PartitionCount) -> tuple[TopicResult, Iterable[MetadataRecord]]:
+        nonlocal left_count
+        topic = existing_topic(image, wanted.name)
+        _check_growth(image, topic, wanted, left_count)
         left_count -= wanted.total_count - len(topic.partitions)
-        if not command.validate_only:
-            records += _added_partition_records(image, topic, wanted.total_count)
-        results.append(TopicResult(wanted.name, 0, None))
-    return Decision(CreatePartitionsResponse(0, None, results), records)
+        added = () if command.validate_only else _added_partition_records(image, topic, wanted.total_count)
+        return TopicResult(wanted.name, 0, None), added
+
+    return _decide_each([(topic.name, topic) for topic in command.topics], CreatePartitionsResponse, grow)
 
 
 def _check_growth(image: ClusterImage, topic: TopicImage, wanted: PartitionCount, left_count: int) -> None:
@@ -253,9 +256,8 @@ def _added_partition_records(
     image: ClusterImage, topic: TopicImage, total_count: int
 ) -> Iterable[MetadataRecord]:
     present_count = len(topic.partitions)
-    live = image.live_brokers()
     placed = place(
-        [broker for broker in image.brokers.values() if broker.node_id in live],
+        [broker for broker in image.brokers.values() if broker.is_live],
         total_count - present_count,
         len(topic.partitions[0].replicas),
         present=[state.replicas for state in topic.partitions],

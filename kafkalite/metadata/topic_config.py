@@ -1,8 +1,8 @@
 """The options of a topic, the broker settings that are their defaults, and their effective values.
 
-An option's value comes from the first of these that has it: the topic's own override, the broker's
-override in the metadata log (``kl config``), the broker's configuration, the default here. Names,
-meanings and defaults are Kafka's; ``durability`` is kafkalite's own option.
+An option's value is the first of these that is set: the topic's override, the broker's override in the
+metadata log (``kl config``), the broker's configuration, the default defined here. Names, meanings and
+defaults are Kafka's; ``durability`` is kafkalite's own option.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Source = Literal["default", "broker", "topic"]
 
 
 class Setting(NamedTuple):
-    """An effective value (typed) and its source."""
+    """An effective, typed value and its source."""
 
     value: Any
     source: Source
@@ -43,7 +43,7 @@ def _option(
     maximum: float = MAX_INT64,
     choices: tuple[str, ...] | None = None,
 ) -> Option:
-    """Return an option, changeable at run time, with its default's type. Numbers have a minimum."""
+    """Return a dynamic option with the type of its default. For numbers ``minimum`` is required."""
     upper = None if minimum is None else maximum
     return Option(
         name,
@@ -201,7 +201,7 @@ TOPIC_OPTIONS: Final = OptionRegistry(
 
 
 class BrokerDefault(NamedTuple):
-    """A broker setting that is the default of a topic option. ``factor`` converts its unit to ms."""
+    """The topic option whose default a broker setting is. ``factor`` converts the setting's unit to ms."""
 
     topic_name: str
     factor: int = 1
@@ -236,7 +236,7 @@ BROKER_DEFAULT_NAMES: Final[Mapping[str, BrokerDefault]] = {
     "log.preallocate": BrokerDefault("preallocate"),
     "durability": BrokerDefault("durability"),
 }
-"""Broker setting → topic option. Of several for one option the earlier here wins: ms, minutes, hours."""
+"""{broker setting: topic option}. If several set one option, the first here is used: ms, minutes, hours."""
 
 
 def _broker_option(name: str, default: BrokerDefault) -> Option:
@@ -259,14 +259,14 @@ def _broker_option(name: str, default: BrokerDefault) -> Option:
 BROKER_DEFAULT_OPTIONS: Final = OptionRegistry(
     _broker_option(name, default) for name, default in BROKER_DEFAULT_NAMES.items()
 )
-"""The broker settings of BROKER_DEFAULT_NAMES as options, to be part of the broker's own registry.
+"""The broker settings of BROKER_DEFAULT_NAMES as options, for the broker's own registry.
 
-Their default is None: then the topic option's own default holds.
+Their default is None, which stands for the default of the topic option.
 """
 
 
 def topic_defaults(settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
-    """Return typed defaults by topic option name from broker settings. Skips None and other settings.
+    """Return {topic option: typed default} from broker settings. Ignores None and other settings.
 
     Raises ConfigError for a value that the option does not allow. -1 minutes or hours means -1 ms.
     """
@@ -281,17 +281,13 @@ def topic_defaults(settings: Mapping[str, Any], *, source: str = "") -> dict[str
 
 
 def topic_settings(
-    image: ClusterImage,
-    topic: str,
-    broker_defaults: Mapping[str, Any],
-    *,
-    node_id: int | None = None,
+    image: ClusterImage, topic: str, broker_defaults: Mapping[str, Any], *, node_id: int | None = None
 ) -> dict[str, Setting]:
     """Return the effective value of every option of ``topic``: {option name: (typed value, source)}.
 
-    ``broker_defaults`` are typed values by topic option name, as ``topic_defaults`` makes them from the
-    broker's configuration; ``node_id`` is a broker whose overrides in the image also count. A topic
-    that is not in the image has the settings of a new topic.
+    ``broker_defaults`` has typed values by topic option name, as ``topic_defaults`` returns them. With
+    ``node_id``, the overrides of that broker in the image apply too. A topic that is not in the image has
+    the settings of a new topic.
     """
     settings = {option.name: Setting(option.default, "default") for option in TOPIC_OPTIONS}
     for name, value in broker_defaults.items():
@@ -306,7 +302,7 @@ def topic_settings(
 
 
 def parse_topic_config(name: str, text: str | None) -> tuple[str, str | None]:
-    """Return (dotted option name, canonical text) of one override. None, which removes it, stays None.
+    """Return (dotted option name, canonical text) of an override; None, which removes it, stays None.
 
     Raises ConfigError.
     """
@@ -314,7 +310,7 @@ def parse_topic_config(name: str, text: str | None) -> tuple[str, str | None]:
 
 
 def parse_broker_config(name: str, text: str | None) -> tuple[str, str | None]:
-    """Return one broker override in stored form. Only BROKER_DEFAULT_NAMES can change at run time.
+    """Return a broker override in stored form. Only BROKER_DEFAULT_NAMES can be overridden.
 
     Raises ConfigError.
     """
@@ -326,9 +322,7 @@ def parse_broker_config(name: str, text: str | None) -> tuple[str, str | None]:
     return _canonical(BROKER_DEFAULT_OPTIONS, name, text)
 
 
-_ONLY_CHOICE_BECAUSE: Final = {
-    "compression.type": "the broker keeps batches as they were sent",
-}
+_ONLY_CHOICE_BECAUSE: Final = {"compression.type": "the broker keeps batches as they were sent"}
 
 
 def _canonical(options: OptionRegistry, name: str, text: str | None) -> tuple[str, str | None]:
@@ -345,7 +339,7 @@ def _canonical(options: OptionRegistry, name: str, text: str | None) -> tuple[st
 
 
 def value_text(value: Any) -> str:
-    """Return a typed value as text that parses to the same value, for example true, 604800000 or a,b."""
+    """Return text that parses to the same typed value, for example true, 604800000 or a,b."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Iterable) and not isinstance(value, str):

@@ -1,6 +1,6 @@
-"""The APIs: key, versions, and the request and response struct of each.
+"""The APIs: the key, versions, and request and response structs of each.
 
-Keys are Kafka's if Kafka has the API.
+APIs that Kafka also has use Kafka's keys.
 """
 
 from __future__ import annotations
@@ -64,9 +64,11 @@ class ApiKey(enum.IntEnum):
     ABORT_TRANSACTION = 1010
     OFFSETS_FOR_BYTES = 1011
     RETIRE_TXN_GROUP = 1012
+    REPORT_REPLICAS = 1013
+    DESCRIBE_RECOVERY = 1014
 
 
-#: Used between nodes, only on a connection that was authenticated with the cluster's secret (S10).
+#: Used between nodes, and only on a connection that was authenticated with the cluster's secret (S10).
 CLUSTER_APIS: Final = frozenset(
     {
         ApiKey.ALTER_PARTITION,
@@ -77,6 +79,7 @@ CLUSTER_APIS: Final = frozenset(
         ApiKey.RAFT_MESSAGES,
         ApiKey.REPLICA_FETCH,
         ApiKey.CHECKPOINT_HIGH_WATERMARKS,
+        ApiKey.REPORT_REPLICAS,
         ApiKey.FETCH_METADATA,
         ApiKey.ADD_PARTITIONS_TO_TXN,
         ApiKey.WRITE_TXN_MARKERS,
@@ -92,113 +95,21 @@ class Api(Struct):
     max_version: int  #: inclusive
 
 
-def _api(key: ApiKey, request: type[Struct], response: type[Struct], max_version: int = 0) -> Api:
-    return Api(key, request, response, 0, max_version)
+_MODULES: Final = (admin, cluster, data, groups, metadata, transactions)
+#: Every API has only version 0 so far.
+_VERSIONS: Final = (0, 0)
 
 
-APIS: Final[dict[int, Api]] = {
-    api.key: api
-    for api in (
-        _api(ApiKey.PRODUCE, data.ProduceRequest, data.ProduceResponse),
-        _api(ApiKey.FETCH, data.FetchRequest, data.FetchResponse),
-        _api(ApiKey.LIST_OFFSETS, data.ListOffsetsRequest, data.ListOffsetsResponse),
-        _api(ApiKey.METADATA, metadata.MetadataRequest, metadata.MetadataResponse),
-        _api(ApiKey.API_VERSIONS, metadata.ApiVersionsRequest, metadata.ApiVersionsResponse),
-        _api(ApiKey.CREATE_TOPICS, admin.CreateTopicsRequest, admin.CreateTopicsResponse),
-        _api(ApiKey.DELETE_TOPICS, admin.DeleteTopicsRequest, admin.DeleteTopicsResponse),
-        _api(ApiKey.DELETE_RECORDS, data.DeleteRecordsRequest, data.DeleteRecordsResponse),
-        _api(
-            ApiKey.OFFSETS_FOR_LEADER_EPOCH,
-            data.OffsetsForLeaderEpochRequest,
-            data.OffsetsForLeaderEpochResponse,
-        ),
-        _api(ApiKey.DESCRIBE_CONFIGS, admin.DescribeConfigsRequest, admin.DescribeConfigsResponse),
-        _api(ApiKey.DESCRIBE_LOG_DIRS, admin.DescribeLogDirsRequest, admin.DescribeLogDirsResponse),
-        _api(ApiKey.CREATE_PARTITIONS, admin.CreatePartitionsRequest, admin.CreatePartitionsResponse),
-        _api(ApiKey.ALTER_CONFIGS, admin.AlterConfigsRequest, admin.AlterConfigsResponse),
-        _api(ApiKey.DESCRIBE_CLUSTER, metadata.DescribeClusterRequest, metadata.DescribeClusterResponse),
-        _api(ApiKey.CONTROLLED_SHUTDOWN, admin.ControlledShutdownRequest, admin.ControlledShutdownResponse),
-        _api(ApiKey.INIT_PRODUCER_ID, data.InitProducerIdRequest, data.InitProducerIdResponse),
-        _api(ApiKey.ELECT_LEADERS, admin.ElectLeadersRequest, admin.ElectLeadersResponse),
-        _api(ApiKey.DESCRIBE_QUORUM, metadata.DescribeQuorumRequest, metadata.DescribeQuorumResponse),
-        _api(ApiKey.ALTER_PARTITION, cluster.AlterPartitionRequest, cluster.AlterPartitionResponse),
-        _api(ApiKey.ENVELOPE, cluster.EnvelopeRequest, cluster.EnvelopeResponse),
-        _api(ApiKey.BROKER_REGISTRATION, cluster.RegisterBrokerRequest, cluster.RegisterBrokerResponse),
-        _api(ApiKey.BROKER_HEARTBEAT, cluster.BrokerHeartbeatRequest, cluster.BrokerHeartbeatResponse),
-        _api(
-            ApiKey.ALLOCATE_PRODUCER_IDS,
-            cluster.AllocateProducerIdsRequest,
-            cluster.AllocateProducerIdsResponse,
-        ),
-        _api(ApiKey.CLUSTER_HELLO, cluster.ClusterHelloRequest, cluster.ClusterHelloResponse),
-        _api(ApiKey.CLUSTER_PROOF, cluster.ClusterProofRequest, cluster.ClusterProofResponse),
-        _api(ApiKey.RAFT_MESSAGES, cluster.RaftMessagesRequest, cluster.RaftMessagesResponse),
-        _api(ApiKey.REPLICA_FETCH, cluster.ReplicaFetchRequest, cluster.ReplicaFetchResponse),
-        _api(
-            ApiKey.CHECKPOINT_HIGH_WATERMARKS,
-            cluster.CheckpointHighWatermarksRequest,
-            cluster.CheckpointHighWatermarksResponse,
-        ),
-        _api(ApiKey.DESCRIBE_METADATA, metadata.DescribeMetadataRequest, metadata.DescribeMetadataResponse),
-        _api(ApiKey.FETCH_METADATA, cluster.FetchMetadataRequest, cluster.FetchMetadataResponse),
-        _api(ApiKey.FIND_COORDINATOR, groups.FindCoordinatorRequest, groups.FindCoordinatorResponse),
-        _api(
-            ApiKey.CONSUMER_GROUP_HEARTBEAT,
-            groups.ConsumerGroupHeartbeatRequest,
-            groups.ConsumerGroupHeartbeatResponse,
-        ),
-        _api(ApiKey.OFFSET_COMMIT, groups.OffsetCommitRequest, groups.OffsetCommitResponse),
-        _api(ApiKey.OFFSET_FETCH, groups.OffsetFetchRequest, groups.OffsetFetchResponse),
-        _api(ApiKey.OFFSET_DELETE, groups.OffsetDeleteRequest, groups.OffsetDeleteResponse),
-        _api(ApiKey.LIST_GROUPS, groups.ListGroupsRequest, groups.ListGroupsResponse),
-        _api(ApiKey.DESCRIBE_GROUPS, groups.DescribeGroupsRequest, groups.DescribeGroupsResponse),
-        _api(ApiKey.DELETE_GROUPS, groups.DeleteGroupsRequest, groups.DeleteGroupsResponse),
-        _api(ApiKey.TXN_OFFSET_COMMIT, groups.TxnOffsetCommitRequest, groups.TxnOffsetCommitResponse),
-        _api(
-            ApiKey.ADD_PARTITIONS_TO_TXN,
-            transactions.AddPartitionsToTxnRequest,
-            transactions.AddPartitionsToTxnResponse,
-        ),
-        _api(ApiKey.END_TXN, transactions.EndTxnRequest, transactions.EndTxnResponse),
-        _api(
-            ApiKey.WRITE_TXN_MARKERS,
-            transactions.WriteTxnMarkersRequest,
-            transactions.WriteTxnMarkersResponse,
-        ),
-        _api(
-            ApiKey.LIST_TRANSACTIONS,
-            transactions.ListTransactionsRequest,
-            transactions.ListTransactionsResponse,
-        ),
-        _api(
-            ApiKey.DESCRIBE_TRANSACTIONS,
-            transactions.DescribeTransactionsRequest,
-            transactions.DescribeTransactionsResponse,
-        ),
-        _api(
-            ApiKey.DESCRIBE_PRODUCERS,
-            transactions.DescribeProducersRequest,
-            transactions.DescribeProducersResponse,
-        ),
-        _api(
-            ApiKey.ABORT_TRANSACTION,
-            transactions.AbortTransactionRequest,
-            transactions.AbortTransactionResponse,
-        ),
-        _api(ApiKey.JOIN_TXN_GROUP, transactions.JoinTxnGroupRequest, transactions.JoinTxnGroupResponse),
-        _api(ApiKey.OFFSETS_FOR_BYTES, data.OffsetsForBytesRequest, data.OffsetsForBytesResponse),
-        _api(ApiKey.END_TXN_GROUP, transactions.EndTxnGroupRequest, transactions.EndTxnGroupResponse),
-        _api(
-            ApiKey.DESCRIBE_TXN_GROUP,
-            transactions.DescribeTxnGroupRequest,
-            transactions.DescribeTxnGroupResponse,
-        ),
-        _api(
-            ApiKey.RETIRE_TXN_GROUP, transactions.RetireTxnGroupRequest, transactions.RetireTxnGroupResponse
-        ),
-    )
-}
+def _api(key: ApiKey) -> Api:
+    """Return the API with its structs. Their names derive from its key: END_TXN has EndTxnRequest."""
+    name = key.name.title().replace("_", "")
+    if key is ApiKey.BROKER_REGISTRATION:
+        name = "RegisterBroker"
+    module = next(module for module in _MODULES if hasattr(module, f"{name}Request"))
+    return Api(key, getattr(module, f"{name}Request"), getattr(module, f"{name}Response"), *_VERSIONS)
 
+
+APIS: Final[dict[int, Api]] = {key: _api(key) for key in ApiKey}
 API_KEY_BY_REQUEST: Final[dict[type[Struct], ApiKey]] = {api.request: api.key for api in APIS.values()}
 
 

@@ -1,18 +1,18 @@
-"""Typed structs to msgpack and back. The only module that uses the msgpack library.
+"""Converts typed structs to msgpack and back. The only module that uses the msgpack library.
 
-Writing is one call: a ``Struct`` is the tuple that is sent. Reading trusts nothing. For each struct a
+Writing is one call: a ``Struct`` is the tuple that is sent. Reading checks everything. For each struct, a
 *plan* is compiled from its type hints at the first use, in two forms that accept the same bytes:
 
 ``check(value)``
-    Takes the value that msgpack unpacked and checks every type. Generated source, for envelopes of at most
-    ``SMALL_ENVELOPE_BYTES``, nearly all of the traffic: unpacking them costs a bounded amount of memory,
-    whatever the bytes claim.
+    Checks every type in a value that msgpack has unpacked. This generated function serves envelopes of at
+    most ``SMALL_ENVELOPE_BYTES``, which are nearly all of the traffic. Unpacking such an envelope costs a
+    bounded amount of memory, whatever the bytes claim.
 
 ``read(stream)``
-    Reads a larger envelope field by field. Every count is compared with the remaining bytes, divided by the
-    smallest size of an element, before anything is allocated, and nothing is unpacked that the struct has no
-    field for. A refused envelope has then cost at most what its valid beginning is worth, never what its
-    headers claim (S2, CVE-2026-111108 in Kafka).
+    Reads a larger envelope field by field. Before anything is allocated, every count is compared with the
+    remaining bytes, divided by the smallest size of an element. Elements without a field in the struct are
+    not unpacked. So a refused envelope costs no more memory than its valid beginning justifies (S2,
+    CVE-2026-111108 in Kafka).
 
 Reading raises only RemoteProtocolError, writing only LocalProtocolError.
 """
@@ -20,27 +20,47 @@ Reading raises only RemoteProtocolError, writing only LocalProtocolError.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from operator import itemgetter
 from types import NoneType, UnionType
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    NoReturn,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgpack
 
 from kafkalite.errors import LocalProtocolError, RemoteProtocolError
 from kafkalite.limits import MAX_INTEGERS_PER_LIST, MAX_ITEMS_PER_REQUEST, MAX_NESTING
-from kafkalite.protocol.structs import Struct
+from kafkalite.protocol.structs import DISTINCT, Struct
 
 SMALL_ENVELOPE_BYTES: Final = 512
+LONG_ENVELOPE_BYTES: Final = 16 * 1024  # a thousand partitions
+ITEMS_PER_TURN: Final = 1_000  # partitions decoded before others have their turn: about 3 ms
 MAX_INT: Final = 2**63 - 1  # signed 64 bits; msgpack itself has no smaller number than -2**63
 
 _NIL: Final = 0xC0
+_PARTITION: Final = itemgetter(0, 1)  # the name of a partition, with which each item of ``Distinct`` begins
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 M = TypeVar("M", bound=Struct)
 
 
+class LongBodyError(Exception):
+    """A body must be decoded in turns. It is not malformed."""
+
+
 class RequestHead(Struct):
-    """A request envelope with an undecoded body, whose struct depends on key and version."""
+    """A request envelope with an undecoded body. The struct of the body depends on key and version."""
 
     api_key: int
     api_version: int
@@ -59,7 +79,7 @@ class ResponseHead(Struct):
 
 
 def encode(value: Any) -> bytes:
-    """Return a message, or a tuple of leaves and messages, as msgpack. Raises LocalProtocolError."""
+    """Return a message, or a tuple of messages and plain values, as msgpack. Raises LocalProtocolError."""
     try:
         return msgpack.packb(value)  # type: ignore[no-any-return]
     except (TypeError, ValueError, OverflowError) as error:
@@ -69,10 +89,14 @@ def encode(value: Any) -> bytes:
 # --- reading -----------------------------------------------------------------------------------------
 
 
-def decode_request_head(envelope: Buffer) -> RequestHead:
-    """Read ``[api_key, api_version, correlation_id, client_id, body]``. Raises RemoteProtocolError."""
+def decode_request_head(envelope: Buffer, max_partitions: int = sys.maxsize) -> RequestHead:
+    """Read ``[api_key, api_version, correlation_id, client_id, body]``. Raises RemoteProtocolError.
+
+    ``max_partitions`` limits the partitions that a client's request may name. Small envelopes, which cannot
+    name many, are not counted.
+    """
     key, version, correlation_id, client_id, body = _open(
-        envelope, 5, "request envelope", MAX_ITEMS_PER_REQUEST
+        envelope, 5, "request envelope", MAX_ITEMS_PER_REQUEST, max_partitions
     )
     if (
         type(key) is not int
@@ -100,16 +124,38 @@ def decode_response_head(envelope: Buffer) -> ResponseHead:
 
 
 def decode_body(cls: type[M], body: Any) -> M:
-    """Return the body of a head as ``cls``, with every type checked. Raises RemoteProtocolError."""
+    """Return the body of a head as ``cls``, with every type checked.
+
+    Raises RemoteProtocolError, and LongBodyError if a request lists so many partitions that
+    ``decode_body_in_turns`` must be used.
+    """
     plan = _PLANS.get(cls) or plan_for(cls)
     if type(body) is not Stream:
         return plan.check(body)  # type: ignore[no-any-return]
+    if body.is_long and plan.read_in_turns is not None:
+        raise LongBodyError
     message: M = body.guarded(plan.read)
+    body.expect_end(cls.__name__)
     return message
 
 
+def decode_body_in_turns(cls: type[M], body: Stream) -> Iterator[M | None]:
+    """Do ``decode_body`` in steps: yield None after each ITEMS_PER_TURN partitions, and the message last."""
+    read = plan_for(cls).read_in_turns
+    assert read is not None, f"{cls.__name__} has no list of partitions"
+    turns = read(body)
+    while True:
+        try:
+            body.guarded(lambda _: next(turns))
+        except StopIteration as end:
+            body.guarded(lambda stream: stream.expect_end(cls.__name__))
+            yield end.value
+            return
+        yield None
+
+
 def decode_response_body(cls: type[M], error_cls: type[Struct], body: Any) -> M | Struct:
-    """Return the body as ``cls``, or an array of two as ``error_cls``: the request failed as a whole."""
+    """Return the body as ``error_cls`` if it is an array of two (a failed request), else as ``cls``."""
     if type(body) is not Stream:
         failed = type(body) is list and len(body) == 2
         return decode_body(error_cls if failed else cls, body)
@@ -121,10 +167,12 @@ def decode(cls: type[M], data: Buffer) -> M:
     return decode_body(cls, _unpack(data) if len(data) <= SMALL_ENVELOPE_BYTES else Stream(data))
 
 
-def _open(envelope: Buffer, width: int, what: str, max_items: int) -> list[Any]:
-    """Return the envelope's fields; the last one, the body, is unpacked or a Stream at its start."""
+def _open(
+    envelope: Buffer, width: int, what: str, max_items: int, max_partitions: int = sys.maxsize
+) -> list[Any]:
+    """Return the envelope's fields. The last field is the body: unpacked, or as a Stream at its start."""
     if len(envelope) > SMALL_ENVELOPE_BYTES:
-        stream = Stream(envelope, max_items)
+        stream = Stream(envelope, max_items, max_partitions)
         opened: list[Any] = stream.guarded(lambda stream: stream.open(width, what))
         return opened
     fields = _unpack(envelope)
@@ -150,24 +198,25 @@ def _dict_of_unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 class Stream:
     """Reads one envelope element by element, and checks each count against the remaining bytes."""
 
-    __slots__ = ("_data", "_end", "_items_left", "_unpacker", "value")
+    __slots__ = ("_data", "_end", "_items_left", "_partitions_left", "_unpacker", "is_long", "value")
 
-    def __init__(self, data: Buffer, max_items: int = sys.maxsize) -> None:
+    def __init__(self, data: Buffer, max_items: int = sys.maxsize, max_partitions: int = sys.maxsize) -> None:
         self._data = data
         self._end = len(data)
+        #: Whether this is a request of a size for which others wait too long while it is decoded.
+        self.is_long = max_partitions < sys.maxsize and self._end > LONG_ENVELOPE_BYTES
         self._items_left = max_items
+        self._partitions_left = max_partitions
         self._unpacker = msgpack.Unpacker(
-            max_buffer_size=self._end,
-            max_array_len=MAX_INTEGERS_PER_LIST,
-            max_map_len=0,
-            max_ext_len=0,
+            max_buffer_size=self._end, max_array_len=MAX_INTEGERS_PER_LIST, max_map_len=0, max_ext_len=0
         )
         self._unpacker.feed(data)
-        #: Returns the next element, a leaf or a struct of leaves, which cannot claim more than those hold.
+        #: Returns the next element: a leaf or a struct of leaves, whose size the limits of the unpacker
+        #: bound.
         self.value: Callable[[], Any] = self._unpacker.unpack
 
     def guarded(self, read: Callable[[Stream], Any]) -> Any:
-        """Return ``read(self)``, with msgpack's exceptions turned into RemoteProtocolError."""
+        """Return ``read(self)``. Convert msgpack's exceptions to RemoteProtocolError."""
         try:
             return read(self)
         except (ValueError, TypeError, RecursionError, msgpack.OutOfData, msgpack.UnpackException) as error:
@@ -176,12 +225,12 @@ class Stream:
             ) from error
 
     def open(self, width: int, what: str) -> list[Any]:
-        """Return the leaves of an envelope of ``width`` fields, and this stream at the last one."""
+        """Return the fields of an envelope of ``width`` fields, with this stream as the last field."""
         self.expect_width(width, what)
         return [*(self.value() for _ in range(width - 1)), self]
 
     def count(self, least_bytes: int, where: str) -> int:
-        """Return the length of the next array, whose elements have at least ``least_bytes`` bytes each."""
+        """Return the length of the next array. Each of its elements has at least ``least_bytes`` bytes."""
         return self._plausible(self._unpacker.read_array_header(), least_bytes, where)
 
     def map_count(self, where: str) -> int:
@@ -195,6 +244,15 @@ class Stream:
         if self._items_left < 0:
             raise RemoteProtocolError(f"{where}: more elements in one envelope than limits allow")
         return count
+
+    def spend_partitions(self, count: int, where: str) -> None:
+        """Count partitions named by a request. Raises RemoteProtocolError above the limit."""
+        self._partitions_left -= count
+        if self._partitions_left < 0:
+            raise RemoteProtocolError(
+                f"{where}: {count} partitions; max.request.partition.size.limit of the broker allows fewer,"
+                " send several requests"
+            )
 
     def expect_width(self, width: int, what: str) -> None:
         found = self._unpacker.read_array_header()
@@ -221,24 +279,18 @@ class Stream:
 
 
 class Plan(Struct):
-    """Two readers of one struct that accept the same bytes; see the module's docstring."""
+    """Two readers of a field, element or struct that accept the same bytes. See the module's docstring."""
 
-    check: Callable[[Any], Any]
-    read: Callable[[Stream], Any]
-
-
-class _Shape(Struct):
-    """The allowed values of one field, element or struct."""
-
-    check: Callable[[Any], Any]  #: unpacked value -> final value
-    read: Callable[[Stream], Any]  #: the stream's next element -> final value
-    least_bytes: int  #: size of its shortest encoding
-    depth: int  #: of nested arrays and maps
-    wrong: str  #: for a leaf: a Python expression over ``{v}`` that is true for a wrong value; else empty
+    check: Callable[[Any], Any]  #: converts an unpacked value to the final value
+    read: Callable[[Stream], Any]  #: reads the stream's next element and returns the final value
+    least_bytes: int  #: the size of the shortest encoding
+    depth: int  #: the depth of nested arrays and maps
+    wrong: str  #: for a leaf: a Python expression over ``{v}`` that is true for a wrong value; else ""
+    #: for a list of partitions and a struct with one: like ``read``, but a generator that returns the value
+    read_in_turns: Callable[[Stream], Generator[None, None, Any]] | None
 
 
 _PLANS: dict[type[Struct], Plan] = {}
-_STRUCTS: dict[type[Struct], _Shape] = {}
 
 
 def _not_integers(value: Any) -> bool:
@@ -250,8 +302,8 @@ def _not_integers(value: Any) -> bool:
     return False
 
 
-# Types that are checked inline: an expression over ``{v}`` that is true for a wrong value, and its
-# description.
+# Types that are checked inline: an expression over ``{v}`` that is true for a wrong value, and a description
+# of the type.
 _LEAVES: Final[dict[Any, tuple[str, str]]] = {
     int: (f"(type({{v}}) is not int or {{v}} > {MAX_INT})", "a signed 64-bit integer"),
     bool: ("type({v}) is not bool", "a boolean"),
@@ -261,38 +313,26 @@ _LEAVES: Final[dict[Any, tuple[str, str]]] = {
 }
 
 
-def plan_for(cls: type[Struct]) -> Plan:
-    """Return the plan of ``cls``, which is compiled at the first call."""
-    plan = _PLANS.get(cls)
-    if plan is None:
-        shape = _struct(cls)
-        assert shape.depth + 1 <= MAX_NESTING, f"{cls.__name__} nests deeper than limits.MAX_NESTING"
-
-        def read(stream: Stream) -> Any:
-            message = shape.read(stream)
-            stream.expect_end(cls.__name__)
-            return message
-
-        _PLANS[cls] = plan = Plan(shape.check, read)
-    return plan
-
-
-def _shape(hint: Any, where: str) -> _Shape:
-    """Return the shape of a type hint. ``where`` is ``Struct.field``, for error messages."""
+def _field_plan(hint: Any, where: str) -> Plan:
+    """Return the plan of a type hint. ``where`` is ``Struct.field``, for error messages."""
     if hint in _LEAVES:
         return _leaf(*_LEAVES[hint], where)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType) and len(arguments) == 2 and arguments[1] is NoneType:
         return _optional(arguments[0], where)
+    if origin is Annotated:
+        (item,) = get_args(arguments[0])
+        assert item._fields[1] == "partition", f"{where}: the wire has no {hint!r}"
+        return _distinct(_field_plan(item, f"{where}[]"), where, arguments[1] == DISTINCT)
     if origin is list:
-        return _list(_shape(arguments[0], f"{where}[]"), where)
+        return _list(_field_plan(arguments[0], f"{where}[]"), where)
     if origin is dict and arguments == (str, str):
         return _string_map(where)
     assert isinstance(hint, type) and issubclass(hint, Struct), f"{where}: the wire has no {hint!r}"
-    return _struct(hint)
+    return plan_for(hint)
 
 
-def _leaf(wrong: str, words: str, where: str) -> _Shape:
+def _leaf(wrong: str, words: str, where: str) -> Plan:
     is_wrong: Callable[[Any], bool] = eval(  # noqa: S307 - the text is generated here
         "lambda v: " + wrong.format(v="v"), {"not_integers": _not_integers}
     )
@@ -302,14 +342,14 @@ def _leaf(wrong: str, words: str, where: str) -> _Shape:
             raise RemoteProtocolError(f"{where}: expected {words}, found {_kind(value)}")
         return value
 
-    return _Shape(check, lambda stream: check(stream.value()), 1, 0, wrong)
+    return Plan(check, lambda stream: check(stream.value()), 1, 0, wrong, None)
 
 
-def _optional(hint: Any, where: str) -> _Shape:
+def _optional(hint: Any, where: str) -> Plan:
     if hint in _LEAVES:
         wrong, words = _LEAVES[hint]
         return _leaf(f"({{v}} is not None and {wrong})", f"{words} or nil", where)
-    inner = _shape(hint, where)
+    inner = _field_plan(hint, where)
 
     def check(value: Any) -> Any:
         return None if value is None else inner.check(value)
@@ -317,10 +357,19 @@ def _optional(hint: Any, where: str) -> _Shape:
     def read(stream: Stream) -> Any:
         return stream.value() if stream.next_is_nil() else inner.read(stream)
 
-    return _Shape(check, read, 1, inner.depth, "")
+    turns = inner.read_in_turns
+    if turns is None:
+        return Plan(check, read, 1, inner.depth, "", None)
+
+    def read_in_turns(stream: Stream) -> Generator[None, None, Any]:
+        if stream.next_is_nil():
+            return stream.value()
+        return (yield from turns(stream))
+
+    return Plan(check, read, 1, inner.depth, "", read_in_turns)
 
 
-def _list(item: _Shape, where: str) -> _Shape:
+def _list(item: Plan, where: str) -> Plan:
     check_item, read_item, least_bytes = item.check, item.read, item.least_bytes
 
     def check(value: Any) -> list[Any]:
@@ -331,11 +380,52 @@ def _list(item: _Shape, where: str) -> _Shape:
     def read(stream: Stream) -> list[Any]:
         return [read_item(stream) for _ in range(stream.count(least_bytes, where))]
 
-    return _Shape(check, read, 1, item.depth + 1, "")
+    return Plan(check, read, 1, item.depth + 1, "", None)
 
 
-def _string_map(where: str) -> _Shape:
-    text = _shape(str, f"{where}{{}}")
+def _distinct(item: Plan, where: str, is_limited: bool) -> Plan:
+    """Return the plan of a list that names no partition twice (S23), and no more than the stream allows."""
+    items = _list(item, where)
+    check_items, read_items = items.check, items.read
+
+    def check(value: Any) -> list[Any]:
+        checked: list[Any] = check_items(value)
+        if len(checked) > 1:
+            _refuse_repeated(checked, where)
+        return checked
+
+    def read(stream: Stream) -> list[Any]:
+        found: list[Any] = read_items(stream)
+        if is_limited:
+            stream.spend_partitions(len(found), where)
+        if len(found) > 1:
+            _refuse_repeated(found, where)
+        return found
+
+    def read_in_turns(stream: Stream) -> Generator[None, None, list[Any]]:
+        count = stream.count(item.least_bytes, where)
+        if is_limited:
+            stream.spend_partitions(count, where)
+        found: list[Any] = []
+        while len(found) < count:
+            found += [item.read(stream) for _ in range(min(ITEMS_PER_TURN, count - len(found)))]
+            yield
+        if len(found) > 1:
+            _refuse_repeated(found, where)
+        return found
+
+    return items._replace(check=check, read=read, read_in_turns=read_in_turns)
+
+
+def _refuse_repeated(items: list[Any], where: str) -> None:
+    if len(set(map(_PARTITION, items))) == len(items):
+        return
+    (((topic, partition), _),) = Counter(map(_PARTITION, items)).most_common(1)
+    raise RemoteProtocolError(f"{where} names partition {topic}-{partition} twice")
+
+
+def _string_map(where: str) -> Plan:
+    text = _field_plan(str, f"{where}{{}}")
 
     def check(value: Any) -> dict[str, str]:
         if type(value) is not dict:
@@ -353,24 +443,41 @@ def _string_map(where: str) -> _Shape:
             raise RemoteProtocolError(f"{where}: a duplicate key")
         return entries
 
-    return _Shape(check, read, 1, 1, "")
+    return Plan(check, read, 1, 1, "", None)
 
 
-def _struct(cls: type[Struct]) -> _Shape:
-    shape = _STRUCTS.get(cls)
-    if shape is None:
-        hints = get_type_hints(cls)
-        fields = {name: _shape(hints[name], f"{cls.__name__}.{name}") for name in cls._fields}
+def plan_for(cls: type[Struct]) -> Plan:
+    """Return the plan of ``cls``, which is compiled at the first call."""
+    plan = _PLANS.get(cls)
+    if plan is None:
+        hints = get_type_hints(cls, include_extras=True)
+        fields = {name: _field_plan(hints[name], f"{cls.__name__}.{name}") for name in cls._fields}
         check = _compile_check(cls, fields)
         read = _reader(cls, fields, check)
         least_bytes = 1 + sum(field.least_bytes for field in fields.values())
         depth = 1 + max((field.depth for field in fields.values()), default=0)
-        _STRUCTS[cls] = shape = _Shape(check, read, least_bytes, depth, "")
-    return shape
+        assert depth + 1 <= MAX_NESTING, f"{cls.__name__} nests deeper than limits.MAX_NESTING"
+        in_turns = None
+        if any(field.read_in_turns for field in fields.values()):
+            in_turns = _reader_in_turns(cls, list(fields.values()))
+        _PLANS[cls] = plan = Plan(check, read, least_bytes, depth, "", in_turns)
+    return plan
+
+
+def _reader_in_turns(cls: type[Struct], fields: list[Plan]) -> Callable[[Stream], Generator[None, None, Any]]:
+    def read(stream: Stream) -> Generator[None, None, Any]:
+        stream.expect_width(len(fields), cls.__name__)
+        values = []
+        for field in fields:
+            turns = field.read_in_turns
+            values.append(field.read(stream) if turns is None else (yield from turns(stream)))
+        return tuple.__new__(cls, values)
+
+    return read
 
 
 def _reader(
-    cls: type[Struct], fields: dict[str, _Shape], check: Callable[[Any], Any]
+    cls: type[Struct], fields: dict[str, Plan], check: Callable[[Any], Any]
 ) -> Callable[[Stream], Any]:
     if all(field.wrong for field in fields.values()):
         assert len(fields) <= MAX_INTEGERS_PER_LIST, f"{cls.__name__} is wider than a stream unpacks at once"
@@ -384,8 +491,8 @@ def _reader(
     return read
 
 
-def _compile_check(cls: type[Struct], fields: dict[str, _Shape]) -> Callable[[Any], Any]:
-    """Return the generated function that turns an unpacked row into an instance."""
+def _compile_check(cls: type[Struct], fields: dict[str, Plan]) -> Callable[[Any], Any]:
+    """Return a generated function that converts an unpacked row to an instance."""
     # For a struct of an integer and a list of structs, the source is:
     #
     #     def check(row):
@@ -396,12 +503,10 @@ def _compile_check(cls: type[Struct], fields: dict[str, _Shape]) -> Callable[[An
     #             refuse(row)
     #         return new(cls, (v0, check_v1(v1),))
     names = [f"v{index}" for index in range(len(fields))]
-    shapes = list(fields.values())
-    tests = [shape.wrong.format(v=name) for name, shape in zip(names, shapes, strict=True) if shape.wrong]
-    flat = len(tests) == len(shapes)
-    made = [
-        name if shape.wrong else f"check_{name}({name})" for name, shape in zip(names, shapes, strict=True)
-    ]
+    plans = list(fields.values())
+    tests = [plan.wrong.format(v=name) for name, plan in zip(names, plans, strict=True) if plan.wrong]
+    flat = len(tests) == len(plans)
+    made = [name if plan.wrong else f"check_{name}({name})" for name, plan in zip(names, plans, strict=True)]
     lines = [
         "def check(row):",
         f"    if type(row) is not list or len(row) != {len(names)}:",
@@ -416,9 +521,9 @@ def _compile_check(cls: type[Struct], fields: dict[str, _Shape]) -> Callable[[An
             raise RemoteProtocolError(
                 f"{cls.__name__}: expected an array of {len(fields)}, found {_kind(row)}"
             )
-        for shape, value in zip(shapes, row, strict=True):
-            if shape.wrong:
-                shape.check(value)
+        for plan, value in zip(plans, row, strict=True):
+            if plan.wrong:
+                plan.check(value)
         raise AssertionError(f"{cls.__name__} refused a row without a wrong field: {row!r}")
 
     scope: dict[str, Any] = {
@@ -427,7 +532,7 @@ def _compile_check(cls: type[Struct], fields: dict[str, _Shape]) -> Callable[[An
         "refuse": refuse,
         "not_integers": _not_integers,
     }
-    scope.update({f"check_{name}": shape.check for name, shape in zip(names, shapes, strict=True)})
+    scope.update({f"check_{name}": plan.check for name, plan in zip(names, plans, strict=True)})
     exec("\n".join(lines), scope)
     check: Callable[[Any], Any] = scope["check"]
     return check

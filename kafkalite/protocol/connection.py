@@ -1,27 +1,30 @@
-"""Both ends of a connection as plain objects: bytes in, events out; messages in, bytes out. No sockets.
+"""Both ends of a connection as plain objects without sockets: bytes to events, messages to bytes.
 
-The shell owns the socket and does, for each read::
+The shell owns the socket. For each read, it calls::
 
     buffer = connection.get_buffer(hint)      # receive into it
     events = connection.buffer_updated(n)     # then handle each, in order
 
-and writes, in order, the buffers that ``send``, ``send_error`` and ``handshake`` return.
+It writes, in order, the buffers that ``send``, ``send_error`` and ``handshake`` return.
 
 Both ends follow these rules (S1, S20):
 
 * The first request is ApiVersions, version 0. Until it arrives, the server applies
-  ``limits.MAX_*_BEFORE_HANDSHAKE`` and accepts nothing else. A client sends nothing else before the response.
-* Every request gets exactly one response, also with ``acks=0``, and a server responds in the order of
+  ``limits.MAX_*_BEFORE_HANDSHAKE`` and accepts no other request. A client sends no other request before it
+  has received the response.
+* Every request gets exactly one response, even with ``acks=0``, and a server responds in the order of
   arrival.
-* A response whose body is ``[error_code, error_message]`` means that the request failed as a whole.
-* A server answers a request that it cannot decode inside a valid frame with a named error, and the connection
+* A response whose body is ``[error_code, error_message]`` means that the whole request failed.
+* If a server cannot decode a request inside a valid frame, it responds with a named error, and the connection
   continues. If the boundary of a frame is lost, the connection ends; the server may send the reason in an
   error response with correlation id -1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any, Final
 
@@ -31,6 +34,7 @@ from kafkalite.limits import (
     MAX_ENVELOPE_BYTES,
     MAX_ENVELOPE_BYTES_BEFORE_HANDSHAKE,
     MAX_ERROR_MESSAGE_LENGTH,
+    MAX_ITEMS_PER_REQUEST,
     MAX_PAYLOAD_BYTES,
     MAX_PAYLOAD_BYTES_BEFORE_HANDSHAKE,
 )
@@ -60,14 +64,14 @@ class Request(Struct):
     api_version: int
     correlation_id: int
     client_id: str | None
-    message: Any  #: of the API's request type
+    message: Any  #: has the API's request type
     payload: memoryview  #: writable, in its own buffer
 
 
 class BadRequest(Struct):
     """A request to answer with ``send_error(bad, bad.error_code, bad.error_message)``.
 
-    ``fatal``: close the connection afterwards; nothing more will be read.
+    If ``fatal``, close the connection afterwards; no more requests will be read.
     """
 
     correlation_id: int
@@ -88,7 +92,7 @@ class Response(Struct):
 
 
 class RequestError(Struct):
-    """The request failed as a whole. ``error_code`` is never 0."""
+    """The whole request failed. ``error_code`` is never 0."""
 
     error_code: int
     error_message: str | None
@@ -97,15 +101,41 @@ class RequestError(Struct):
 class ServerConnection:
     """The server's end of a connection.
 
-    ``max_envelope_bytes`` and ``max_payload_bytes`` (inclusive) apply after the client has sent
-    ApiVersions.
+    ``max_envelope_bytes`` and ``max_payload_bytes`` (inclusive) apply after the client has sent ApiVersions.
+    ``max_partitions`` (inclusive) limits the partitions that one request may name. A call returns at most
+    ``requests_per_turn`` requests, and decodes a part of a large request. ``next_requests`` continues.
     """
 
-    __slots__ = ("_is_open", "_max_envelope_bytes", "_max_payload_bytes", "_reader", "has_handshake")
+    __slots__ = (
+        "_is_damaged",
+        "_is_open",
+        "_max_envelope_bytes",
+        "_max_partitions",
+        "_max_payload_bytes",
+        "_reader",
+        "_turn",
+        "_unread",
+        "_unread_frames",
+        "has_handshake",
+        "has_more",
+    )
 
     def __init__(
-        self, *, max_envelope_bytes: int = MAX_ENVELOPE_BYTES, max_payload_bytes: int = MAX_PAYLOAD_BYTES
+        self,
+        *,
+        max_envelope_bytes: int = MAX_ENVELOPE_BYTES,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        max_partitions: int = MAX_ITEMS_PER_REQUEST,
+        requests_per_turn: int = sys.maxsize,
     ) -> None:
+        self._turn = range(requests_per_turn)
+        #: Complete frames behind the last request that was returned, or the error that ends the stream.
+        self._unread_frames: deque[Frame | RemoteProtocolError] = deque()
+        self._is_damaged = False  # behind the last of them
+        self._unread: Iterator[Request | BadRequest | None] | None = None  # a large request, partly decoded
+        #: Whether ``next_requests`` would return or continue a request.
+        self.has_more = False
+        self._max_partitions = max_partitions
         self._max_envelope_bytes = max_envelope_bytes
         self._max_payload_bytes = max_payload_bytes
         self._reader = FrameReader(
@@ -127,38 +157,83 @@ class ServerConnection:
     def buffer_updated(self, byte_count: int) -> list[Request | BadRequest]:
         """Return the requests completed by ``byte_count`` bytes in the last ``get_buffer()``.
 
-        Raises RemoteProtocolError if the stream is damaged; close the connection then. If complete
-        requests precede the damage, they are returned, followed by a fatal BadRequest with
-        NO_CORRELATION_ID in place of the exception.
+        While ``has_more``, call ``hold`` instead. Raises RemoteProtocolError if the stream is damaged; then
+        close the connection. If complete requests precede the damage, they are returned instead, followed by
+        a fatal BadRequest with NO_CORRELATION_ID.
         """
+        reader = self._reader
+        reader.received(byte_count)
         events: list[Request | BadRequest] = []
-        self._reader.received(byte_count)
         try:
-            while self._is_open and (frame := self._reader.next_frame()) is not None:
-                events.append(self._understand(frame))
+            for _ in self._turn:
+                if not self._is_open or (frame := reader.next_frame()) is None:
+                    return events
+                event = self._understand(frame)
+                if event is None:
+                    break
+                events.append(event)
         except RemoteProtocolError as error:
             self._is_open = False
             if not events:
                 raise
             events.append(_damage(error))
+            return events
+        self._keep_frames()
+        return events
+
+    def hold(self, byte_count: int) -> None:
+        """Keep the requests completed by ``byte_count`` bytes for ``next_requests``."""
+        self._reader.received(byte_count)
+        self._keep_frames()
+
+    def _keep_frames(self) -> None:
+        """Take complete frames out of the receive buffer, which needs the room, without decoding them."""
+        frames = self._unread_frames
+        try:
+            while self._is_open and not self._is_damaged and (frame := self._reader.next_frame()) is not None:
+                frames.append(frame)
+        except RemoteProtocolError as error:
+            self._is_damaged = True
+            frames.append(error)
+        self.has_more = bool(frames) or self._unread is not None
+
+    def next_requests(self) -> list[Request | BadRequest]:
+        """Return the next requests of one turn. Empty while a large one is not completely decoded."""
+        events: list[Request | BadRequest] = []
+        frames = self._unread_frames
+        if self._unread is not None:
+            event = next(self._unread)
+            if event is None:
+                return events
+            self._unread = None
+            events.append(event)
+        try:
+            while frames and self._is_open and len(events) < len(self._turn):
+                frame = frames.popleft()
+                if isinstance(frame, RemoteProtocolError):
+                    raise frame
+                event = self._understand(frame)
+                if event is None:
+                    break
+                events.append(event)
+        except RemoteProtocolError as error:
+            self._is_open = False
+            frames.clear()
+            events.append(_damage(error))
+        self.has_more = self._is_open and (bool(frames) or self._unread is not None)
         return events
 
     def eof(self) -> None:
-        """Handle the end of the client's stream. Raises RemoteProtocolError inside a frame."""
+        """Handle the end of the client's stream. Raises RemoteProtocolError if a frame is incomplete."""
         if self._is_open and self._reader.is_mid_frame:
             raise RemoteProtocolError("the stream ended inside a frame")
 
     def send(
-        self,
-        request: Request,
-        message: Struct,
-        payload_parts: Iterable[Buffer] = (),
-        *,
-        throttle_ms: int = 0,
+        self, request: Request, message: Struct, payload_parts: Iterable[Buffer] = (), *, throttle_ms: int = 0
     ) -> list[Buffer]:
         """Return the buffers of the response to ``request``, to be written in order.
 
-        ``throttle_ms`` is how long this response was delayed. Raises LocalProtocolError.
+        ``throttle_ms`` is the time by which this response was delayed. Raises LocalProtocolError.
         """
         envelope = codec.encode((request.correlation_id, throttle_ms, message))
         return encode_frame(envelope, payload_parts)
@@ -166,15 +241,16 @@ class ServerConnection:
     def send_error(
         self, request: Request | BadRequest, error_code: int, error_message: str | None = None
     ) -> list[Buffer]:
-        """Return the buffers of a response that fails the request as a whole."""
+        """Return the buffers of a response that fails the whole request."""
         assert error_code != ErrorCode.NONE, "an error response needs an error code"
         if error_message is not None:
             error_message = error_message[:MAX_ERROR_MESSAGE_LENGTH]
         error = RequestError(int(error_code), error_message)
         return encode_frame(codec.encode((request.correlation_id, 0, error)))
 
-    def _understand(self, frame: Frame) -> Request | BadRequest:
-        head = codec.decode_request_head(frame.envelope)
+    def _understand(self, frame: Frame) -> Request | BadRequest | None:
+        """Return the request in ``frame``; None if it is large, and ``_unread`` decodes it in turns."""
+        head = codec.decode_request_head(frame.envelope, self._max_partitions)
         key, version = head.api_key, head.api_version
         if not self.has_handshake and key != ApiKey.API_VERSIONS:
             self._is_open = False
@@ -197,9 +273,27 @@ class ServerConnection:
             _match_payload(message, frame.payload)
         except RemoteProtocolError as error:
             return _bad(head, ErrorCode.INVALID_REQUEST, error.message)
+        except codec.LongBodyError:
+            self._unread = self._understand_in_turns(head, api, frame)
+            return None
         if not self.has_handshake:
             self._open_limits()
         return Request(key, version, head.correlation_id, head.client_id, message, frame.payload)
+
+    def _understand_in_turns(
+        self, head: codec.RequestHead, api: Api, frame: Frame
+    ) -> Iterator[Request | BadRequest | None]:
+        """Decode a large request. Yields None until it is complete."""
+        try:
+            for message in codec.decode_body_in_turns(api.request, head.body):
+                if message is None:
+                    yield None
+                else:
+                    _match_payload(message, frame.payload)
+                    key, version, correlation_id, client_id, _ = head
+                    yield Request(key, version, correlation_id, client_id, message, frame.payload)
+        except RemoteProtocolError as error:
+            yield _bad(head, ErrorCode.INVALID_REQUEST, error.message)
 
     def _open_limits(self) -> None:
         self.has_handshake = True
@@ -208,7 +302,7 @@ class ServerConnection:
 
 
 class ClientConnection:
-    """The client's end: numbers the requests, and matches responses to them."""
+    """The client's end of a connection. It numbers the requests and matches responses to them."""
 
     __slots__ = ("_awaited", "_next_id", "_reader", "_versions", "client_id")
 
@@ -249,8 +343,8 @@ class ClientConnection:
     def send(self, message: Struct, payload_parts: Iterable[Buffer] = ()) -> tuple[int, list[Buffer]]:
         """Return the request as (correlation id, buffers to write in order), in the negotiated version.
 
-        Raises LocalProtocolError before the handshake is complete, if the server has no common version
-        of this API, and for a violated limit or type; no response is expected then.
+        Raises LocalProtocolError before the handshake is complete, if the server has no common version of
+        this API, and for a violated limit or type. No response is expected in these cases.
         """
         api = APIS[API_KEY_BY_REQUEST[type(message)]]
         if self._versions is None:
@@ -267,12 +361,12 @@ class ClientConnection:
     def buffer_updated(self, byte_count: int) -> list[Response]:
         """Return the responses completed by ``byte_count`` bytes in the last ``get_buffer()``.
 
-        Raises RemoteProtocolError; close the connection then, and fail all requests in flight.
+        Raises RemoteProtocolError. Then close the connection, and fail all requests in flight.
         """
         return [self._understand(frame) for frame in self._reader.buffer_updated(byte_count)]
 
     def eof(self) -> None:
-        """Handle the end of the server's stream. Raises RemoteProtocolError inside a frame."""
+        """Handle the end of the server's stream. Raises RemoteProtocolError if a frame is incomplete."""
         if self._reader.is_mid_frame:
             raise RemoteProtocolError("the stream ended inside a frame")
 
@@ -341,7 +435,7 @@ _PARTS: Final[dict[type[Struct], Callable[[Any], list[Any]]]] = {
 
 
 def _match_payload(message: Struct, payload: memoryview) -> None:
-    """Check that the lengths in the body add up to the payload. Raises RemoteProtocolError."""
+    """Raise RemoteProtocolError unless the lengths in the body add up to the payload."""
     told = 0
     parts = _PARTS.get(type(message))
     if parts is not None:

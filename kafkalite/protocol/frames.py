@@ -1,4 +1,4 @@
-"""Framing: the boundaries of messages in a stream. Bytes in, frames out; no sockets.
+"""Framing: the boundaries of messages in a stream. Converts bytes to frames, without sockets.
 
 ::
 
@@ -8,12 +8,12 @@
     |u32 be  |u32 be  | msgpack      | raw record batches  |
     +--------+--------+--------------+---------------------+
 
-A frame is received in at most two places. Small frames gather in a staging buffer of fixed size, many
-per read. A larger part gets a buffer of exactly its size, into which the transport reads. So a payload
-is checked and written to disk without being copied.
+A frame is received in at most two buffers. Small frames gather in a staging buffer of fixed size, many per
+read. A larger part gets a buffer of exactly its size, into which the transport reads. So a payload is checked
+and written to disk without being copied.
 
-Both lengths are checked before a byte of the frame is kept (S1). The exact buffers are zero pages until
-bytes arrive: a peer that announces 100 MiB and sends nothing costs address space, not memory.
+Both lengths are checked before any byte of the frame is kept (S1). The exactly sized buffers are zero pages
+until bytes arrive, so a peer that announces 100 MiB and sends nothing costs address space, not memory.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from kafkalite.limits import FRAME_HEADER_BYTES, KIB, MAX_ENVELOPE_BYTES, MAX_PA
 from kafkalite.protocol.codec import Buffer
 from kafkalite.protocol.structs import Struct
 
-# Two hundred requests of the usual 80 bytes. Of a payload with its own buffer, the bytes that arrived with
-# the header are copied: at most this many.
+# About two hundred requests of the usual 80 bytes. For a payload with its own buffer, the bytes that arrived
+# with the header are copied, at most this many.
 STAGING_BYTES: Final = 16 * KIB
 
 _HEADER: Final = Layout(">II")
@@ -46,7 +46,7 @@ class Frame(Struct):
 
 
 def encode_frame(envelope: bytes, payload_parts: Iterable[Buffer] = ()) -> list[Buffer]:
-    """Return the buffers to send in order: one of header and envelope, then the payload parts.
+    """Return the buffers to send in order: one with header and envelope, then the payload parts.
 
     Raises LocalProtocolError if a length exceeds its limit.
     """
@@ -60,7 +60,7 @@ def encode_frame(envelope: bytes, payload_parts: Iterable[Buffer] = ()) -> list[
 
 
 class _Lender(BytesIO):
-    """Lends its bytes to a memoryview. Closing does nothing, since garbage collection would fail in it."""
+    """Lends its bytes to a memoryview. ``close`` does nothing, because it would fail at finalization."""
 
     __slots__ = ()
 
@@ -71,22 +71,22 @@ class _Lender(BytesIO):
 def untouched_buffer(size_bytes: int) -> memoryview:
     """Return a writable buffer of zeros that uses memory only as it is written to.
 
-    ``bytearray(n)`` writes its zeros; ``bytes(n)`` comes from calloc, whose large blocks are pages that
-    the kernel supplies at the first write. BytesIO lends such a ``bytes`` out for writing.
+    ``bytearray(n)`` writes its zeros. ``bytes(n)`` is allocated by calloc, whose large blocks are pages that
+    the kernel supplies at the first write. BytesIO lends such a ``bytes`` object for writing.
     """
     return _Lender(bytes(size_bytes)).getbuffer()
 
 
 class FrameReader:
-    """Turns received bytes into frames.
+    """Converts received bytes to frames.
 
-    For each read: take ``get_buffer()``, fill its beginning, report the count with ``received(n)``,
-    then call ``next_frame()`` until it returns None. ``buffer_updated`` does the last two at once.
+    For each read, call ``get_buffer()``, fill its beginning, report the number of bytes with ``received(n)``,
+    and call ``next_frame()`` until it returns None. ``buffer_updated`` performs the last two steps.
 
-    The limits are inclusive and may be changed between two frames. After a RemoteProtocolError the
-    frame boundary is lost: close the connection.
+    The limits are inclusive and may be changed between two frames. After a RemoteProtocolError, the frame
+    boundary is lost: close the connection.
 
-    Invariant: once ``next_frame`` returned None, either a target is being filled and the staging buffer
+    Invariant: after ``next_frame`` has returned None, either a target is being filled and the staging buffer
     is empty, or the staging buffer holds the beginning of a frame and has room for one more byte of it.
     """
 
@@ -115,7 +115,8 @@ class FrameReader:
         self._staging = memoryview(bytearray(staging_bytes))
         self._start = 0
         self._end = 0
-        # The exactly sized buffer being filled: for an envelope while _envelope is None, else for a payload.
+        # The exactly sized buffer that is being filled: for an envelope while _envelope is None, else for a
+        # payload.
         self._target: memoryview | None = None
         self._filled = 0
         self._envelope: Buffer | None = None
@@ -135,13 +136,10 @@ class FrameReader:
     def buffer_updated(self, byte_count: int) -> list[Frame]:
         """Return the frames completed by ``byte_count`` bytes in the last ``get_buffer()``.
 
-        Raises RemoteProtocolError, which also loses the frames completed before the invalid one.
+        Raises RemoteProtocolError. The frames completed before the invalid one are then lost, too.
         """
         self.received(byte_count)
-        frames = []
-        while (frame := self.next_frame()) is not None:
-            frames.append(frame)
-        return frames
+        return list(iter(self.next_frame, None))
 
     def received(self, byte_count: int) -> None:
         if self._target is not None:
@@ -196,7 +194,7 @@ class FrameReader:
         return None
 
     def _fill_target(self, size_bytes: int) -> None:
-        """Start a buffer of that size with its first bytes, which are in the staging buffer."""
+        """Allocate a buffer of this size, and move its first bytes there from the staging buffer."""
         self._target = untouched_buffer(size_bytes)
         self._filled = self._end - self._start
         self._target[: self._filled] = self._staging[self._start : self._end]

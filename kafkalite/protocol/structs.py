@@ -1,26 +1,35 @@
 """The bases of requests, responses and events: frozen records that msgpack writes without a conversion.
 
-A ``Struct`` is declared like a frozen dataclass and is a tuple of its fields in declaration order, those of
-its base first.
-msgpack writes it as the array on the wire, a decoded row becomes a Struct at C speed, and declaring one
-takes microseconds instead of a dataclass's millisecond, which matters to a client that imports forty of
-them.
+A ``Struct`` is declared like a frozen dataclass and is a tuple of its fields in declaration order, beginning
+with the fields of its base. msgpack writes it as the array on the wire, and a decoded row becomes a Struct at
+C speed. Declaring a Struct takes microseconds instead of a dataclass's millisecond, which matters to a client
+that imports forty of them.
 
-It differs from a plain tuple where a tuple would be surprising: structs of two types are never equal,
+It differs from a plain tuple where a tuple would be surprising: structs of different types are never equal,
 and a struct without fields is true.
 """
 
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Any, ClassVar, Final, NoReturn, Self, dataclass_transform
+from typing import Annotated, Any, ClassVar, Final, NoReturn, Self, TypeVar, dataclass_transform
 
 _new: Final = tuple.__new__
+
+T = TypeVar("T")
+
+DISTINCT: Final = "distinct"
+DISTINCT_REPLICAS: Final = "distinct replicas"
+#: A list of structs that begin with a topic and a partition. A request is refused if it names a partition
+#: twice, or more partitions than max.request.partition.size.limit (S23).
+Distinct = Annotated[list[T], DISTINCT]
+#: The same in a request of a node, which may name all partitions that two brokers share.
+DistinctReplicas = Annotated[list[T], DISTINCT_REPLICAS]
 
 
 @dataclass_transform(frozen_default=True)
 class StructType(type):
-    """Turns a class body's annotations into the fields of a tuple."""
+    """Converts the annotations of a class body into the fields of a tuple."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> StructType:
         own = tuple(name for name in namespace.get("__annotations__", ()) if not name.startswith("_"))
@@ -29,7 +38,7 @@ class StructType(type):
             assert field not in namespace, f"{name}.{field} has a default; a struct's fields have none"
             namespace[field] = property(itemgetter(index))
         if inherited:
-            namespace["__new__"] = Struct.__dict__["__new__"]  # not the one compiled for the base
+            namespace["__new__"] = Struct.__dict__["__new__"]  # not the constructor compiled for the base
         fields = inherited + own
         namespace["__slots__"] = ()
         namespace["__match_args__"] = fields
@@ -86,17 +95,22 @@ class Struct(tuple[Any, ...], metaclass=StructType):
 
 
 class ApiResponse(Struct):
-    """The base of every response. With an error code, the whole request has failed."""
+    """The base of every response. An error code other than 0 means that the whole request has failed."""
 
     error_code: int
     error_message: str | None
 
 
-class PartitionResult(Struct):
-    """The base of the results of single partitions."""
+class PartitionItem(Struct):
+    """The base of structs about one partition."""
 
     topic: str
     partition: int
+
+
+class PartitionResult(PartitionItem):
+    """The base of the results of single partitions."""
+
     error_code: int
     error_message: str | None
 

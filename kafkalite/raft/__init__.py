@@ -1,13 +1,13 @@
-"""The metadata log and the nodes that may write to it: the ``Quorum`` seam, and the controller behind it.
+"""The metadata log: the ``Quorum`` interface, its implementations, and the controller that uses it.
 
-``ControllerNode`` needs only compare-and-append and committed entries in order. ``quorum.Quorum`` is
-that interface; it has three implementations:
+``ControllerNode`` appends an entry only if it was decided on the newest state, and receives committed
+entries in order. ``quorum.Quorum`` is this interface. It has three implementations:
 
-- ``SingleQuorum``: one node, without the Raft library
-- ``RaftQuorum``: several voters. ``node`` runs on the Raft loop (``runner``), with ``transport`` and
-  ``messages``; ``voter`` and ``eligibility`` are the protocol, and ``adapter`` is the one module that
-  knows pysyncobj
-- ``ObserverQuorum``: a node that is no voter, which follows
+- ``SingleQuorum``: for one node, without the Raft library.
+- ``RaftQuorum``: for several voters. ``node`` runs on the Raft loop (``runner``) and uses ``transport`` and
+  ``messages``. ``voter`` and ``eligibility`` are the protocol, and ``adapter`` is the only module that uses
+  pysyncobj.
+- ``ObserverQuorum``: for a node that is not a voter and only follows the log.
 
-The first two keep the same ``metadata_log``: a ``journal`` and the snapshot in a ``snapshot_store``.
+The first two store the same ``metadata_log``: a ``journal``, and a snapshot in a ``snapshot_store``.
 """

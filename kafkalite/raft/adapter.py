@@ -1,27 +1,27 @@
-"""The pysyncobj adapter: the only module that uses the Raft library, and corrects its unsafe behavior.
+"""The pysyncobj adapter: the only module that uses the Raft library. It corrects its unsafe behavior.
 
-pysyncobj provides the election, the replication loop, the commit rule and the apply loop. As shipped it
-loses acknowledged commands (docs/adr/0009-raft-on-pysyncobj.md, which also gives the source of each
-rule below). So the adapter brings its own journal, snapshot store and transport, and overrides methods
-of the library: ``_SyncObj__x`` is its private ``self.__x``. This works with exactly one version of the
-library, which is checked when the module is imported.
+pysyncobj provides the election, the replication loop, the commit rule and the apply loop. Without the
+adapter it loses acknowledged commands (docs/adr/0009-raft-on-pysyncobj.md, which also gives the source of
+each rule below). The adapter supplies its own journal, snapshot store and transport, and overrides methods of
+the library: ``_SyncObj__x`` is its private ``self.__x``. This works with exactly one version of the library,
+which is checked when this module is imported.
 
 The adapter adds to the library's Raft (R17):
 
-- state is durable before a message depends on it: terms and votes at once, entries before the
-  acknowledgement, the leader's own copy before it counts
-- an acknowledgement carries its term and the message that it acknowledges; one of another term or from
-  before the present link does not count, nor does one of a voter that abstains
-- a follower commits no further than the message at hand has verified
-- a vote counts once; nothing is ever unpickled; only the leader's own process proposes commands
-- a snapshot replaces only an older state
-- a leader or candidate of an older term is notified; after a sleep a node first reads pending messages
+- State is durable before a message depends on it: terms and votes at once, entries before their
+  acknowledgement, the leader's own entries before they count.
+- An acknowledgement carries its term and the number of the message that it acknowledges. It does not count if
+  its term is not the current one, if its message was sent before the current link, or if its sender abstains.
+- A follower commits only entries that the current message has verified.
+- Each vote counts once. Nothing is ever unpickled. Only the leader's own process proposes commands.
+- A snapshot replaces only an older state.
+- A leader or candidate of an older term is notified. After a pause, a node first reads waiting messages.
 
-``voter`` adds pre-vote, read-index and eligibility. Time is the clock of the Raft loop, and random
-numbers are the node's ``Rng``, so a simulated cluster replays exactly.
+``voter`` adds pre-vote, read-index and eligibility. Time is the clock of the Raft loop, and random numbers
+come from the node's ``Rng``, so that a simulated cluster is reproducible.
 """
 
-# Long because it is one class, the only one that may name the library's internals.
+# Long because it is one class, and no other module may use the library's private names.
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ _OVERRIDDEN: Final = (
 )
 
 FOLLOWER, CANDIDATE, LEADER = 0, 1, 2
-_APPLIED_PER_TICK: Final = 2_000  # bounds a tick, so that a long backlog does not delay heartbeats
+_APPLIED_PER_TICK: Final = 2_000  # limits a tick, so that many entries to apply do not delay heartbeats
 
 _now: Callable[[], float] = time.monotonic
 
 
 class WrongLibraryError(KafkaliteError):
-    """The installed pysyncobj is not the version that the adapter was written for."""
+    """The installed pysyncobj is not the version for which the adapter was written."""
 
 
 def check_library() -> None:
-    """Raise WrongLibraryError unless the installed library is the audited version."""
+    """Raise WrongLibraryError unless the installed version is the supported one."""
     missing = [name for name in _OVERRIDDEN if not hasattr(SyncObj, f"_SyncObj__{name}")]
     if VERSION != LIBRARY_VERSION or missing:
         lacks = f", which lacks {', '.join(missing)}" if missing else ""
@@ -90,12 +90,12 @@ def _refuse_pickle(*_: Any) -> Any:
 
 
 def _patch_library() -> None:
-    """Disable the library's pickle, and let it read the clock of the adapter that was entered last."""
+    """Disable the library's pickle, and make it read the clock of the last adapter that was entered."""
     check_library()
     for name in ("loads", "load", "dumps", "dump"):
         setattr(pysyncobj.pickle, name, _refuse_pickle)
     pysyncobj.syncobj.monotonicTime = lambda: _now()
-    # The library warns of truncating the log where the journal truncates nothing.
+    # The library warns that it truncates the log even where the journal truncates nothing.
     logging.getLogger("pysyncobj.syncobj").addFilter(lambda record: "truncating" not in str(record.msg))
 
 
@@ -104,26 +104,25 @@ _patch_library()
 
 @dataclass(frozen=True, slots=True)
 class RaftSettings:
-    """Timing and sizes. A follower waits for its leader for one to two election timeouts, at random."""
+    """Timing and sizes. A follower starts an election after a random time of one to two election timeouts."""
 
     election_timeout_ms: int = 500
-    fetch_timeout_ms: int = 1_000  #: a leader without responses from a majority for this long steps down
+    fetch_timeout_ms: int = 1_000  #: a leader steps down after this time without responses from a majority
     heartbeat_ms: int = 100
     commit_timeout_ms: int = 10_000  #: after this time a commit fails with an unknown outcome
-    snapshot_min_bytes: int = (
-        MIB  #: take a snapshot once the log has grown by this and by the size of the last snapshot
-    )
-    retained_entries: int = 1_000  #: kept before a snapshot, for followers that are slightly behind
-    append_bytes: int = MAX_COMMAND_BYTES + MIB  #: of entries in one message; larger than any single command
-    chunk_bytes: int = 256 * KIB  #: of a snapshot in one message
-    recent_bytes: int = 4 * MIB  #: committed entries kept for brokers that are not voters
+    #: take a snapshot when the log has grown by this and by the size of the last snapshot
+    snapshot_min_bytes: int = MIB
+    retained_entries: int = 1_000  #: entries kept before a snapshot, for followers that lag slightly
+    append_bytes: int = MAX_COMMAND_BYTES + MIB  #: entries in one message; exceeds any single command
+    chunk_bytes: int = 256 * KIB  #: size of a snapshot chunk in one message
+    recent_bytes: int = 4 * MIB  #: committed entries kept in memory for brokers that are not voters
 
     def __post_init__(self) -> None:
         assert self.election_timeout_ms > 3 * self.heartbeat_ms, "a follower may miss two heartbeats"
 
 
 class AdapterHost(Protocol):
-    """The owner of an adapter. All calls occur within a call of the owner."""
+    """The owner of an adapter. The adapter calls it only during calls that the owner makes."""
 
     def send(self, peer_id: int, message: Message) -> bool: ...
 
@@ -132,11 +131,11 @@ class AdapterHost(Protocol):
         ...
 
     def apply(self, index: int, change: bytes) -> Any:
-        """Apply committed entry ``index``; the result goes to its proposer. An exception is fatal."""
+        """Apply the committed entry ``index``. Return the result for its proposer. Exceptions are fatal."""
         ...
 
     def skip(self, index: int) -> None:
-        """Skip committed entry ``index``, a no-op."""
+        """Called for the committed entry ``index`` if it is a no-op."""
         ...
 
     def install(self, snapshot: Snapshot) -> None:
@@ -145,11 +144,11 @@ class AdapterHost(Protocol):
 
 
 Done = Callable[[Any, bool], None]
-"""(result of apply, whether the outcome is known). (None, True): the command certainly has no effect."""
+"""Called with (result of ``apply``, whether the outcome is known). (None, True): certainly without effect."""
 
 
 class _Port(Transport):  # type: ignore[misc]
-    """The transport that the library uses."""
+    """The transport object that the library calls; it passes messages to the adapter."""
 
     ready = True
 
@@ -170,7 +169,7 @@ class _NoPoller:
 
 
 class RaftAdapter(SyncObj):  # type: ignore[misc]
-    """One voter. Its host calls ``enter`` before any other method."""
+    """One voter. Its host must call ``enter`` before any other method."""
 
     _SyncObj__raftLeader: Any
 
@@ -193,11 +192,11 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._nodes = {peer: Node(peer) for peer in others}
         self._votes_counted: set[tuple[int, int]] = set()
         self._leader_seen, self._last_tick = -1e9, now()
-        self._append_seq: dict[int, int] = {}  # sequence number of the last append sent, per peer
-        self._link_floor: dict[int, int] = {}  # its value when the link began, per peer
-        self._reset_floor: dict[int, int] = {}  # its value at the last back-off, per peer
-        self._acknowledging = 0  # the seq of the append that is being handled
-        self._leader_commit = 0  # the leader's commit index in its last append
+        self._append_seq: dict[int, int] = {}  # by peer: the sequence number of the last append sent
+        self._link_floor: dict[int, int] = {}  # by peer: ``_append_seq`` when the current link began
+        self._reset_floor: dict[int, int] = {}  # by peer: ``_append_seq`` at its last position reset
+        self._acknowledging = 0  # the sequence number of the append that is being handled
+        self._leader_commit = 0  # the commit index in the leader's last append
         self.enter()
         heartbeat = settings.heartbeat_ms / 1000
         election = settings.election_timeout_ms / 1000
@@ -233,12 +232,12 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         if snapshots.current is not None:
             self._SyncObj__raftLastApplied = snapshots.current.last_index
         if not self._nodes and eligibility.is_voter:
-            self._SyncObj__raftElectionDeadline = 0.0  # there is no leader to wait for
+            self._SyncObj__raftElectionDeadline = 0.0  # a single voter need not wait for a leader
 
     # --- the state ---------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Make the library read this adapter's clock until another adapter enters."""
+        """Make the library use this adapter's clock until another adapter is entered."""
         global _now
         _now = self._loop_time
 
@@ -246,7 +245,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return int(self._SyncObj__raftState)
 
     def leader(self) -> int | None:
-        """Return the known leader. A leader returns itself only after it has applied its first entry."""
+        """Return the leader's id, or None. This node is returned once it has applied its first entry."""
         if self.raft_state() == LEADER:
             first = self._SyncObj__noopIDx
             return self.selfNode.id if self.raftLastApplied >= first else None
@@ -254,23 +253,23 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return None if leader is None or leader == self.selfNode else leader.id
 
     def followed(self) -> int | None:
-        """Return the leader of the current term, including this node as soon as it is elected."""
+        """Return the current term's leader, or None. This node counts as soon as it is elected."""
         leader = self._SyncObj__raftLeader
         return None if leader is None else leader.id
 
     def matches(self) -> dict[int, tuple[int, float]]:
-        """Return, on a leader, peer → (last index where its log agrees, time of its last response or -1)."""
+        """Return {peer: (last index where its log agrees, time of last response or -1)}. For leaders only."""
         match, seen = self._SyncObj__raftMatchIndex, self._SyncObj__lastResponseTime
         return {peer: (match.get(node, 0), seen.get(node, -1.0)) for peer, node in self._nodes.items()}
 
     def next_deadline(self) -> float:
-        """Return the time of the next tick with work to do, unless something happens earlier."""
+        """Return the time at which the next tick is due if no event happens earlier."""
         if self.raft_state() == LEADER:
             return float(self._SyncObj__newAppendEntriesTime)
         return self.deadline()
 
     def propose(self, command: bytes, done: Done) -> None:
-        """Append a command as the leader. Calls ``done`` exactly once."""
+        """Append a command if this node leads. Call ``done`` exactly once, later."""
         assert len(command) <= MAX_COMMAND_BYTES, "a command must fit in a message"
 
         def on_outcome(result: Any, reason: int) -> None:
@@ -283,14 +282,14 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._host.kick()
 
     def hand_over(self) -> None:
-        """Ask the most advanced follower to lead at once, because this node stops."""
+        """If this node leads, transfer leadership to the most advanced follower, because this node stops."""
         if self.raft_state() == LEADER:
             self.transferLeadership()
 
     # --- hooks for ``voter`` -------------------------------------------------------------------------------
 
     def _before_election(self, now: float) -> None:
-        """Called in every tick of a follower or candidate, before the library checks the deadline."""
+        """Called in each tick of a follower or candidate, before the library checks the election deadline."""
 
     def _on_resigned(self) -> None:
         """Called when this node has stopped leading."""
@@ -300,10 +299,10 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return True
 
     def _on_abstaining_ack(self, peer: int, match_index: int) -> None:
-        """Called when a peer whose acknowledgements do not count holds the log up to ``match_index``."""
+        """Called when an abstaining peer, whose acknowledgements do not count, has the log up to an index."""
 
     def set_deadline(self, deadline: float) -> None:
-        """Start an election at this time unless a message from a leader arrives first."""
+        """Start an election at this time, unless a leader's message arrives first."""
         self._SyncObj__raftElectionDeadline = deadline
 
     def deadline(self) -> float:
@@ -314,27 +313,27 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return float(self._SyncObj__generateRaftTimeout())
 
     def is_handed_over_to(self) -> bool:
-        """Whether the leader has asked this node to take over."""
+        """Whether the leader is transferring its leadership to this node."""
         return bool(self._SyncObj__transferInProgress)
 
     def beat_soon(self) -> None:
-        """As the leader: send appends in the next tick, even if there is no new entry."""
+        """As the leader, send appends in the next tick, even without new entries."""
         self._SyncObj__newAppendEntriesTime = 0.0
 
     def forget_leader(self) -> None:
         self._SyncObj__raftLeader = None
 
     def take_term(self, term: int, vote: int | None) -> None:
-        """Enter ``term``. Durable on return."""
+        """Enter ``term`` with this vote. Both are durable on return."""
         self._SyncObj__setCurrentTerm(term, vote)
 
     def lead_next_term(self) -> None:
-        """Become the leader of a new term without asking for votes."""
+        """Become the leader of a new term without requesting votes."""
         self.take_term(self.raftCurrentTerm + 1, self.selfNode.id)
         self._SyncObj__onBecomeLeader()
 
     def note_response(self, peer: int) -> None:
-        """As the leader: count the peer as reachable."""
+        """As the leader, record a response of the peer now, so that the peer counts as reachable."""
         self._SyncObj__lastResponseTime[self._nodes[peer]] = self._loop_time()
 
     def send_all(self, message: Message) -> None:
@@ -342,13 +341,13 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             self._host.send(peer, dict(message))
 
     def _majority(self, count: int) -> bool:
-        """Whether ``count`` voters are more than half of all."""
+        """Whether ``count`` voters are a majority."""
         return 2 * count > len(self._nodes) + 1
 
     # --- links -----------------------------------------------------------------------------------------
 
     def begin_link(self, peer: int) -> None:
-        """Handle a new link to ``peer``, which may now be another process with another disk."""
+        """Begin a new link to ``peer``, which may have restarted, possibly with another disk."""
         self._link_floor[peer] = self._append_seq.get(peer, 0)
         self._snapshots.cancelTransmisstion(self._nodes[peer])
         self._SyncObj__onNodeConnected(self._nodes[peer])
@@ -373,11 +372,11 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return self._host.send(node.id, message)
 
     def emit(self, node: Node, message: Message) -> bool:
-        """Complete and send a message of the library, after making durable the state that it depends on."""
+        """Complete and send a message of the library, after the state that it depends on is durable."""
         kind = message["type"]
         if kind == "append_entries":
             if "prevLogIdx" in message and message["prevLogIdx"] is None:
-                return False  # the peer is ahead of this log: its next response has its real position
+                return False  # the peer's log seems longer than this one: its next response corrects that
             if not self._may_append_to(node.id):
                 return False
             message["seq"] = self._append_seq[node.id] = self._append_seq.get(node.id, 0) + 1
@@ -387,11 +386,11 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             message["counts"] = self.do_acknowledgements_count()
             self.sync_before_acknowledgement()
         elif kind in {"apply_command", "apply_command_response"}:
-            return False  # only the leader's own process proposes
+            return False  # only the leader's own process may propose
         return self._send(node, message)
 
     def do_acknowledgements_count(self) -> bool:
-        """Whether the leader may count this node's acknowledgements: False while the node abstains (R17)."""
+        """Whether the leader may count this node's acknowledgements; False while this node abstains (R17)."""
         return not self._eligibility.abstains
 
     def sync_before_acknowledgement(self) -> None:
@@ -409,12 +408,12 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         last = self._journal.last_index
         super()._checkCommandsToApply()
         if self._journal.last_index != last:
-            self._SyncObj__sendAppendEntries()  # one append per batch, before the own copy is synced
+            self._SyncObj__sendAppendEntries()  # one append per batch, sent before this node's own sync
             self.sync_own_copy()
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
         SyncObj._SyncObj__onBecomeLeader(self)
-        self.sync_own_copy()  # a single voter commits its first entry in this tick
+        self.sync_own_copy()  # so that a single voter commits its first entry in this tick
 
     def _refuse_proposals(self) -> None:
         queue = self._SyncObj__commandsQueue
@@ -431,7 +430,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         now = self._loop_time()
         gap = self.conf.raftMinTimeout / 2
         if now - self._last_tick > gap:
-            # This process was paused. Messages that the others sent meanwhile are still to be read.
+            # This process was paused. First read the messages that other nodes sent meanwhile.
             self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, now + gap)
             heard = now - self.conf.leaderFallbackTimeout / 2
             for node, seen in self._SyncObj__lastResponseTime.items():
@@ -446,7 +445,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         if self.raft_state() == LEADER:
             self.sync_own_copy()
             if self.raftCommitIndex != commit and self._SyncObj__newAppendEntriesTime == next_append:
-                self._SyncObj__sendAppendEntries()  # followers apply it now, not at the next heartbeat
+                self._SyncObj__sendAppendEntries()  # followers need not wait for the next heartbeat
             if not self._nodes and self._journal.last_index > self.raftCommitIndex:
                 self._host.kick()
 
@@ -484,14 +483,14 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             self._on_resigned()
 
     def _report_unknown_outcome(self, index: int) -> None:
-        """Fail the proposal of entry ``index``, so that its proposer does not wait forever."""
+        """Complete the proposal of entry ``index`` with an unknown outcome."""
         for _, on_outcome in self._SyncObj__commandsWaitingCommit.pop(index, ()):
             on_outcome(None, FAIL_REASON.UNKNOWN_OUTCOME)
 
     # --- receiving -------------------------------------------------------------------------------------
 
     def on_message(self, peer: int, message: Message) -> None:
-        """Handle a message from a voter that conforms to its schema."""
+        """Handle a decoded message from the voter ``peer``."""
         getattr(self, f"_on_{message['type']}")(self._nodes[peer], message)
         self._host.kick()
 
@@ -513,11 +512,11 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             self._take_chunk(node, chunk)
 
     def verified_commit_index(self, message: Message) -> int:
-        """Return a follower's new commit index: at most the index that this append verifies (R17)."""
+        """Return a follower's new commit index: at most the last index that this append verifies (R17)."""
         if "prevLogIdx" in message:
             entries = message["entries"]
             verified = entries[-1][1] if entries else message["prevLogIdx"]
-        else:  # a chunk of a snapshot verifies nothing of this log
+        else:  # a snapshot chunk verifies no entry of this log
             verified = self.raftCommitIndex
         return int(min(message["commit_index"], verified))
 
@@ -526,17 +525,17 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         snapshot = self._snapshots.receive(data, is_first=is_first, is_last=is_last)
         if snapshot is not None and self.is_newer_state(snapshot):
             self._install(snapshot)
-            next_index = snapshot.last_index + 1  # the log after the snapshot is not verified yet
+            next_index = snapshot.last_index + 1  # entries after the snapshot are not verified yet
             self._SyncObj__sendNextNodeIdx(node, nextNodeIdx=next_index, success=True)
-        else:  # tells the leader that this node is alive during a long transfer
+        else:  # shows the leader that this node is alive during a long transfer
             self._SyncObj__sendNextNodeIdx(node)
 
     def is_newer_state(self, snapshot: Snapshot) -> bool:
-        """Whether a snapshot may replace the state: only if it is newer (R17)."""
+        """Whether a snapshot is newer than the applied state; an older one must not replace it (R17)."""
         return bool(snapshot.last_index > self.raftLastApplied)
 
     def _install(self, snapshot: Snapshot) -> None:
-        """Replace the state by the leader's snapshot, and also the log if it does not agree with it."""
+        """Replace the state by the leader's snapshot, and the log too if it does not contain its end."""
         self._snapshots.store(snapshot)
         self._journal.align(snapshot.previous, snapshot.last)
         for index in list(self._SyncObj__commandsWaitingCommit):
@@ -556,10 +555,10 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         next_index = self._SyncObj__raftNextIndex
         if message["reset"]:
             if message["seq"] <= self._reset_floor.get(node.id, 0):
-                message["reset"] = False  # it was sent before the last back-off arrived
+                message["reset"] = False  # sent before the peer received the appends of the last reset
             else:
                 self._reset_floor[node.id] = self._append_seq.get(node.id, 0)
-                self.beat_soon()  # avoids going back by only one entry per heartbeat
+                self.beat_soon()  # otherwise the position would move back by one entry per heartbeat
         message["next_node_idx"] = max(1, min(message["next_node_idx"], self._journal.last_index + 1))
         if not message["counts"]:
             if message["reset"]:
@@ -570,14 +569,14 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         sent = next_index[node]
         self._base(node, message)
         if message["success"] and not message["reset"] and next_index[node] < sent:
-            next_index[node] = sent  # avoids sending entries again that are in flight
+            next_index[node] = sent  # do not resend entries that are in flight
 
     def is_of_present_term(self, message: Message) -> bool:
-        """Whether an acknowledgement counts: only if it is of the leader's current term (R17)."""
+        """Whether an acknowledgement counts: its term must be the leader's current term (R17)."""
         return bool(message["stamp"] == self.raftCurrentTerm)
 
     def is_of_present_link(self, peer: int, message: Message) -> bool:
-        """Whether an acknowledgement counts: only if its message was sent over the current link (R17)."""
+        """Whether an acknowledgement counts: its append must have been sent over the current link (R17)."""
         return bool(message["seq"] > self._link_floor.get(peer, 0))
 
     def _on_request_vote(self, node: Node, message: Message) -> None:
@@ -589,7 +588,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._base(node, message)
 
     def may_vote(self) -> bool:
-        """Whether this node may vote: False while it abstains (R17)."""
+        """Whether this node may vote; False while it abstains (R17)."""
         return not self._eligibility.abstains
 
     def _on_response_vote(self, node: Node, message: Message) -> None:
@@ -599,7 +598,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             self._base(node, message)
 
     def is_new_vote(self, term: int, peer: int) -> bool:
-        """Whether a vote counts: each voter's vote counts once per term (R17)."""
+        """Whether a vote counts: only the first of each voter in a term does (R17)."""
         return (term, peer) not in self._votes_counted
 
     def _on_timeout_now(self, node: Node, message: Message) -> None:

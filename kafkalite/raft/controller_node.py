@@ -1,4 +1,4 @@
-"""The controller of one node: decide on an image, commit, replay, publish, reply.
+"""The controller of one node: decides on an image, commits, replays, publishes, replies.
 
 ::
 
@@ -9,23 +9,25 @@
       publish  publisher(delta, image), each in turn                                          every node
       reply    when this node's image has reached the committed offset
 
-Commands that arrive during a commit are decided together after it, each on the result of those before
-it, and share one entry. Their records are replayed once before the commit, so a record that can't be
-replayed is never committed. If another node's entry came first (StaleImageError), the whole group is
-decided again on the newer image: no decision takes effect on a state that it was not made for.
+Commands that arrive during a commit are decided together after it, each on the result of the previous one,
+and share one entry. Their records are also replayed once before the commit, so that a record that cannot be
+replayed is never committed. If another node's entry came first (StaleImageError), the whole group is decided
+again on the newer image, so that no decision takes effect on a state other than its own.
 
-One of several controllers is active: the leader of the quorum, once its image holds everything that was
-committed before its term. Only the active controller receives heartbeats and decides which brokers are
-alive (``metadata.sessions``); sessions are not replicated. A heartbeat writes to the log only if it
-changes the broker's state.
+One of several controllers is active: the leader of the quorum, once its image contains every entry committed
+before its term. Only the active controller receives heartbeats and decides which brokers are alive
+(``metadata.sessions``). Sessions are not replicated. A heartbeat writes to the log only if it changes the
+broker's state.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, Final, NoReturn
 
@@ -39,6 +41,7 @@ from kafkalite.errors import (
     ThrottlingQuotaExceededError,
 )
 from kafkalite.limits import MAX_PARTITIONS_PER_REQUEST, MAX_QUEUED_COMMANDS
+from kafkalite.log_fields import Fields
 from kafkalite.metadata.broker_commands import (
     BeginShutdown,
     FenceBroker,
@@ -52,23 +55,28 @@ from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import EMPTY, ClusterImage
 from kafkalite.metadata.partition_commands import MAX_ELECTIONS_PER_BALANCE, BalanceLeaders
 from kafkalite.metadata.records import MetadataRecord
+from kafkalite.metadata.recovery import RecoveredPartition, ReplaceShortLeaders, ReplicaReports
 from kafkalite.metadata.sessions import DISCONNECT_GRACE_MS, BrokerSessions
 from kafkalite.protocol.messages.cluster import (
     BrokerHeartbeatRequest,
     BrokerHeartbeatResponse,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
+    ReplicaReport,
+    ReportReplicasRequest,
+    ReportReplicasResponse,
 )
+from kafkalite.protocol.messages.metadata import DescribeRecoveryResponse
 from kafkalite.raft.quorum import OffsetWaiters, Quorum, StaleImageError, complete
 from kafkalite.rng import Rng
 
+logger = logging.getLogger(__name__)
+
 Publisher = Callable[[Delta, ClusterImage], None]
-"""Called with every new image, in order, on the event loop. An exception stops the node (R18)."""
+"""Called with the delta and the new image, in order, on the event loop. An exception stops the node (R18)."""
 
 _MAX_COMMANDS_PER_ENTRY: Final = 1_000
-_MAX_RECORDS_PER_ENTRY: Final = (
-    MAX_PARTITIONS_PER_REQUEST  # above this number the other commands wait for the next entry
-)
+_MAX_RECORDS_PER_ENTRY: Final = MAX_PARTITIONS_PER_REQUEST  # further commands wait for the next entry
 
 _READ_INDEX_RETRY_MS: Final = 50
 
@@ -76,36 +84,30 @@ _Waiting = tuple[Command, asyncio.Future[Any]]
 
 
 class ControllerNode:
-    """The image of this node, and the commands that change it. Invariant: ``image`` never goes back."""
+    """The image of this node and the commands that change it. Invariant: its offset never decreases."""
 
     def __init__(
-        self,
-        quorum: Quorum,
-        node_id: int,
-        clock: Clock,
-        rng: Rng,
-        settings: ControllerSettings | None = None,
+        self, quorum: Quorum, node_id: int, clock: Clock, rng: Rng, settings: ControllerSettings | None = None
     ) -> None:
         self.image: ClusterImage = EMPTY
-        self.publishers: list[Publisher] = []  #: add to it before ``start``
+        self.publishers: list[Publisher] = []  #: append publishers before ``start``
         self._quorum = quorum
         self._node_id = node_id
         self._clock = clock
         self._rng = rng
         self._settings = replace(
-            settings or ControllerSettings(),
-            node_id=node_id,
-            is_single_node=quorum.is_single_node,
+            settings or ControllerSettings(), node_id=node_id, is_single_node=quorum.is_single_node
         )
         self._sessions = BrokerSessions(self._settings.session_timeout_ms)
-        # By broker that shuts down: the metadata offset of its last leadership transfer.
+        self._reports = ReplicaReports(self._settings)
+        # By id of a broker that shuts down: the metadata offset of its last leadership transfer.
         self._shutdown_offsets: dict[int, int] = {}
         self._activation: asyncio.Task[None] | None = None
-        self._last_leader_id: int | None = None  # the last leader among the other nodes
-        self._is_caught_up = False  # as the leader: the image holds everything committed before its term
+        self._last_leader_id: int | None = None  # the last leader other than this node
+        self._is_caught_up = False  # whether this leader's image has all entries committed before its term
         self._balanced_ms = 0
         self._is_ticking = False
-        self._loading: Delta | None = None  # during start: all changes since EMPTY, published once
+        self._loading: Delta | None = None  # during ``start``: the changes since EMPTY, published once
         self._queue: deque[_Waiting] = deque()
         self._decider: asyncio.Task[None] | None = None
         self._offset_waiters = OffsetWaiters()
@@ -115,12 +117,12 @@ class ControllerNode:
 
     @property
     def controller_id(self) -> int | None:
-        """The node id of the active controller, None while there is none."""
+        """The node id of the active controller, or None."""
         return self._quorum.leader_id
 
     @property
     def is_active(self) -> bool:
-        """Whether this node is the active controller with an up-to-date image."""
+        """Whether this node is the active controller and its image is up to date."""
         return self._is_open and self._is_caught_up and self._quorum.leader_id == self._node_id
 
     async def start(self) -> None:
@@ -143,7 +145,7 @@ class ControllerNode:
         await self._quorum.stop()
 
     async def watch(self) -> NoReturn:
-        """Wait until this node has failed, and raise the error. The caller then stops the broker."""
+        """Wait until this node fails, and raise the error, so that the caller stops the broker."""
         await self._failed.wait()
         assert self._failure is not None
         raise LogOfflineError(f"the controller has stopped: {self._failure}") from self._failure
@@ -154,6 +156,7 @@ class ControllerNode:
         self._end_activation()
         self._is_caught_up = False
         self._sessions.clear()
+        self._reports.clear()
         self._shutdown_offsets.clear()
         if leader_id is not None and leader_id != self._node_id:
             self._last_leader_id = leader_id
@@ -169,7 +172,7 @@ class ControllerNode:
             self._activation = None
 
     async def _activate(self) -> None:
-        """Apply all entries committed before this node led, so that it never denies committed facts (R19)."""
+        """Become active after applying all entries committed before this node's term (R19)."""
         while True:
             try:
                 await self.wait_for_offset(await self._quorum.read_index())
@@ -178,18 +181,18 @@ class ControllerNode:
                 if not error.retriable or self._quorum.leader_id != self._node_id:
                     return
             except LogOfflineError:
-                return  # ``fail`` has raised the error in all waiters
+                return  # ``fail`` has already failed all waiters
             await self._clock.sleep_ms(_READ_INDEX_RETRY_MS)
         self._is_caught_up = True
         self._balanced_ms = now_ms = self._clock.monotonic_ms()
         broker = None if self._last_leader_id is None else self.image.brokers.get(self._last_leader_id)
         if broker is not None and not broker.is_fenced:
-            # The former leader's controller is silent, so its broker gets only the grace period for a closed
+            # The former leader no longer responds. Its broker gets only the grace period of a closed
             # connection.
             self._sessions.expect(broker.node_id, broker.broker_epoch, now_ms, grace_ms=DISCONNECT_GRACE_MS)
 
     async def _ensure_leading(self) -> None:
-        """Return when this node may decide. Raises NotControllerError, LogOfflineError."""
+        """Return when this node may decide commands. Raises NotControllerError, LogOfflineError."""
         if not self._is_caught_up and self._activation is not None:
             await asyncio.wait({self._activation})
         self._check_leads()
@@ -199,12 +202,12 @@ class ControllerNode:
     async def heartbeat(
         self, request: BrokerHeartbeatRequest, now_ms: int | None = None
     ) -> BrokerHeartbeatResponse:
-        """Handle a broker's heartbeat. ``now_ms`` is monotonic; None: now. Raises the same errors as
+        """Handle a broker's heartbeat. ``now_ms`` is monotonic; None means now. Raises the errors of
         ``submit``.
 
-        STALE_BROKER_EPOCH and BROKER_ID_NOT_REGISTERED in the response mean that the broker must
-        register again. A broker may shut down once it leads no partition that another broker could
-        lead, and all live brokers have replayed that change. Then it is fenced.
+        If the response has STALE_BROKER_EPOCH or BROKER_ID_NOT_REGISTERED, the broker must register again. A
+        broker may shut down, and is fenced, once it leads no partition that another broker could lead and all
+        live brokers have replayed that change.
         """
         self._check_usable()
         await self._ensure_leading()
@@ -214,6 +217,7 @@ class ControllerNode:
             await self._check_registered(node_id, broker_epoch)
             if not self._settings.is_single_node:
                 self._sessions.on_heartbeat(node_id, broker_epoch, request.metadata_offset, now_ms)
+            self._reports.take_damaged(node_id, request.damaged)
             for change in heartbeat_change(self.image, request):
                 error = await self.submit(change)
                 if error is not None:
@@ -229,7 +233,7 @@ class ControllerNode:
         return BrokerHeartbeatResponse(0, None, broker.is_fenced, may_go)
 
     async def _check_registered(self, node_id: int, broker_epoch: int) -> None:
-        """Raise BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH, but never due to an outdated image (R19)."""
+        """Raise BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH, but never because of an old image (R19)."""
         try:
             broker_of(self.image, node_id, broker_epoch)
         except BrokerError:
@@ -250,18 +254,81 @@ class ControllerNode:
         self._shutdown_offsets.pop(node_id, None)
         return True
 
+    async def report_replicas(self, request: ReportReplicasRequest) -> ReportReplicasResponse:
+        """Take a broker's report of its replicas' logs, and elect leaders if that is enough (R46-R50).
+
+        Raises the same errors as ``submit``, STALE_BROKER_EPOCH and BROKER_ID_NOT_REGISTERED.
+        """
+        self._check_usable()
+        await self._ensure_leading()
+        await self._check_registered(request.node_id, request.broker_epoch)
+        self._reports.take(self.image, request, self._clock.monotonic_ms())
+        refusals = self._reports.take_refusals(self.image, request)
+        if refusals:
+            await self._replace_short_leaders(request, tuple(refusals))
+        await self._recover_leaders()
+        return ReportReplicasResponse(0, None, len(request.partitions))
+
+    async def _replace_short_leaders(
+        self, request: ReportReplicasRequest, refusals: tuple[ReplicaReport, ...]
+    ) -> None:
+        outcome = await self.submit(ReplaceShortLeaders(request.node_id, request.broker_epoch, refusals))
+        if isinstance(outcome, BrokerError):
+            raise outcome
+        for topic, number, is_replaced in outcome:
+            logger.error(
+                "a leader lacks committed records %s",
+                Fields(
+                    partition=f"{topic}-{number}",
+                    replica=request.node_id,
+                    action="the replica leads" if is_replaced else "waits for 'kl cluster elect --unclean'",
+                ),
+            )
+
+    async def _recover_leaders(self) -> None:
+        """Elect leaders of partitions whose replicas have been compared, or have waited long enough."""
+        while (command := self._reports.due(self.image, self._clock.monotonic_ms())) is not None:
+            recovered: list[RecoveredPartition] = await self.submit(command)
+            for topic, number, verdict in recovered:
+                level = logging.ERROR if verdict.is_late or verdict.short else logging.INFO
+                logger.log(
+                    level,
+                    "leader elected after an unclean stop %s",
+                    Fields(
+                        partition=f"{topic}-{number}",
+                        leader=verdict.leader,
+                        not_heard=list(verdict.waits_for),
+                        short=list(verdict.short),
+                    ),
+                )
+            if not recovered:
+                return
+
+    def describe_recovery(self) -> DescribeRecoveryResponse:
+        """Return the partitions that wait for a leader, and all damaged and suspect replicas.
+
+        Raises NotControllerError if this node is not the active controller.
+        """
+        if not self.is_active:
+            raise NotControllerError(f"node {self._node_id} is not the active controller")
+        return DescribeRecoveryResponse(
+            0, None, self._reports.describe(self.image, self._clock.monotonic_ms())
+        )
+
     def on_disconnect(self, node_id: int) -> None:
-        """Called when the connection of the broker's heartbeats has closed."""
+        """Called when the connection on which the broker sent its heartbeats has closed."""
         self._sessions.on_disconnect(node_id, self._clock.monotonic_ms())
 
     async def tick(self) -> None:
-        """Fence silent brokers and balance leaders if due. Call every 100 ms. Raises like ``submit``."""
+        """Fence brokers whose sessions expired, and balance leaders if due. Call it every 100 ms. Raises the
+        errors of ``submit``."""
         if not self.is_active or self._settings.is_single_node or self._is_ticking:
             return
         self._is_ticking = True
         try:
             now_ms = self._clock.monotonic_ms()
             await asyncio.gather(*(self.submit(change) for change in self._overdue(now_ms)))
+            await self._recover_leaders()
             settings = self._settings
             if (
                 settings.auto_leader_rebalance
@@ -282,7 +349,7 @@ class ControllerNode:
         for node_id, broker_epoch in sessions.expired(now_ms):
             known = image.brokers.get(node_id)
             if known is not None and known.broker_epoch == broker_epoch and not known.is_fenced:
-                changes.append(FenceBroker(node_id, broker_epoch))  # the session stays until the fencing
+                changes.append(FenceBroker(node_id, broker_epoch))  # its session ends when it is fenced
             else:
                 sessions.end(node_id)
         return changes
@@ -290,11 +357,11 @@ class ControllerNode:
     # --- commands
 
     async def submit(self, command: Command) -> Any:
-        """Decide ``command`` and return its reply once it is committed and this node's image contains it.
+        """Decide ``command``. Return its reply once it is committed and this node's image contains it.
 
-        Raises NotControllerError, ShuttingDownError, ThrottlingQuotaExceededError (queue full), and the
-        errors of the commit: DiskFullError (nothing was written), LogOfflineError (the outcome is
-        unknown). A cancelled submit may still take effect.
+        Raises NotControllerError, ShuttingDownError, ThrottlingQuotaExceededError (the queue is full), and
+        errors of the commit: DiskFullError (nothing was written), LogOfflineError (the outcome is unknown).
+        A cancelled call may still take effect.
         """
         self._check_usable()
         if len(self._queue) >= MAX_QUEUED_COMMANDS:
@@ -343,7 +410,7 @@ class ControllerNode:
             self._decider = None
 
     async def _decide_group(self) -> None:
-        """Complete the first commands of the queue with one entry of the metadata log."""
+        """Complete the first commands in the queue by one entry of the metadata log."""
         while True:
             records, outcomes = self._decide_on(self.image)
             try:
@@ -357,17 +424,17 @@ class ControllerNode:
                 return
 
     def _decide_on(self, image: ClusterImage) -> tuple[list[MetadataRecord], list[Any]]:
-        """Decide the first commands of the queue on ``image``, each on the result of those before it.
+        """Decide the first commands of the queue on ``image``, each on the result of the previous ones.
 
-        Return the records of all commands, and for each command its reply or the exception that it
-        raised. A failed decision changes nothing and does not affect the other commands.
+        Return the records of all commands, and for each command its reply or exception. A command whose
+        decision raises has no records and does not affect the others.
         """
         records: list[MetadataRecord] = []
         outcomes: list[Any] = []
         for command, done in islice(self._queue, _MAX_COMMANDS_PER_ENTRY):
             if len(records) >= _MAX_RECORDS_PER_ENTRY:
                 break
-            if done.done():  # cancelled while it waited
+            if done.done():  # its caller was cancelled
                 outcomes.append(None)
                 continue
             try:
@@ -385,8 +452,8 @@ class ControllerNode:
         if isinstance(command, RegisterBrokerRequest):
             earlier = image.brokers.get(command.node_id)
             # A registration ends the earlier process (R20). If that process still sends heartbeats, two
-            # processes have the same node id. If it was killed, its connection is closed or its session will
-            # expire.
+            # processes have the same node id, and the new one is refused. If it was killed, its connection
+            # is closed or its session will expire.
             if (
                 earlier is not None
                 and earlier.incarnation_id != command.incarnation_id
@@ -395,7 +462,15 @@ class ControllerNode:
                 message = f"another live process is broker {command.node_id}"
                 code = ErrorCode.DUPLICATE_BROKER_REGISTRATION
                 return Decision(RegisterBrokerResponse(int(code), message, -1, -1))
-        return decide(image, command, now_ms=self._clock.wall_ms(), rng=self._rng, settings=self._settings)
+            self._reports.take_damaged(command.node_id, command.damaged)
+        return decide(
+            image,
+            command,
+            now_ms=self._clock.wall_ms(),
+            rng=self._rng,
+            settings=self._settings,
+            ends_of=partial(self._reports.ends_of, image),
+        )
 
     async def _commit(self, records: Sequence[MetadataRecord]) -> bool:
         """Commit the records and wait for the image. Return False if another entry came first."""
@@ -414,31 +489,31 @@ class ControllerNode:
     # --- the state machine of the quorum ---------------------------------------------------------------
 
     def load(self, offset: int, records: Iterable[MetadataRecord]) -> None:
-        """``StateMachine.load``."""
+        """Implements ``StateMachine.load``."""
         if self._loading is not None:
             self._loading = Delta.to_snapshot(EMPTY, records)
         else:
             self._advance(Delta.to_snapshot(self.image, records), offset)
 
     def apply(self, offset: int, records: Sequence[MetadataRecord]) -> None:
-        """``StateMachine.apply``."""
+        """Implements ``StateMachine.apply``."""
         if self._loading is not None:
             self._loading.replay_all(records)
         else:
             self._advance(Delta(self.image).replay_all(records), offset)
 
     def snapshot(self) -> tuple[int, Iterable[MetadataRecord]]:
-        """``StateMachine.snapshot``."""
+        """Implements ``StateMachine.snapshot``."""
         return self.image.metadata_offset, self.image.to_records()
 
     def fail(self, error: BaseException) -> None:
-        """``StateMachine.fail``: raise the error in all tasks that wait for an image."""
+        """Implements ``StateMachine.fail``: raises the error in all tasks that wait for an image."""
         self._failure = error
         self._failed.set()
         self._offset_waiters.fail(LogOfflineError(f"the controller has stopped: {error}"))
 
     def _advance(self, delta: Delta, offset: int) -> None:
-        """Make the next image, publish it, and complete the futures that wait for it."""
+        """Build the next image, publish it, and complete the futures that wait for its offset."""
         assert offset >= self.image.metadata_offset, f"the image would go back to {offset}"
         image = self.image = delta.apply(offset)
         for publisher in self.publishers:

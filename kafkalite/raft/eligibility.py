@@ -1,24 +1,22 @@
-"""Decides whether a node may vote. A voter's promises are in its journal; an empty directory has none
-(R17).
+"""Decides whether a node may vote, which depends on the promises stored in its journal (R17).
 
-A node with an empty directory can't distinguish a new cluster from one in which its own disk was
-replaced. In the second case it has lost votes and acknowledgements that other voters rely on. So it
-abstains: it does not vote, is no candidate and its acknowledgements do not count, until one of these
-holds.
+A node with an empty directory cannot distinguish a new cluster from one in which its own disk was replaced.
+If its disk was replaced, it has lost votes and acknowledgements that other voters rely on. Therefore the node
+abstains: it does not vote, is no candidate, and its acknowledgements do not count, until one of these
+conditions holds.
 
-- *Bootstrap.* Within one round of inquiries every other voter has responded that its directory is new, too.
-  A new link begins a new round, so all responses come from processes that were connected at the same time,
-  and no node has promised anything yet. The directory ids of all become the bootstrap voters.
-- *Listed as a bootstrap voter.* Another voter lists this directory among the bootstrap voters. The node
-  has abstained since then, so it has lost nothing.
-- *Rejoin.* The node has everything that the leader has committed, in the leader's own term, and a majority
-  without it confirms that leader (``voter.Voter``).
+- *Bootstrap.* Within one round of inquiries, every other voter has responded that its directory is new too. A
+  new link begins a new round, so all responses come from processes that were connected at the same time. No
+  node has made a promise yet. The directory ids of all voters become the bootstrap voters.
+- *Listed as a bootstrap voter.* Another voter lists this directory among the bootstrap voters. The node has
+  abstained since then, so it has lost no promise.
+- *Rejoin.* The node has all entries that the leader has committed, including one of the leader's term, and a
+  majority without this node confirms that leader (``voter.Voter``).
 
-A node that was the only voter and is now configured as one of several abstains, too. A majority without
-the node must not elect a leader before it has this node's log. So the node, the only voter until now,
-leads the next term and sends its log to the others, if no other voter has ever voted. Once all of them
-hold all committed entries, it records the directory ids of all as the bootstrap voters. It never
-accepts another log in place of its own.
+A node that was the only voter and is now one of several abstains too, because a majority without it must not
+elect a leader that lacks its log. If no other voter has ever voted, this node leads the next term and sends
+its log to the others. Once all of them have all committed entries, it records the directory ids of all as the
+bootstrap voters. It never replaces its own log by another.
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ from typing import Final
 from kafkalite.errors import DataDirectoryError
 
 BootstrapVoters = Mapping[int, bytes]
-"""Node id → id of the directory it bootstrapped the cluster with, or ``UNKNOWN``. All voters, or empty."""
+"""{node id: directory id at the bootstrap, or ``UNKNOWN``}: all voters, or empty."""
 
-UNKNOWN: Final = b""  # of a voter that rejoined: only the node ids of bootstrap voters are known
+UNKNOWN: Final = b""  # a voter that rejoined knows only the node ids of the bootstrap voters
 
 
 class Eligibility:
-    """Whether one node may vote. Pure: callers persist a change before they assign it here."""
+    """Whether one node may vote. Pure: the caller persists a change before assigning it here."""
 
     def __init__(
         self,
@@ -51,8 +49,8 @@ class Eligibility:
         self.round = 1
         self._node_id = node_id
         self._others = frozenset(others)
-        self._never_voted: dict[int, bytes] = {}  # peer → directory; responses of this round
-        #: Whether the log was written by this node as the only voter, so that no other voter has it.
+        self._never_voted: dict[int, bytes] = {}  # {peer: directory id} of this round's responses
+        #: Whether this node wrote the log as the only voter, so that no other voter has the log.
         self.was_alone = bool(self._others) and bootstrap_voters.keys() == {node_id}
         self.is_voter = is_voter and not self.was_alone
 
@@ -61,7 +59,7 @@ class Eligibility:
         return not self.is_voter
 
     def new_round(self) -> None:
-        """Discard earlier responses, because a process may have been replaced."""
+        """Begin a new round. Discards earlier responses, because a process may have been replaced."""
         self.round += 1
         self._never_voted.clear()
 
@@ -75,10 +73,10 @@ class Eligibility:
         bootstrap_voters: BootstrapVoters,
         is_log_shared: bool,
     ) -> BootstrapVoters | None:
-        """Return the bootstrap voters if this response makes the node one of them.
+        """Process a response. Return the bootstrap voters if it makes this node one of them, else None.
 
-        ``is_new``: the peer's log is new. ``is_log_shared``: every other voter holds this node's log,
-        which is also true if the log is new. Raises DataDirectoryError if this node was alone and the
+        ``is_new``: the peer's directory never belonged to a voter. ``is_log_shared``: every other voter has
+        this node's log, or the log is new. Raises DataDirectoryError if this node was the only voter and the
         peer has voted.
         """
         if self.is_voter:
@@ -110,7 +108,7 @@ class Eligibility:
         return self._never_voted.keys() == self._others
 
     def bootstrap_now(self, *, is_log_shared: bool) -> BootstrapVoters | None:
-        """Return the directories of all voters if no other voter has ever voted and all have the same log."""
+        """Return all voters' directories if no other has ever voted and all have this log, else None."""
         if self.is_voter or not is_log_shared or not self.is_round_complete:
             return None
         return dict(sorted({**self._never_voted, self._node_id: self.directory}.items()))

@@ -1,4 +1,4 @@
-"""Entries of the metadata log: the format of a command, and whether it takes effect.
+"""Entries of the metadata log: the format of commands, and the rule by which they take effect.
 
 ::
 
@@ -7,7 +7,7 @@
              01                                                           no-op, the first entry of a leader
 
 A command takes effect only if ``after_offset`` is the offset of the last command that took effect.
-Otherwise it is void on all nodes (R19). The offset of an entry is its index, so offsets have gaps.
+Otherwise it is void on every node (R19). The offset of an entry is its index, so offsets have gaps.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from kafkalite.limits import MIB
 Entry = tuple[bytes, int, int]
 """(command, index, term)"""
 
-REGULAR: Final = 0  # the first byte of a command, as numbered by pysyncobj
+REGULAR: Final = 0  # the first byte of a regular command in pysyncobj
 NO_OP: Final = 1
-MAX_COMMAND_BYTES: Final = 4 * MIB  # 20,000 partition records are 2.5 MiB
+MAX_COMMAND_BYTES: Final = 4 * MIB  # 20,000 partition records take 2.5 MiB
 
-#: The first entry of every log, before any leader has written to it.
+#: The first entry of every log. No leader has written it.
 FIRST_ENTRY: Final[Entry] = (bytes((NO_OP,)), 1, 0)
 
 _AFTER_OFFSET: Final = struct.Struct(">Q")
 
 
 def change_after(offset: int, records: bytes) -> bytes:
-    """Return a change decided on the state at ``offset``, as a regular command without its first byte."""
+    """Return a change that was decided on the state at ``offset``: a command without its first byte."""
     return _AFTER_OFFSET.pack(offset) + records
 
 
 def is_void(after_offset: int, offset: int) -> bool:
-    """Whether an entry decided on the state at ``after_offset`` has no effect on the state at ``offset``."""
+    """Whether an entry that was decided at ``after_offset`` has no effect on the state at ``offset``."""
     return after_offset != offset
 
 

@@ -1,11 +1,11 @@
-"""Frames: how the metadata files hold msgpack values so that torn writes and bit rot are detected.
+"""Frames: the framing of msgpack values in metadata files, which detects torn writes and bit rot.
 
 ::
 
-    frame = u32 length | u32 crc32c | msgpack            big-endian; the checksum is of the msgpack bytes
+    frame = u32 length | u32 crc32c | msgpack            big-endian; the checksum covers the msgpack bytes
 
-A writer syncs each frame before it begins the next, so a crash tears at most the last one, which was
-never acknowledged. A damaged frame followed by an intact frame is corruption (R24, R25).
+A writer syncs each frame before it begins the next. So a crash tears at most the last frame, which was never
+acknowledged. A damaged frame before an intact frame is corruption (R24, R25).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _MIN_PAYLOAD_BYTES: Final = 2
 
 
 def frame(value: Any) -> bytes:
-    """Return one value as a frame."""
+    """Encode one value as a frame."""
     payload: bytes = msgpack.packb(value)
     return _HEADER.pack(len(payload), crc32c(payload)) + payload
 
 
 def read_frames(data: bytes, path: str) -> tuple[list[tuple[int, list[Any]]], int]:
-    """Return (position, array) of each intact frame, and the position after the last one.
+    """Return (position, array) of each intact frame, and the position after the last intact frame.
 
-    Bytes after that position are a torn tail. Raises CorruptLogError if the first frame is damaged, if
-    an intact frame follows a damaged one, and for a payload that is not a msgpack array.
+    Bytes after that position are a torn tail. Raises CorruptLogError if the first frame is damaged, if an
+    intact frame follows a damaged one, or if a payload is not a msgpack array.
     """
     values: list[tuple[int, list[Any]]] = []
     position = 0
@@ -59,7 +59,7 @@ def read_frames(data: bytes, path: str) -> tuple[list[tuple[int, list[Any]]], in
 
 
 def read_single_frame(data: bytes, path: str) -> list[Any]:
-    """Return the array of a file that consists of one frame. Raises CorruptLogError."""
+    """Return the array in a file of exactly one frame. Raises CorruptLogError."""
     payload = _payload_at(data, 0)
     if payload is None or _HEADER.size + len(payload) != len(data):
         raise corrupt(path, 0, "one intact frame", "something else")
@@ -67,7 +67,7 @@ def read_single_frame(data: bytes, path: str) -> list[Any]:
 
 
 def check_version(header: list[Any], path: str, format_name: str, version: int) -> None:
-    """Raise StorageError for another version of this format, CorruptLogError for another format."""
+    """Raise StorageError for another version of the format, or CorruptLogError for another format."""
     if header[:1] != [format_name]:
         raise corrupt(path, 0, f"a header of {format_name}", f"{str(header)[:80]} with a good checksum")
     if header[1:2] != [version]:
@@ -79,7 +79,7 @@ def check_version(header: list[Any], path: str, format_name: str, version: int) 
 
 
 def corrupt(path: str, position: int, expected: str, actual: str) -> CorruptLogError:
-    """Return the error for damage at ``position``."""
+    """Return the error for damage at ``position`` of a metadata file."""
     return CorruptLogError(path=path, position=position, expected=expected, actual=actual, hint=REPAIR_HINT)
 
 

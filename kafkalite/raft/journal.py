@@ -1,27 +1,35 @@
-"""The write-ahead journal of the metadata: entries, term and vote, and whether this node may vote.
+"""The write-ahead journal of the metadata log: entries, term and vote, and eligibility to vote.
 
-A node on its own and a voter of several write the same file, so a node can start alone and become a voter::
+A single node and a voter use the same format, so a single node can become one of several voters::
 
     raft.log        first frame:  ["kafkalite-raft-log", 1, node, directory, is_voter, voters, term, vote]
-                    then frames:  [change, …]                       everything that one sync made durable
-    change          [1, index, term, command]      an entry; replaces the entry of its index and all after it
-                    [2, term, vote]                 vote nil: none yet in this term
-                    [3]                             all entries are gone: a snapshot replaces them
+                    then frames:  [change, …]                       all changes of one sync
+    change          [1, index, term, command]      an entry; replaces the entries from its index on
+                    [2, term, vote]                 a nil vote: none yet in this term
+                    [3]                             removes all entries; a snapshot replaces them
                     [4, is_voter, voters]
-    voters          [[node, directory], …], the bootstrap voters: see ``eligibility``
+    voters          [[node, directory], …], the bootstrap voters; see ``eligibility``
 
-The frames are those of ``raft.frames``. Compaction writes a new file and renames it.
+``raft.frames`` defines the frames. Compaction writes a new file and renames it.
 
-pysyncobj uses the object as its own journal and calls it by the camel-case names. Two of them do something
-else here, because the library's behavior is unsafe: ``add`` addresses an entry by its index and truncates
-only where the logs conflict, so ``deleteEntriesFrom`` does nothing.
+A second file has the end of the last frame that was synced, so that a frame that was cut off later is not
+taken for one whose write was interrupted (R25)::
 
-Blocking and not thread-safe: one thread at a time.
+    raft.end        "KLRE" | u32 CRC-32C of the journal's header frame | u64 end | u32 CRC-32C of all before
+
+It is a plain write after each sync, never synced itself, and states nothing if it is missing or unreadable.
+
+pysyncobj uses the object as its own journal and calls the camel-case methods. Two of them differ, because the
+library's behavior is unsafe: ``add`` addresses an entry by its index and truncates only where the logs
+conflict, so ``deleteEntriesFrom`` does nothing.
+
+Blocking and not thread-safe: use it in one thread at a time.
 """
 
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, overload
@@ -31,13 +39,18 @@ from kafkalite.log_fields import Fields
 from kafkalite.raft.eligibility import BootstrapVoters
 from kafkalite.raft.entries import Entry
 from kafkalite.raft.frames import check_version, corrupt, frame, read_frames
+from kafkalite.records.checksum import crc32c
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.layout import join, parent
 
 JOURNAL_FILE: Final = "raft.log"
+END_FILE: Final = "raft.end"
 
 _FORMAT: Final = "kafkalite-raft-log"
 _VERSION: Final = 1
+_END: Final = struct.Struct(">4sIQ")
+_CRC: Final = struct.Struct(">I")
+_END_MAGIC: Final = b"KLRE"
 _ENTRY, _TERM_AND_VOTE, _RESET, _ELIGIBILITY = 1, 2, 3, 4
 
 _log = logging.getLogger(__name__)
@@ -45,16 +58,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The owner of a journal, and whether it may vote."""
+    """The node and directory that own a journal, and whether the node may vote."""
 
     node_id: int
-    directory: bytes  #: a random id, generated with the journal; a replaced disk has another id
+    directory: bytes  #: a random id, generated with the journal, so that a replaced disk has another id
     is_voter: bool
     bootstrap_voters: BootstrapVoters
 
 
 class Journal:
-    """A node's journal. Invariant: all state reported as durable is in the file; ``sync`` writes the rest."""
+    """A node's journal. Invariant: the file has all state reported as durable. ``sync`` writes the rest."""
 
     def __init__(self, filesystem: FileSystem, directory: str) -> None:
         self._filesystem = filesystem
@@ -65,14 +78,14 @@ class Journal:
         self._term = 0
         self._vote: int | None = None
         self._commit_index = 1
+        self._end_path = join(directory, END_FILE)
+        self._header_crc = 0  #: identifies the file: each rewrite has another header or another end
         self.size_bytes = 0
         self.identity: Identity
 
     @property
     def exists(self) -> bool:
         return self._filesystem.exists(self._path)
-
-    # --- opening ---------------------------------------------------------------------------------------
 
     def create(self, identity: Identity, entries: Sequence[Entry], *, term: int, vote: int | None) -> None:
         """Write a new journal in a directory without one. Raises DiskFullError, LogOfflineError."""
@@ -86,12 +99,14 @@ class Journal:
     def open(self, node_id: int) -> None:
         """Read the file, truncate a torn tail, and prepare to append.
 
-        Raises CorruptLogError for damage, StorageError for another version, DataDirectoryError for the
-        journal of another node.
+        Raises CorruptLogError if the file is damaged, StorageError for another version, and
+        DataDirectoryError for the journal of another node.
         """
         data = self._filesystem.read_bytes(self._path)
         ((_, header), *frames), end = read_frames(data, self._path)
+        self._header_crc = crc32c(data[: frames[0][0] if frames else end])
         self._read_header(header, node_id)
+        self._check_end(end)
         for position, changes in frames:
             for change in changes:
                 self._replay(change, position)
@@ -102,6 +117,43 @@ class Journal:
             fields = Fields(path=self._path, position=end, cut_bytes=len(data) - end)
             _log.warning("truncated the torn tail of the metadata journal %s", fields)
         self.size_bytes = end
+        self._note_end()
+
+    def _check_end(self, end: int) -> None:
+        """Raise CorruptLogError if frames that were synced are missing behind ``end``."""
+        if not self._filesystem.exists(self._end_path):
+            return
+        data = self._filesystem.read_bytes(self._end_path)
+        fixed = data[: _END.size]
+        if len(data) != _END.size + _CRC.size or _CRC.pack(crc32c(fixed)) != data[_END.size :]:
+            if any(data):
+                _log.warning(
+                    "the recorded end of the metadata journal is unreadable %s", Fields(path=self._end_path)
+                )
+            return
+        _, header_crc, synced = _END.unpack(fixed)
+        if header_crc != self._header_crc:
+            raise corrupt(self._path, 0, f"the journal that {END_FILE} describes", "another one")
+        if end < synced:
+            raise corrupt(self._path, end, f"frames up to position {synced}, which were synced", "the end")
+
+    def _note_end(self) -> None:
+        """Write the synced end to its file. An error is only logged: the file then states less."""
+        fixed = _END.pack(_END_MAGIC, self._header_crc, self.size_bytes)
+        try:
+            file = self._filesystem.open(self._end_path, create=True)
+            file.write_at(0, fixed + _CRC.pack(crc32c(fixed)))
+            file.close()
+        except (OSError, StorageError) as error:
+            _log.warning("the end of the metadata journal is not recorded %s", Fields(error=error))
+
+    def _forget_end(self) -> None:
+        """Make the recorded end void, durably, before the journal is replaced by a shorter one."""
+        if self._filesystem.exists(self._end_path):
+            file = self._filesystem.open(self._end_path)
+            file.write_at(0, bytes(_END.size + _CRC.size))
+            file.sync()
+            file.close()
 
     def _read_header(self, header: list[Any], node_id: int) -> None:
         check_version(header, self._path, _FORMAT, _VERSION)
@@ -137,11 +189,11 @@ class Journal:
                 raise corrupt(self._path, position, "a change of a known kind", str(change)[:80])
 
     def align(self, previous: Entry, last: Entry) -> None:
-        """Make the log agree with a stored snapshot, which ends with these two entries.
+        """Make the log agree with a stored snapshot, whose last two entries are ``previous`` and ``last``.
 
-        A log that contains both entries is kept completely: a crash between a snapshot and the
-        compaction leaves a log that begins earlier, and a snapshot from the leader may end before
-        entries that this node has acknowledged (R17). Any other log is replaced by the two entries.
+        A log that contains both entries is kept completely. It may begin earlier, if a crash happened
+        between snapshot and compaction, and may continue beyond a leader's snapshot with entries that this
+        node has acknowledged (R17). Any other log is replaced by the two entries.
         """
         log, index = self._log, last[1]
         if log and log[0][1] > index:
@@ -158,14 +210,12 @@ class Journal:
         self.sync()
 
     def contains_end_of_snapshot(self, previous: Entry, last: Entry) -> bool:
-        """Whether to keep the log beside a snapshot that ends with these two entries (R17)."""
+        """Whether the log contains the last two entries of a snapshot, and so must be kept (R17)."""
         at = previous[1] - self._log[0][1] if self._log else -1
         return at >= 0 and [entry[1:] for entry in self._log[at : at + 2]] == [previous[1:], last[1:]]
 
-    # --- writing ---------------------------------------------------------------------------------------
-
     def add(self, command: bytes, index: int, term: int) -> None:
-        """Set entry ``index``. An existing entry of the same term stays, with all entries after it."""
+        """Set entry ``index``. An existing entry of the same term is kept, with all later entries."""
         log = self._log
         at = index - log[0][1] if log else 0
         assert 0 <= at <= len(log), f"entry {index} does not follow the log's {len(log)} entries"
@@ -180,8 +230,8 @@ class Journal:
     def sync(self) -> None:
         """Make all changes durable.
 
-        Raises DiskFullError, with the file unchanged, and LogOfflineError if the disk fails and the
-        outcome is unknown: then the journal must not be used any more (R26).
+        Raises DiskFullError, which leaves the file unchanged. Raises LogOfflineError if the disk fails: the
+        outcome is unknown, and the journal must not be used again (R26).
         """
         if not self._unsynced:
             return
@@ -199,6 +249,7 @@ class Journal:
             raise self._offline("synced", error) from error
         self._unsynced.clear()
         self.size_bytes += len(framed)
+        self._note_end()
 
     def _undo_write(self) -> None:
         try:
@@ -207,12 +258,12 @@ class Journal:
             raise self._offline("truncated", error) from error
 
     def discard_unsynced(self, last_index: int) -> None:
-        """Drop the entries after ``last_index``, none of which was ever synced."""
+        """Drop the entries after ``last_index``, none of which has been synced."""
         del self._log[last_index + 1 - self.first_index :]
         self._unsynced.clear()
 
     def set_eligibility(self, *, is_voter: bool, bootstrap_voters: BootstrapVoters) -> None:
-        """Store the eligibility. Durable on return. Raises the same errors as ``sync``."""
+        """Store the eligibility. It is durable on return. Raises the same errors as ``sync``."""
         self.identity = replace(self.identity, is_voter=is_voter, bootstrap_voters=bootstrap_voters)
         self._unsynced.append([_ELIGIBILITY, is_voter, list(bootstrap_voters.items())])
         self.sync()
@@ -220,14 +271,14 @@ class Journal:
     def compact(self, first_index: int) -> None:
         """Drop the entries before ``first_index``, which a durable snapshot covers.
 
-        Raises DiskFullError, with the file unchanged, and LogOfflineError.
+        Raises DiskFullError, which leaves the file unchanged, and LogOfflineError.
         """
         self.sync()
         del self._log[: max(0, first_index - self._log[0][1])]
         self._rewrite()
 
     def _rewrite(self) -> None:
-        """Replace the file by the current entries, term and identity."""
+        """Replace the file by one with the current entries, term and identity."""
         identity = self.identity
         header = [
             _FORMAT,
@@ -240,8 +291,10 @@ class Journal:
             self._vote,
         ]
         entries = [[_ENTRY, index, term, command] for command, index, term in self._log]
-        data = frame(header) + (frame(entries) if entries else b"")
+        framed = frame(header)
+        data = framed + (frame(entries) if entries else b"")
         try:
+            self._forget_end()
             self._filesystem.write_atomically(self._path, data)
             self._file = self._filesystem.open(self._path)
         except DiskFullError:
@@ -249,6 +302,8 @@ class Journal:
         except (OSError, StorageError) as error:
             raise self._offline("replaced", error) from error
         self.size_bytes = len(data)
+        self._header_crc = crc32c(framed)
+        self._note_end()
 
     def _offline(self, verb: str, error: Exception) -> LogOfflineError:
         return LogOfflineError(
@@ -259,20 +314,18 @@ class Journal:
     def close(self) -> None:
         self._file.close()
 
-    # --- methods that pysyncobj calls, by its names --------------------------------------------------------
-
     def clear(self) -> None:
         self._log.clear()
         self._unsynced.append([_RESET])
 
     def deleteEntriesFrom(self, start: int) -> None:  # noqa: N802
-        """Do nothing: pysyncobj truncates at every overlap, ``add`` only where the logs conflict (R17)."""
+        """Do nothing. pysyncobj truncates at every overlap; ``add`` truncates only at a conflict (R17)."""
 
     def deleteEntriesTo(self, count: int) -> None:  # noqa: N802
         raise AssertionError("RaftNode compacts the log, not pysyncobj")
 
     def setCurrentTerm(self, term: int, vote: int | None) -> None:  # noqa: N802
-        """Store the term, durable on return, before any message carries it (R17). Raises as ``sync``."""
+        """Store term and vote durably, before any message carries them (R17). Raises as ``sync``."""
         if (term, vote) == (self._term, self._vote):
             return
         assert term >= self._term, f"term {self._term} would go back to {term}"
@@ -287,7 +340,7 @@ class Journal:
         return self._vote
 
     def setRaftCommitIndex(self, index: int) -> None:  # noqa: N802
-        """Set the commit index in memory. It starts as the snapshot's until the leader sends a newer one."""
+        """Set the commit index in memory. Until a leader sends one, it is that of the snapshot."""
         self._commit_index = max(self._commit_index, index)
 
     def getRaftCommitIndex(self) -> int:  # noqa: N802
@@ -309,8 +362,6 @@ class Journal:
     def __len__(self) -> int:
         return len(self._log)
 
-    # --- reading ---------------------------------------------------------------------------------------
-
     @property
     def first_index(self) -> int:
         return self._log[0][1]
@@ -324,7 +375,7 @@ class Journal:
         return self._log[-1][2]
 
     def entry(self, index: int) -> Entry | None:
-        """Return the entry at ``index``, or None if the log does not hold it."""
+        """Return the entry at ``index``, or None if the log does not contain it."""
         at = index - self._log[0][1]
         return self._log[at] if 0 <= at < len(self._log) else None
 

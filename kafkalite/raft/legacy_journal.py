@@ -1,4 +1,4 @@
-"""Reads the metadata files that a single-node cluster wrote before it used the journal of a voter.
+"""Reads the metadata files of single-node clusters from before they used the journal of a voter.
 
 ::
 
@@ -6,8 +6,8 @@
     metadata.log        first frame: ["kafkalite-metadata-log", 1, base_offset]
                         then frames: [[offset, [record, …]], …]     the entries of one sync
 
-The snapshot replaced its predecessor before an empty log replaced the old one, so the first entries of
-the log may be in the snapshot already. ``MetadataLog`` converts the files at the start of a node.
+A new snapshot was written before the log was replaced by an empty one, so the first entries of the log may
+already be in the snapshot. ``MetadataLog`` converts the files when a node starts.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _VERSION: Final = 1
 
 
 def exists(filesystem: FileSystem, directory: str) -> bool:
-    """Whether the directory holds any of these files."""
+    """Whether the directory contains any of these files."""
     return any(filesystem.exists(join(directory, name)) for name in (LOG_FILE, SNAPSHOT_FILE))
 
 
 def read(filesystem: FileSystem, directory: str) -> tuple[int, bytes]:
-    """Return the last offset (0 for an empty log) and the encoded records of the state at that offset.
+    """Return the last offset (0 for an empty log), and the encoded records of the state at that offset.
 
-    A torn tail, which was never acknowledged, is ignored. Raises CorruptLogError, StorageError.
+    A torn tail was never acknowledged and is ignored. Raises CorruptLogError, StorageError.
     """
     path = join(directory, LOG_FILE)
     if not filesystem.exists(path):
@@ -65,7 +65,7 @@ def read(filesystem: FileSystem, directory: str) -> tuple[int, bytes]:
 
 
 def remove(filesystem: FileSystem, directory: str) -> None:
-    """Remove the files, if any. Their contents must be durable elsewhere."""
+    """Remove the files if they exist. The caller has made their contents durable elsewhere."""
     names = [name for name in (LOG_FILE, SNAPSHOT_FILE) if filesystem.exists(join(directory, name))]
     for name in names:
         filesystem.unlink(join(directory, name))

@@ -1,19 +1,19 @@
 """The messages between voters, as bytes: msgpack arrays of ``[kind, field, …]``, never a pickle.
 
-Every message has a schema. A message that does not conform to its schema is refused here. A valid
-message becomes a dict with the library's own names and the types that the library relies on.
+Every message has a schema. ``decode`` refuses a message that violates its schema. A valid message becomes a
+dict with the names and types that the library relies on.
 
 ::
 
-    append            entries after (prevLogIdx, prevLogTerm), and the commit index
+    append            the entries after (prevLogIdx, prevLogTerm), and the commit index
     chunk             a part of the leader's snapshot
-    next_node_idx     acknowledges both; ``stamp`` is its term, ``seq`` that of the acknowledged message,
-                      ``counts`` is False from a voter that abstains
+    next_node_idx     acknowledges both; ``stamp`` is its term, ``seq`` the number of the acknowledged
+                      message, and ``counts`` is False if the sender abstains
     request_vote, response_vote, timeout_now
-    prevote(_ok)      asks for a vote before a term begins, so that a node that returns deposes no leader
+    prevote(_ok)      asks for a vote before a term begins, so that a returning node deposes no leader
     probe(_ok)        asks whether the named node leads the term
-    stale_term        there is a newer term
-    inquire, eligibility   asks a node whether it votes or has a new disk (see ``eligibility``)
+    stale_term        notifies the receiver of a newer term
+    inquire, eligibility   asks a node whether it may vote, or has a new directory (see ``eligibility``)
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _is_bootstrap_voters(value: Any) -> bool:
     )
 
 
-#: Checks of the fields that are not counts. A name means the same in every kind of message.
+#: Checks of the fields that are not counts. A field name has the same type in all kinds of messages.
 _CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
     "entries": _is_entries,
     "serialized": _is_chunk,
@@ -111,7 +111,7 @@ _APPEND: Final = "append_entries"  # the library's name for both append and chun
 
 
 def encode(message: Message) -> bytes:
-    """Return the bytes of a message that conforms to its schema."""
+    """Encode a message that conforms to its schema."""
     kind = message["type"]
     if kind == _APPEND:
         kind = "append" if "prevLogIdx" in message else "chunk"
@@ -121,7 +121,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Message:
-    """Return the message of these bytes. Raises RemoteProtocolError if they are malformed."""
+    """Decode a message. Raises RemoteProtocolError if the bytes are malformed."""
     try:
         values = msgpack.unpackb(data, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:
@@ -144,7 +144,7 @@ def decode(data: bytes | memoryview) -> Message:
 
 
 def _check_order(message: Message) -> None:
-    """Check that entries are consecutive and that their terms neither decrease nor exceed the leader's."""
+    """Raise if entries are not consecutive, or if their terms decrease or exceed the leader's term."""
     index, term = message["prevLogIdx"], message["prevLogTerm"]
     for _, entry_index, entry_term in message["entries"]:
         index += 1

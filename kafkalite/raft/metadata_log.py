@@ -1,14 +1,14 @@
-"""The metadata log of one directory: its journal, and the snapshot that the journal begins with.
+"""The metadata log of one directory: a journal, and the snapshot that it continues.
 
-A single node (``SingleQuorum``) and a voter (``RaftNode``) open the same files. The bootstrap voters in
-the journal decide how they may use the directory::
+A single node (``SingleQuorum``) and a voter (``RaftNode``) use the same files. The bootstrap voters in the
+journal determine how they may use the directory::
 
-    bootstrap voters        a node on its own       a voter of several
+    bootstrap voters        single node             one of several voters
     none: never voted       refused                 abstains, see ``eligibility``
-    this node alone         goes on                 abstains until the other voters have its log
-    several nodes           refused                 goes on, if they are the configured ones
+    this node alone         continues               abstains until the other voters have its log
+    several nodes           refused                 continues if they are the configured voters
 
-Blocking and not thread-safe: one thread at a time.
+Blocking and not thread-safe: use it in one thread at a time.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from kafkalite.storage.filesystem import FileSystem
 
 DIRECTORY_ID_BYTES: Final = 16
 
-_FIRST_TERM: Final = 1  # of a single node, which is its leader
+_FIRST_TERM: Final = 1  # the term of a single node, which always leads
 
 _log = logging.getLogger(__name__)
 
 
 class MetadataLog:
-    """Invariant, once open: the journal contains the last two entries of the snapshot, if there is one."""
+    """The journal and the snapshot store. Invariant, once open: the journal contains the snapshot's last two
+    entries, if there is a snapshot."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class MetadataLog:
         voters: Iterable[int] | None = None,
         snapshots: SnapshotStore | None = None,
     ) -> None:
-        """Without ``voters`` the node is a single-node cluster."""
+        """If ``voters`` is None, the node is a single-node cluster."""
         self.journal = Journal(filesystem, directory)
         self.snapshots = snapshots or SnapshotStore(filesystem, directory)
         self._filesystem = filesystem
@@ -54,10 +55,10 @@ class MetadataLog:
         self._voters = None if voters is None else sorted(voters)
 
     def open(self, new_directory_id: bytes, *, allow_new: bool = True) -> None:
-        """Read the files, or create or convert them; truncate a torn tail.
+        """Read the files and truncate a torn tail; create or convert the files if necessary.
 
-        ``allow_new`` False refuses a directory without a journal. Raises CorruptLogError, StorageError,
-        DataDirectoryError, DiskFullError, LogOfflineError.
+        If ``allow_new`` is False, a directory without a journal is refused. Raises CorruptLogError,
+        StorageError, DataDirectoryError, DiskFullError, LogOfflineError.
         """
         journal, snapshots = self.journal, self.snapshots
         if not journal.exists:
@@ -83,6 +84,12 @@ class MetadataLog:
             found = (
                 f"{SNAPSHOT_FILE} without {JOURNAL_FILE}" if self.snapshots.exists else f"no {JOURNAL_FILE}"
             )
+            if self._voters is None:  # a single node must not start over its logs (R25)
+                raise DataDirectoryError(
+                    f"{self._directory} has {found}, but the data directory has logs of an earlier session",
+                    hint=f"restore {self._directory}; without it the topics of the logs are not known, and"
+                    " the logs stay untouched",
+                )
             raise DataDirectoryError(
                 f"{self._directory} has {found}, though this node has voted before",
                 hint="restore the directory; if its disk is lost, start the node with --rejoin: it then"
@@ -100,9 +107,9 @@ class MetadataLog:
         self.journal.create(identity, entries, term=_FIRST_TERM, vote=self._node_id)
 
     def _convert(self, directory_id: bytes) -> None:
-        """Write the state of a legacy journal as a snapshot, so that all offsets stay as they are.
+        """Store the state of a legacy journal as a snapshot with the same offset.
 
-        The legacy files are removed last. After a crash in between the conversion is repeated.
+        The legacy files are removed last. If a crash interrupts the conversion, it is repeated.
         """
         offset, records = legacy_journal.read(self._filesystem, self._directory)
         entries: list[Entry] = [FIRST_ENTRY]
@@ -114,7 +121,7 @@ class MetadataLog:
         _log.info("converted the metadata log of an older version %s", fields)
 
     def _check_bootstrap_voters(self) -> None:
-        """Raise if the voters changed: majorities of two voter sets need not overlap."""
+        """Raise if the voters have changed, because majorities of two voter sets need not overlap."""
         known = sorted(self.journal.identity.bootstrap_voters)
         if self._voters is None and known != [self._node_id]:
             raise DataDirectoryError(
@@ -130,7 +137,7 @@ class MetadataLog:
     def store_snapshot(self, snapshot: Snapshot, first_index: int) -> None:
         """Store a snapshot, then drop the journal's entries before ``first_index``.
 
-        Raises DiskFullError, after which the files remain usable, and LogOfflineError.
+        Raises DiskFullError, which leaves the files usable, and LogOfflineError.
         """
         self.snapshots.store(snapshot)
         self.journal.compact(first_index)

@@ -1,11 +1,11 @@
 """Runs one voter on the Raft loop: files, links and the Raft protocol. Ticks when there is work.
 
-The node handles encoded entries and their order. The quorum, which runs on the broker's loop and is
-notified through ``post``, decodes their records. A change takes effect only on the state that it was
-decided on (``entries``), so offsets are Raft indices, with gaps.
+The node handles encoded entries and their order. The quorum runs on the broker's loop, receives events
+through ``post``, and decodes the records. A change takes effect only on the state on which it was decided
+(``entries``), so offsets are Raft indices, with gaps.
 
-Any exception stops the node: it sends nothing more, and the quorum receives the error. Nothing is
-retried, because the state of the library after a failure is unknown (R26).
+Any exception stops the node. It then sends nothing, and the quorum receives the error. Nothing is retried,
+because the state of the library after an exception is unknown (R26).
 """
 
 # Tests: tests/raft/test_raft_quorum.py, tests/raft/test_raft_schedules.py
@@ -40,22 +40,22 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
-    """An applied command's outcome: its offset, or, if void, the offset of the state it was applied to."""
+    """The outcome of an applied command: its offset, or, if it is void, the offset of the current state."""
 
     took_effect: bool
     offset: int
 
 
 class VoterStatus(NamedTuple):
-    """The leader's view of a voter, including the leader itself."""
+    """A voter as the leader sees it. The leader itself is included."""
 
     node_id: int
-    match_offset: int  #: last index where its log agrees with the leader's; -1 if unknown
-    last_contact_ms: int  #: ms since its last response; 0 for the node itself, -1 if unknown
+    match_offset: int  #: last index at which its log agrees with the leader's; -1 if unknown
+    last_contact_ms: int  #: time since its last response; 0 for the node itself, -1 if unknown
 
 
 class QuorumStatus(NamedTuple):
-    """The quorum as one voter sees it. Match offsets in ``nodes`` are known only on the leader."""
+    """The quorum as one voter sees it. Only the leader knows the match offsets in ``nodes``."""
 
     node_id: int
     leader_id: int | None
@@ -69,14 +69,14 @@ class QuorumStatus(NamedTuple):
 
 
 class NodeListener(Protocol):
-    """Receives all events of the node in order. ``post`` makes each call in the right thread."""
+    """Receives the events of the node in order. ``post`` makes the calls in the right thread."""
 
     def on_entry(self, index: int, offset: int, records: bytes) -> None:
-        """Called when an entry has taken effect."""
+        """Called when a committed entry has taken effect."""
         ...
 
     def on_void(self, index: int) -> None:
-        """Called when an entry without effect is committed."""
+        """Called when an entry is committed but void, or a no-op."""
         ...
 
     def on_snapshot(self, index: int, offset: int, records: bytes) -> None:
@@ -86,7 +86,7 @@ class NodeListener(Protocol):
     def on_leader(self, leader_id: int | None, term: int) -> None: ...
 
     def on_snapshot_wanted(self) -> None:
-        """Called when the log has grown, to request a call of ``RaftNode.take_snapshot``."""
+        """Called when the log has grown enough to request ``RaftNode.take_snapshot``."""
         ...
 
     def on_failure(self, error: BaseException) -> None:
@@ -95,11 +95,11 @@ class NodeListener(Protocol):
 
 
 Post = Callable[[list[tuple[Any, ...]]], None]
-"""Called on the Raft loop with [(function, argument, …), …]; makes the calls in order, in another thread."""
+"""Called on the Raft loop with [(function, argument, …), …]. Makes the calls in order on another loop."""
 
 
 class RaftNode:
-    """A voter's node; use it on the Raft loop only. After a failure nothing is sent, written or applied."""
+    """A voter. Use it on the Raft loop only. After a failure it sends, writes and applies nothing."""
 
     def __init__(
         self,
@@ -130,19 +130,15 @@ class RaftNode:
         self._failure: BaseException | None = None
         self._is_tick_due = False
         self._timer: asyncio.TimerHandle | None = None
-        #: The quorum at the last tick. Replaced by a new value, so any thread may read it.
+        #: The quorum as of the last tick. It is replaced, never modified, so any thread may read it.
         self.status = QuorumStatus(node_id, None, 0, 0, 0, 1, 0, False, ())
-        self._offset = 0  # of the last applied entry that took effect
+        self._offset = 0  # the offset of the last applied entry that took effect
         self._last_leader: tuple[int | None, int] = (None, 0)
         self._is_snapshot_requested = False
-        self._compacted_bytes = 0  # size of the log after the last compaction
+        self._compacted_bytes = 0  # the size of the log after the last compaction
         self._snapshots = SnapshotStore(filesystem, directory, chunk_bytes=settings.chunk_bytes)
         self._files = MetadataLog(
-            filesystem,
-            directory,
-            node_id=node_id,
-            voters=[node_id, *self._others],
-            snapshots=self._snapshots,
+            filesystem, directory, node_id=node_id, voters=[node_id, *self._others], snapshots=self._snapshots
         )
         self.journal = self._files.journal
         self.voter: Voter
@@ -156,7 +152,7 @@ class RaftNode:
     # --- life ------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Read or create the files, and begin to tick. Posts the snapshot, if there is one.
+        """Read or create the files, post the snapshot if there is one, and begin to tick.
 
         Raises CorruptLogError, StorageError, DataDirectoryError.
         """
@@ -171,7 +167,7 @@ class RaftNode:
             bootstrap_voters=identity.bootstrap_voters,
         )
         if eligibility.was_alone:
-            journal.setRaftCommitIndex(journal.last_index)  # entries synced by a single node are committed
+            journal.setRaftCommitIndex(journal.last_index)  # a single node's synced entries are committed
         self.voter = Voter(
             self._node_id,
             self._others,
@@ -194,7 +190,7 @@ class RaftNode:
         self._on_timer()
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Transfer leadership, close the files, and post ``done``."""
+        """Transfer leadership, close the files, and then post ``done``."""
         if self._is_running:
             self._work(self.voter.hand_over)
         self._end()
@@ -208,7 +204,7 @@ class RaftNode:
             self.journal.close()
 
     def halt(self) -> None:
-        """Stop at once, because the broker's side has failed."""
+        """Stop immediately, because the broker's side has failed."""
         self._end()
 
     def _fail(self, error: BaseException) -> None:
@@ -220,7 +216,7 @@ class RaftNode:
     # --- work ------------------------------------------------------------------------------------------
 
     def _work(self, call: Callable[..., object], *args: Any) -> None:
-        """Make one call of the voter. Any exception stops the node."""
+        """Make one call of the voter, unless the node has stopped. Any exception stops the node."""
         if not self._is_running:
             return
         try:
@@ -262,7 +258,7 @@ class RaftNode:
             self._notify(self._listener.on_leader, *leader)
 
     def kick(self) -> None:
-        """``AdapterHost.kick``: schedule one tick for all calls in this iteration of the loop."""
+        """Implements ``AdapterHost.kick``: schedules one tick for all calls in this iteration of the loop."""
         if not self._is_tick_due and self._is_running:
             self._is_tick_due = True
             self._runner.loop.call_soon(self._tick)
@@ -284,7 +280,7 @@ class RaftNode:
             self._timer = loop.call_later(delay, self._on_timer)
 
     def _warn_if_abstaining(self) -> None:
-        """Log once which voters are missing, for an operator who is waiting for the cluster to start."""
+        """Log once which voters are missing while the cluster cannot start without them."""
         if self._eligibility.is_voter or self._has_warned:
             return
         if self._runner.loop.time() - self._opened > _ABSTAINS_QUIETLY_S:
@@ -306,7 +302,7 @@ class RaftNode:
         self._work(self.voter.propose, command, lambda *outcome: self._notify(done, *outcome))
 
     def read_index(self, done: Callable[[bool], None]) -> None:
-        """Post ``done(True)`` after all entries that were committed anywhere before this call."""
+        """Post ``done(True)`` after every entry that was committed anywhere before this call, else False."""
         if not self._is_running:
             self._post([(done, False)])
             return
@@ -315,11 +311,11 @@ class RaftNode:
     # --- the host of the adapter -----------------------------------------------------------------------
 
     def send(self, peer_id: int, message: Message) -> bool:
-        """``AdapterHost.send``."""
+        """Implements ``AdapterHost.send``."""
         return self.transport.send(peer_id, message)
 
     def apply(self, index: int, change: bytes) -> Outcome:
-        """``AdapterHost.apply``: compare and append, in the order of the log."""
+        """Implements ``AdapterHost.apply``: decides in log order whether the change takes effect."""
         records = effective_records(change, self._offset)
         if records is None:
             self._notify(self._listener.on_void, index)
@@ -329,11 +325,11 @@ class RaftNode:
         return Outcome(True, index)
 
     def skip(self, index: int) -> None:
-        """``AdapterHost.skip``."""
+        """Implements ``AdapterHost.skip``."""
         self._notify(self._listener.on_void, index)
 
     def install(self, snapshot: Snapshot) -> None:
-        """``AdapterHost.install``."""
+        """Implements ``AdapterHost.install``."""
         self._offset = snapshot.offset
         self._compacted_bytes = self.journal.size_bytes
         self._notify(self._listener.on_snapshot, snapshot.last_index, snapshot.offset, snapshot.records)
@@ -349,10 +345,10 @@ class RaftNode:
             self._post([(self._listener.on_snapshot_wanted,)])
 
     def take_snapshot(self, index: int, offset: int, records: Iterable[MetadataRecord]) -> None:
-        """Store the state after entry ``index``, then drop the earlier entries except for a tail.
+        """Store the state after entry ``index``, then drop earlier entries except the retained ones.
 
-        The records are encoded in another thread: with many partitions encoding takes longer than a
-        leader may be silent.
+        The records are encoded in another thread, because with many partitions that takes longer than an
+        election timeout.
         """
         self._runner.offload(
             lambda: record_codec.to_bytes(records),
@@ -366,12 +362,12 @@ class RaftNode:
         journal, current = self.journal, self._snapshots.current
         previous, last = journal.entry(index - 1), journal.entry(index)
         if previous is None or last is None or (current is not None and current.last_index >= index):
-            return  # the leader has sent a newer one
+            return  # the leader has sent a newer snapshot
         self._files.store_snapshot(Snapshot(previous, last, offset, encoded), self._first_retained(index - 1))
         self._compacted_bytes = journal.size_bytes
 
     def _first_retained(self, index: int) -> int:
-        """Return the first index of the entries that are retained before a snapshot."""
+        """Return the index of the first entry to retain before a snapshot at ``index``."""
         settings, size_bytes = self._settings, 0
         first = max(self.journal.first_index, index - settings.retained_entries)
         for candidate in range(index, first, -1):

@@ -1,7 +1,7 @@
-"""The quorum of a node that is not a voter: it follows the metadata log of any voter, and never commits.
+"""The quorum of a node that is not a voter: it follows any voter's metadata log and never commits.
 
-It stores nothing on disk. At start it fetches the state of a voter, then every entry after it. Voters
-return committed entries only, so any voter can serve the request, even if it is behind.
+It stores nothing on disk. At start it fetches the state of a voter, then every later entry. Voters return
+only committed entries, so any voter can serve the requests, even if it lags.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from kafkalite.log_fields import Fields
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import MetadataRecord
 from kafkalite.protocol.messages.cluster import FetchMetadataRequest, FetchMetadataResponse
-from kafkalite.raft.quorum import QuorumState, StateMachine
+from kafkalite.raft.quorum import Quorum, StateMachine
 
 MetadataFetch = Callable[[FetchMetadataRequest], Awaitable[tuple[FetchMetadataResponse, memoryview]]]
-"""Asks some voter. Raises KafkaliteError if none can be reached, or if a voter refuses."""
+"""Sends the request to any voter. Raises KafkaliteError if none is reachable, or if the voter refuses."""
 
 MAX_WAIT_MS: Final = 500
 MAX_BYTES: Final = 8 * MIB
@@ -30,8 +30,8 @@ MAX_BACKOFF_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-class ObserverQuorum(QuorumState):
-    """``Quorum`` of a node that only reads."""
+class ObserverQuorum(Quorum):
+    """The ``Quorum`` of a node that only reads."""
 
     def __init__(self, fetch: MetadataFetch, *, node_id: int) -> None:
         super().__init__(node_id)
@@ -56,7 +56,7 @@ class ObserverQuorum(QuorumState):
             await asyncio.wait([self._follower])
 
     async def _follow(self, machine: StateMachine) -> None:
-        """Fetch and apply entries until cancelled, or until an entry can't be applied."""
+        """Fetch and apply entries until cancelled or until an entry cannot be applied."""
         try:
             await self._fetch_forever(machine)
         except Exception as error:
@@ -87,7 +87,7 @@ class ObserverQuorum(QuorumState):
             self._note_leader(None if response.leader_id < 0 else response.leader_id)
 
     def _apply(self, machine: StateMachine, response: FetchMetadataResponse, payload: memoryview) -> None:
-        """Apply the new entries. Raises StorageError for malformed ones."""
+        """Apply the new entries. Raises StorageError if the response is malformed."""
         position = 0
         for offset, length_bytes in response.entries:
             data = payload[position : position + length_bytes]
@@ -101,7 +101,7 @@ class ObserverQuorum(QuorumState):
                     hint="check the log of that voter",
                 )
             if offset <= self._offset:
-                continue  # the voter is behind this node
+                continue  # the voter lags, and this node has already applied the entry
             if response.is_snapshot:
                 machine.load(offset, record_codec.from_bytes(data))
             else:

@@ -1,14 +1,15 @@
-"""The seam to consensus: entries of records, appended by comparison, delivered in order once committed.
+"""The interface to consensus: entries of records, appended by comparison, delivered in order when committed.
 
-An entry holds the records of one ``commit``, which take effect together or not at all. Offsets grow,
-and may have gaps. An entry is appended only if it was decided on the state that it changes
-(``after_offset``). Otherwise it is void, and its author receives StaleImageError and decides again. So
-a deposed leader that still considers itself the leader can change nothing.
+An entry holds the records of one ``commit``, which take effect together or not at all. Offsets increase and
+may have gaps. An entry is appended only if the state has not changed since the state at ``after_offset``, on
+which it was decided. Otherwise it is void, and its author receives StaleImageError and decides again.
+Therefore a deposed leader that still considers itself the leader cannot change anything.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from kafkalite.metadata.records import MetadataRecord
 
 
 class StaleImageError(KafkaliteError):
-    """Another entry was appended after the image that this entry was decided on, at ``offset``."""
+    """Another entry, at ``offset``, was appended after the image on which this entry was decided."""
 
     def __init__(self, *, decided_on: int, offset: int) -> None:
         super().__init__(
@@ -29,10 +30,10 @@ class StaleImageError(KafkaliteError):
 
 
 class StateMachine(Protocol):
-    """The owner of the state. All calls are on the event loop, in log order, and do not overlap."""
+    """The owner of the state. All calls run on the event loop, in log order, one at a time."""
 
     def load(self, offset: int, records: Iterable[MetadataRecord]) -> None:
-        """Replace the state by the snapshot's state at ``offset``."""
+        """Replace the state by that of a snapshot at ``offset``."""
         ...
 
     def apply(self, offset: int, records: Sequence[MetadataRecord]) -> None:
@@ -44,65 +45,18 @@ class StateMachine(Protocol):
         ...
 
     def fail(self, error: BaseException) -> None:
-        """Called when the quorum has stopped; nothing more will be delivered."""
+        """Called when the quorum has failed and will deliver nothing more."""
         ...
 
 
 LeaderListener = Callable[[int | None, int], None]
-"""Called with (leader id or None, term) after every change, on the event loop."""
+"""Called with (leader id or None, term) on the event loop after every change."""
 
 
-class Quorum(Protocol):
-    on_leader_change: list[LeaderListener]
+class Quorum(ABC):
+    """A node's access to the log. Invariant: ``offset`` is the machine's offset and never decreases."""
 
-    @property
-    def is_single_node(self) -> bool:
-        """Whether this node is the whole cluster."""
-        ...
-
-    @property
-    def leader_id(self) -> int | None:
-        """The presumed leader's node id, None while there is none."""
-        ...
-
-    @property
-    def offset(self) -> int:
-        """The offset of the last entry delivered here; 0 before the first."""
-        ...
-
-    def attach(self, machine: StateMachine) -> None:
-        """Drive ``machine``. Call it once, before ``start``."""
-        ...
-
-    async def start(self) -> None:
-        """Load the stored state into the machine. Raises StorageError."""
-        ...
-
-    async def commit(self, records: Sequence[MetadataRecord], after_offset: int) -> int:
-        """Append one entry decided on the state at ``after_offset``; return its offset once committed.
-
-        Raises StaleImageError, DiskFullError and NotControllerError, after which nothing took effect.
-        The outcome is unknown after RequestTimedOutError, LogOfflineError and cancellation: the entry
-        may still take effect, unless another entry decided on the same state does.
-        """
-        ...
-
-    async def read_index(self) -> int:
-        """Confirm that this node leads; return the ``offset`` that covers all committed entries (R19).
-
-        Raises NotControllerError, or RequestTimedOutError if no majority responds.
-        """
-        ...
-
-    async def stop(self) -> None:
-        """Finish pending work and refuse new commits."""
-        ...
-
-
-class QuorumState:
-    """The state of every ``Quorum``. Invariant: ``offset`` is the machine's offset and never decreases."""
-
-    is_single_node = False
+    is_single_node = False  #: whether this node is the whole cluster
 
     def __init__(self, node_id: int) -> None:
         self.on_leader_change: list[LeaderListener] = []
@@ -115,6 +69,7 @@ class QuorumState:
 
     @property
     def leader_id(self) -> int | None:
+        """The node id of the leader as far as this node knows, or None."""
         return self._leader_id
 
     @property
@@ -123,6 +78,7 @@ class QuorumState:
 
     @property
     def offset(self) -> int:
+        """The offset of the last entry delivered to the machine; 0 before the first entry."""
         return self._offset
 
     @property
@@ -131,8 +87,33 @@ class QuorumState:
         return self._machine
 
     def attach(self, machine: StateMachine) -> None:
+        """Deliver entries to ``machine``. Call it once, before ``start``."""
         assert self._machine is None, "the quorum drives a state machine already"
         self._machine = machine
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Load the stored state into the machine. Raises StorageError."""
+
+    @abstractmethod
+    async def commit(self, records: Sequence[MetadataRecord], after_offset: int) -> int:
+        """Append one entry that was decided on the state at ``after_offset``. Return its committed offset.
+
+        After StaleImageError, DiskFullError and NotControllerError nothing took effect. After
+        RequestTimedOutError, LogOfflineError and cancellation the outcome is unknown: the entry may still
+        take effect, unless another entry that was decided on the same state does.
+        """
+
+    @abstractmethod
+    async def read_index(self) -> int:
+        """Confirm that this node leads. Return an applied ``offset`` that covers all committed entries (R19).
+
+        Raises NotControllerError, or RequestTimedOutError if no majority responds.
+        """
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Finish pending work and refuse new commits."""
 
     def _set_leader(self, leader_id: int | None, term: int) -> None:
         self._leader_id = leader_id
@@ -141,13 +122,19 @@ class QuorumState:
 
     def _check_usable(self) -> None:
         if self._failure is not None:
-            raise LogOfflineError(f"the metadata log has stopped: {self._failure}") from self._failure
+            raise self._stopped(self._failure)
         if not self._is_open:
             raise ShuttingDownError("the metadata log is not open")
 
+    def _stopped(self, failure: BaseException) -> LogOfflineError:
+        """Return the error for all requests after ``failure`` (R26)."""
+        error = LogOfflineError(f"the metadata log has stopped: {failure}")
+        error.__cause__ = failure
+        return error
+
 
 class OffsetWaiters:
-    """Futures that are completed once an offset is reached."""
+    """Futures that are completed when an offset is reached."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -159,7 +146,7 @@ class OffsetWaiters:
         return reached
 
     def reach(self, offset: int) -> None:
-        """Complete the futures up to ``offset``."""
+        """Complete the futures that wait for ``offset`` or a lower offset."""
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             if waiter[0] <= offset:

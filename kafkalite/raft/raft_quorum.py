@@ -1,11 +1,10 @@
-"""The quorum of several voters, as the broker's loop uses it: ``Quorum`` on top of a ``RaftNode``.
+"""The quorum of several voters on the broker's loop: implements ``Quorum`` with a ``RaftNode``.
 
-Committed entries arrive from the Raft loop in log order and are applied here, on the broker's loop. The
-outcome of a commit follows the entry itself. So when a commit returns, the machine has reached its
-offset; and ``leader_id`` is this node only after it has applied all entries that were committed before
-its term.
+Committed entries arrive from the Raft loop in log order and are applied on the broker's loop. The outcome of
+a commit arrives after the entry itself, so when a commit returns, the machine has reached its offset.
+``leader_id`` is this node's id only after it has applied all entries that were committed before its term.
 
-Recent entries are kept encoded, for the brokers that are not voters.
+Recent entries are kept in encoded form for brokers that are not voters.
 """
 
 from __future__ import annotations
@@ -15,38 +14,32 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from kafkalite.clock import Clock
-from kafkalite.errors import (
-    InvalidRequestError,
-    LogOfflineError,
-    NotControllerError,
-    RequestTimedOutError,
-    ShuttingDownError,
-)
+from kafkalite.errors import InvalidRequestError, NotControllerError, RequestTimedOutError, ShuttingDownError
+from kafkalite.loop_thread import call_on
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import MetadataRecord
 from kafkalite.raft.adapter import RaftSettings
 from kafkalite.raft.entries import MAX_COMMAND_BYTES, change_after
 from kafkalite.raft.node import Outcome, QuorumStatus, RaftNode
-from kafkalite.raft.quorum import OffsetWaiters, QuorumState, StaleImageError, complete
+from kafkalite.raft.quorum import OffsetWaiters, Quorum, StaleImageError, complete
 from kafkalite.raft.runner import Runner
 from kafkalite.rng import Rng
 from kafkalite.storage.filesystem import FileSystem
 
-_EVENTS_PER_TURN = 500  # processed before the loop runs other callbacks
+_EVENTS_PER_TURN = 500  # events handled before other callbacks of the loop run
 
 
 class MetadataChunk(NamedTuple):
-    """Committed entries after an offset, each (offset, encoded records), or a single snapshot."""
+    """Either committed entries after an offset, as (offset, encoded records), or a single snapshot."""
 
     is_snapshot: bool
     entries: Sequence[tuple[int, bytes]]
-    committed_offset: int  #: of the last entry received here
+    committed_offset: int  #: of the last entry that this node has applied
     leader_id: int | None
 
 
-class RaftQuorum(QuorumState):
-    """``Quorum`` among ``voters``. Used on the broker's loop, except ``node``."""
+class RaftQuorum(Quorum):
+    """``Quorum`` among ``voters``. Use it on the broker's loop, except for ``node``."""
 
     def __init__(
         self,
@@ -56,30 +49,27 @@ class RaftQuorum(QuorumState):
         node_id: int,
         voters: Sequence[int],
         runner: Runner,
-        clock: Clock,
         rng: Rng,
         settings: RaftSettings | None = None,
         allow_new: bool = True,
     ) -> None:
-        """``allow_new`` False refuses a directory without a journal, for a node that once had a journal."""
+        """If ``allow_new`` is False, a directory without a journal is refused; it must have had one."""
         assert node_id in voters, "a node that is no voter needs an ObserverQuorum"
         super().__init__(node_id)
         self._settings = settings or RaftSettings()
         self._runner = runner
-        self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._term = 0
-        self._index = 0  # of the last committed entry, void ones included
+        self._index = 0  # the index of the last committed entry, including void ones
         self._recent: deque[tuple[int, bytes]] = deque()
-        self._recent_base = 0  # entries above it are in ``_recent``
+        self._recent_base = 0  # ``_recent`` has the entries after this offset
         self._recent_bytes = 0
         self._events: deque[tuple[Any, ...]] = deque()
         self._is_draining = False
-        self._waiting: dict[asyncio.Future[Any], None] = {}  # commits and reads: a failure or stop ends them
+        self._waiting: dict[asyncio.Future[Any], None] = {}  # commits and reads; failed when the node stops
         self._beyond = OffsetWaiters()
-        self._snapshot_bytes: tuple[int, bytes] | None = (
-            None  # (offset, encoded records) of the last requested snapshot
-        )
+        # (offset, encoded records) of the last requested snapshot
+        self._snapshot_bytes: tuple[int, bytes] | None = None
         self.node = RaftNode(
             filesystem,
             directory,
@@ -93,10 +83,8 @@ class RaftQuorum(QuorumState):
             allow_new=allow_new,
         )
 
-    # --- life ------------------------------------------------------------------------------------------
-
     async def start(self) -> None:
-        """Load the snapshot. The entries after it follow once a leader has confirmed that they are committed.
+        """Load the snapshot. Later entries follow when a leader confirms that they are committed.
 
         Raises CorruptLogError, StorageError, DataDirectoryError.
         """
@@ -127,7 +115,7 @@ class RaftQuorum(QuorumState):
         self._release_all(ShuttingDownError("the node stops; the outcome is not known"))
 
     def halt(self) -> None:
-        """Stop at once without transferring leadership, as if the process had died. Then call ``stop``."""
+        """Stop immediately without a leadership transfer, as after a crash. Then call ``stop``."""
         if self._is_open:
             self._runner.call(self.node.halt)
 
@@ -136,20 +124,10 @@ class RaftQuorum(QuorumState):
             complete(waiting, error)
         self._beyond.fail(error)
 
-    # --- from the Raft loop ------------------------------------------------------------------------------
-
     def _post(self, events: list[tuple[Any, ...]]) -> None:
-        """Called on the Raft loop: schedule the calls on the broker's loop."""
-        loop = self._loop
-        assert loop is not None
-        if loop is self._runner.loop:
-            if not loop.is_closed():
-                loop.call_soon(self._take, events)
-            return
-        try:
-            loop.call_soon_threadsafe(self._take, events)
-        except RuntimeError:
-            assert loop.is_closed()  # the broker has stopped
+        """Schedule the calls on the broker's loop. Called on the Raft loop."""
+        assert self._loop is not None
+        call_on(self._loop, self._take, events)
 
     def _take(self, events: list[tuple[Any, ...]]) -> None:
         self._events += events
@@ -157,7 +135,7 @@ class RaftQuorum(QuorumState):
             self._drain()
 
     def _drain(self) -> None:
-        """Make the calls in order. Other callbacks of the loop run after each ``_EVENTS_PER_TURN`` calls."""
+        """Make the calls in order. Let other callbacks run after every ``_EVENTS_PER_TURN`` calls."""
         self._is_draining = False
         for _ in range(min(len(self._events), _EVENTS_PER_TURN)):
             function, *arguments = self._events.popleft()
@@ -168,7 +146,7 @@ class RaftQuorum(QuorumState):
             self._loop.call_soon(self._drain)
 
     def on_entry(self, index: int, offset: int, records: bytes) -> None:
-        """``NodeListener.on_entry``."""
+        """Implements ``NodeListener.on_entry``."""
         self._index = index
         if self._failure is not None:
             return
@@ -186,11 +164,11 @@ class RaftQuorum(QuorumState):
         self._beyond.reach(self._offset)
 
     def on_void(self, index: int) -> None:
-        """``NodeListener.on_void``."""
+        """Implements ``NodeListener.on_void``."""
         self._index = index
 
     def on_snapshot(self, index: int, offset: int, records: bytes) -> None:
-        """``NodeListener.on_snapshot``."""
+        """Implements ``NodeListener.on_snapshot``."""
         self._index = index
         if self._failure is not None:
             return
@@ -206,38 +184,34 @@ class RaftQuorum(QuorumState):
         self._beyond.reach(self._offset)
 
     def on_leader(self, leader_id: int | None, term: int) -> None:
-        """``NodeListener.on_leader``."""
+        """Implements ``NodeListener.on_leader``."""
         if self._failure is None:
             self._term = term
             self._set_leader(leader_id, term)
 
     def on_snapshot_wanted(self) -> None:
-        """``NodeListener.on_snapshot_wanted``."""
+        """Implements ``NodeListener.on_snapshot_wanted``."""
         if self._failure is None and self._is_open:
             offset, records = self.machine.snapshot()
             assert offset == self._offset, f"the machine is at {offset}, and the log at {self._offset}"
             self._runner.call(self.node.take_snapshot, self._index, offset, records)
 
     def on_failure(self, error: BaseException) -> None:
-        """``NodeListener.on_failure``."""
+        """Implements ``NodeListener.on_failure``."""
         self._stop_for(error)
 
     def _stop_for(self, error: BaseException) -> None:
-        """Refuse everything until the next start (R18, R26)."""
+        """Fail all waiting calls and refuse new ones until the next start (R18, R26)."""
         if self._failure is not None:
             return
         self._failure = error
         self._runner.call(self.node.halt)
-        offline = LogOfflineError(f"the metadata log has stopped: {error}")
-        offline.__cause__ = error
-        self._release_all(offline)
+        self._release_all(self._stopped(error))
         self._set_leader(None, self._term)
         self.machine.fail(error)
 
-    # --- committing and reading --------------------------------------------------------------------------
-
     async def commit(self, records: Sequence[MetadataRecord], after_offset: int) -> int:
-        """See ``Quorum.commit``."""
+        """Implements ``Quorum.commit``."""
         self._check_leads()
         if after_offset != self._offset:
             raise StaleImageError(decided_on=after_offset, offset=self._offset)
@@ -259,7 +233,7 @@ class RaftQuorum(QuorumState):
         return outcome.offset
 
     async def read_index(self) -> int:
-        """Return an offset that this node has applied and that covers all entries committed before (R19).
+        """Return the offset of this node after it has applied all entries committed before the call (R19).
 
         Raises NotControllerError, RequestTimedOutError.
         """
@@ -272,7 +246,7 @@ class RaftQuorum(QuorumState):
         return self._offset
 
     async def _ask(self, call: Callable[..., None], on_result: Callable[..., None], *args: Any) -> Any:
-        """Make a call of the node, and wait until ``on_result`` completes the future, or for the timeout."""
+        """Call a method of the node and wait until ``on_result`` completes the future, or for a timeout."""
         assert self._loop is not None
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiting[future] = None
@@ -296,14 +270,12 @@ class RaftQuorum(QuorumState):
             return NotControllerError("there is no controller at present")
         return NotControllerError(f"the controller is node {self._leader_id}")
 
-    # --- for observers and for status ----------------------------------------------------------------------
-
     def status(self) -> QuorumStatus:
-        """Return the quorum as this node saw it in its last tick."""
+        """Return the quorum as this node saw it at its last tick."""
         return self.node.status
 
     def entries_after(self, offset: int, max_bytes: int) -> MetadataChunk:
-        """Return entries after ``offset``, at least one if any exists, or a snapshot if they were dropped.
+        """Return entries after ``offset``, at least one if any exists; a snapshot if they were dropped.
 
         Raises LogOfflineError, ShuttingDownError.
         """

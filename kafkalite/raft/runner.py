@@ -1,7 +1,7 @@
 """Runs Raft in a thread with its own event loop, or on the broker's loop.
 
-A sync of the journal blocks the loop that it runs on. In its own thread it delays only Raft. Embedded
-clusters and simulations, whose disks do not block, run it inline.
+A sync of the journal blocks its loop. In a thread of its own, Raft delays nothing else. Embedded clusters
+and simulations, whose disks do not block, run Raft on the broker's loop.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from kafkalite.loop_thread import LoopThread
+from kafkalite.loop_thread import LoopThread, call_on
 
 T = TypeVar("T")
 
@@ -18,20 +18,20 @@ T = TypeVar("T")
 class Runner(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that Raft runs on; available after ``start``."""
+        """The loop on which Raft runs. Available after ``start``."""
         ...
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Run ``function`` on ``loop`` soon, in the order of calls, from any thread; never raises."""
-        ...
+        """Run ``function`` on ``loop`` soon, in the order of the calls. Thread-safe; never raises."""
+        call_on(self.loop, function, *args)
 
     def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], object]) -> None:
-        """Run ``work`` beside ``loop`` if possible, then ``done`` on ``loop``. Call it on ``loop``."""
+        """Run ``work``, in another thread if possible, then ``done`` on ``loop``. Call it on ``loop``."""
         ...
 
 
-class InlineRunner:
-    """Runs Raft on the broker's loop: the given loop, or the running loop at first use."""
+class InlineRunner(Runner):
+    """Runs Raft on the broker's loop: the given loop, or the loop that runs at first use."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop
@@ -42,22 +42,18 @@ class InlineRunner:
             self._loop = asyncio.get_running_loop()
         return self._loop
 
-    def call(self, function: Callable[..., object], *args: Any) -> None:
-        if not self.loop.is_closed():
-            self.loop.call_soon(function, *args)
-
     def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], object]) -> None:
         self.call(done, _outcome(work))
 
     def start(self) -> None:
-        """Do nothing, because the loop already runs."""
+        """Do nothing, because the loop is already running."""
 
     def stop(self) -> None:
         """Do nothing, because the runner does not own the loop."""
 
 
-class ThreadRunner:
-    """A thread with its own loop (uvloop if installed), which runs between ``start`` and ``stop``."""
+class ThreadRunner(Runner):
+    """Runs Raft in a thread with its own loop (uvloop if installed), from ``start`` to ``stop``."""
 
     def __init__(self, name: str = "raft") -> None:
         self._name = name
@@ -71,12 +67,6 @@ class ThreadRunner:
     def start(self) -> None:
         assert self._thread is None, "the runner has been started already"
         self._thread = LoopThread(self._name)
-
-    def call(self, function: Callable[..., object], *args: Any) -> None:
-        try:
-            self.loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:
-            assert self.loop.is_closed()  # after ``stop`` the call is dropped
 
     def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], object]) -> None:
         future = self.loop.run_in_executor(None, _outcome, work)

@@ -1,8 +1,8 @@
-"""A quorum of one node, with a journal or only in memory.
+"""A quorum of one node, stored in a journal or only in memory.
 
 The node writes a voter's journal without the Raft library, so that it can later become one of several
-voters. Commits that arrive during a sync share the next one. One task writes as long as there is
-something to write. Blocking calls run in an executor.
+voters. Commits that arrive during a sync share the next sync. One task writes while entries are pending.
+Blocking calls run in an executor.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from kafkalite.errors import DiskFullError, LogOfflineError
+from kafkalite.errors import DataDirectoryError, DiskFullError, LogOfflineError
 from kafkalite.limits import MIB
 from kafkalite.log_fields import Fields
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import MetadataRecord
 from kafkalite.raft.entries import FIRST_ENTRY, REGULAR, change_after, effective_records
 from kafkalite.raft.metadata_log import DIRECTORY_ID_BYTES, MetadataLog
-from kafkalite.raft.quorum import QuorumState, StaleImageError
+from kafkalite.raft.quorum import Quorum, StaleImageError
 from kafkalite.raft.snapshot_store import Snapshot
 from kafkalite.rng import Rng, system_rng
 from kafkalite.storage.filesystem import FileSystem
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Recovered(NamedTuple):
-    """The contents of a log: the snapshot (if none: offset 0, no records), and the entries after it."""
+    """The contents of a log: a snapshot, which is empty at offset 0 if none exists, and later entries."""
 
     snapshot_offset: int
     snapshot_records: list[MetadataRecord]
@@ -42,34 +42,42 @@ class Recovered(NamedTuple):
 
 
 class SingleNodeLog:
-    """The metadata log of a single node: an entry is committed once it is synced. Blocking.
+    """The metadata log of a single node. An entry is committed when it is synced. Blocking.
 
-    Invariant: after every call that returns, all entries up to ``last_index`` are synced.
+    Invariant: whenever a call returns, all entries of ``journal`` are synced.
     """
 
-    def __init__(self, filesystem: FileSystem, directory: str, node_id: int, directory_id: bytes) -> None:
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        directory: str,
+        node_id: int,
+        directory_id: bytes,
+        *,
+        known_offset: int | None = None,
+    ) -> None:
+        """``known_offset``: the offset that the metadata had in an earlier session, None without one."""
+        self._known_offset = known_offset
+        self._directory = directory
         self._files = MetadataLog(filesystem, directory, node_id=node_id)
-        self._journal, self._snapshots = self._files.journal, self._files.snapshots
+        self.journal, self.snapshots = self._files.journal, self._files.snapshots
         self._directory_id = directory_id
-        self._offset = 0  # of the last entry that took effect
-
-    @property
-    def last_index(self) -> int:
-        return self._journal.last_index
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of the journal."""
-        return self._journal.size_bytes
-
-    @property
-    def snapshot_bytes(self) -> int:
-        return self._snapshots.size_bytes
+        self._offset = 0  # the offset of the last entry that took effect
 
     def open(self) -> Recovered:
-        """Read the files. Raises the same errors as ``MetadataLog.open``, and StorageError."""
-        self._files.open(self._directory_id)
-        snapshot = self._snapshots.current
+        """Read the files. Raises the same errors as ``MetadataLog.open``, and StorageError.
+
+        Metadata that an earlier session had must be there (R25): otherwise raises DataDirectoryError.
+        """
+        known_offset = self._known_offset
+        self._files.open(self._directory_id, allow_new=known_offset is None)
+        if known_offset is not None and self.journal.last_index < known_offset:
+            raise DataDirectoryError(
+                f"the metadata in {self._directory} ends at offset {self.journal.last_index}, but this node"
+                f" had it up to {known_offset}: it is an older copy",
+                hint=f"restore the newest copy of {self._directory}; nothing was changed",
+            )
+        snapshot = self.snapshots.current
         entries = []
         records: list[MetadataRecord] = []
         snapshot_index = 0
@@ -77,7 +85,7 @@ class SingleNodeLog:
             records = record_codec.from_bytes(snapshot.records)
             snapshot_index, self._offset = snapshot.last_index, snapshot.offset
         snapshot_offset = self._offset
-        for command, index, _ in self._journal[:]:
+        for command, index, _ in self.journal[:]:
             if index > snapshot_index and command[0] == REGULAR:
                 encoded = effective_records(command[1:], self._offset)
                 if encoded is not None:
@@ -86,12 +94,11 @@ class SingleNodeLog:
         return Recovered(snapshot_offset, records, entries)
 
     def append(self, entries: Iterable[tuple[int, Sequence[MetadataRecord]]]) -> None:
-        """Write (offset, records) of consecutive offsets and sync them: all are durable on return, or
-        none.
+        """Write and sync (offset, records) with consecutive offsets. All or none are durable on return.
 
         Raises DiskFullError, with nothing written, and LogOfflineError, as ``Journal.sync`` does.
         """
-        journal, last_index, offset = self._journal, self._journal.last_index, self._offset
+        journal, last_index, offset = self.journal, self.journal.last_index, self._offset
         term = max(journal.getCurrentTerm(), journal.last_term)
         for index, records in entries:
             command = bytes((REGULAR,)) + change_after(offset, record_codec.to_bytes(records))
@@ -105,11 +112,11 @@ class SingleNodeLog:
         self._offset = offset
 
     def write_snapshot(self, offset: int, records: Iterable[MetadataRecord]) -> None:
-        """Store the state at the last entry's ``offset``, and drop the entries before it.
+        """Store the state at ``offset``, that of the last entry, and drop the earlier entries.
 
-        Raises DiskFullError, after which the log remains usable, and LogOfflineError.
+        Raises DiskFullError, which leaves the log usable, and LogOfflineError.
         """
-        journal = self._journal
+        journal = self.journal
         last = journal.entry(offset)
         previous = journal.entry(offset - 1)
         assert last is not None and previous is not None, f"a snapshot at {offset} of {journal.last_index}"
@@ -118,7 +125,7 @@ class SingleNodeLog:
         self._files.store_snapshot(snapshot, offset - 1)
 
     def close(self) -> None:
-        self._journal.close()
+        self.journal.close()
 
 
 class _Pending(NamedTuple):
@@ -127,12 +134,12 @@ class _Pending(NamedTuple):
     done: asyncio.Future[int]
 
 
-class SingleQuorum(QuorumState):
-    """Invariant: offset <= appended offset; the entries in between wait for their sync.
+class SingleQuorum(Quorum):
+    """The quorum of a single node. Invariant: offset <= appended offset; entries in between wait for a sync.
 
-    A snapshot replaces the journal once the journal has at least ``snapshot_min_bytes`` and at least
-    the size of the last snapshot. So disk use stays within about twice the state, and each byte is
-    written about twice.
+    A snapshot replaces the journal when the journal has at least ``snapshot_min_bytes`` and at least the
+    size of the last snapshot. Thus disk use stays within about twice the state, and each byte is written
+    about twice.
     """
 
     is_single_node = True
@@ -145,19 +152,25 @@ class SingleQuorum(QuorumState):
         node_id: int = 1,
         executor: Executor | None = None,
         snapshot_min_bytes: int = SNAPSHOT_MIN_BYTES,
+        known_offset: int | None = None,
         rng: Rng | None = None,
     ) -> None:
-        """Without a file system nothing is stored. ``executor`` None: the loop's default executor."""
+        """Without a file system nothing is stored. ``executor`` None: the loop's default executor.
+
+        ``known_offset`` as in ``SingleNodeLog``.
+        """
         super().__init__(node_id)
-        self._leader_id = node_id  # leader from the start: listeners are never called
+        self._leader_id = node_id  # leads from the start, so listeners are never called
         self._disk_log: SingleNodeLog | None = None
         if filesystem is not None:
             assert directory is not None, "a file system needs a directory"
             directory_id = (rng or system_rng()).randbytes(DIRECTORY_ID_BYTES)
-            self._disk_log = SingleNodeLog(filesystem, directory, node_id, directory_id)
+            self._disk_log = SingleNodeLog(
+                filesystem, directory, node_id, directory_id, known_offset=known_offset
+            )
         self._executor = executor
         self._snapshot_min_bytes = snapshot_min_bytes
-        self._next_snapshot_bytes = 0  # set after a failed snapshot: the journal size at which to try again
+        self._next_snapshot_bytes = 0  # after a failed snapshot: the journal size at which to retry
         self._appended_offset = 0
         self._first_offset = FIRST_ENTRY[1] + 1  # a lower bound of the next offset
         self._pending: list[_Pending] = []
@@ -175,11 +188,11 @@ class SingleQuorum(QuorumState):
                 machine.apply(offset, records)
                 self._offset = offset
             self._appended_offset = self._offset
-            self._first_offset = self._disk_log.last_index + 1
+            self._first_offset = self._disk_log.journal.last_index + 1
         self._is_open = True
 
     async def commit(self, records: Sequence[MetadataRecord], after_offset: int) -> int:
-        """See ``Quorum.commit``. Concurrent commits may build on each other's offsets before the sync."""
+        """Implements ``Quorum.commit``. A commit may build on the offset of one that is not synced yet."""
         self._check_usable()
         if after_offset != self._appended_offset:
             raise StaleImageError(decided_on=after_offset, offset=self._appended_offset)
@@ -194,12 +207,12 @@ class SingleQuorum(QuorumState):
         return await pending.done
 
     async def read_index(self) -> int:
-        """See ``Quorum.read_index``."""
+        """Implements ``Quorum.read_index``."""
         self._check_usable()
         return self._offset
 
     async def _write(self, log: SingleNodeLog) -> None:
-        """Write until nothing is pending. Does not raise: errors are set on the pending commits."""
+        """Write until nothing is pending. Does not raise: pending commits receive the errors."""
         try:
             while self._pending:
                 group, self._pending = self._pending, []
@@ -232,7 +245,7 @@ class SingleQuorum(QuorumState):
                 pending.done.set_result(pending.offset)
 
     def _refuse(self, group: list[_Pending], error: Exception) -> None:
-        """Fail the commits of a group that was not written, and all later commits, which depend on them."""
+        """Fail the commits of a group that was not written, and all later ones, which depend on them."""
         group, self._pending = group + self._pending, []
         self._appended_offset = self._offset
         for pending in group:
@@ -240,22 +253,20 @@ class SingleQuorum(QuorumState):
                 pending.done.set_exception(error)
 
     def _fail(self, error: BaseException, group: list[_Pending]) -> None:
-        """Refuse everything until the next start (R26)."""
+        """Fail all pending commits and refuse new ones until the next start (R26)."""
         self._failure = error
-        offline = LogOfflineError(f"the metadata log has stopped: {error}")
-        offline.__cause__ = error
-        self._refuse(group, offline)
+        self._refuse(group, self._stopped(error))
         self.machine.fail(error)
 
     async def _maybe_snapshot(self, log: SingleNodeLog) -> None:
-        wanted = max(self._snapshot_min_bytes, log.snapshot_bytes, self._next_snapshot_bytes)
-        if log.size_bytes < wanted:
+        size_bytes = log.journal.size_bytes
+        if size_bytes < max(self._snapshot_min_bytes, log.snapshots.size_bytes, self._next_snapshot_bytes):
             return
         offset, records = self.machine.snapshot()
         try:
             await self._in_executor(partial(log.write_snapshot, offset, records))
         except DiskFullError as error:
-            self._next_snapshot_bytes = log.size_bytes + self._snapshot_min_bytes
+            self._next_snapshot_bytes = size_bytes + self._snapshot_min_bytes
             _log.warning("no room for a snapshot of the metadata %s", Fields(error=error))
         except LogOfflineError as error:
             self._fail(error, [])

@@ -1,15 +1,15 @@
-"""The snapshot at the start of a metadata log: stored as one file, sent in chunks, checked before use.
+"""The snapshot of a metadata log: stored in one file, sent in chunks, and verified before use.
 
 ::
 
     raft.snapshot   one frame:  ["kafkalite-raft-snapshot", 1, previous, last, offset, records]
     previous, last  [command, index, term]: the last two entries that the snapshot covers
-    offset          of the last entry that took effect: void entries have none
+    offset          the offset of the last entry that took effect; void entries have none
     records         the msgpack bytes of the metadata records that make the state
 
-A new snapshot replaces the old one atomically; the log is compacted only after that. A leader sends the
-bytes of the file. The store has the methods that pysyncobj calls of its own serializer, except those
-that take snapshots: ``RaftNode`` does.
+A new snapshot replaces the old one atomically, and the log is compacted only afterwards. A leader sends the
+bytes of the file. The store has the methods of the library's own serializer, except those that take
+snapshots, because ``RaftNode`` takes them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Snapshot(NamedTuple):
 
 
 class SnapshotStore:
-    """Use it in one thread at a time. Invariant: ``current`` is the content of the file."""
+    """Stores one snapshot. Use it in one thread at a time. Invariant: ``current`` is the file's content."""
 
     def __init__(self, filesystem: FileSystem, directory: str, *, chunk_bytes: int = 256 * KIB) -> None:
         self.current: Snapshot | None = None
@@ -51,7 +51,7 @@ class SnapshotStore:
         self._filesystem = filesystem
         self._path = join(directory, SNAPSHOT_FILE)
         self._chunk_bytes = chunk_bytes
-        self._sending: dict[Any, tuple[bytes, int]] = {}  # node → (file, position)
+        self._sending: dict[Any, tuple[bytes, int]] = {}  # {node: (file content, position)}
         self._receiving: bytearray | None = None
 
     @property
@@ -59,14 +59,14 @@ class SnapshotStore:
         return self._filesystem.exists(self._path)
 
     def open(self) -> None:
-        """Read the file, if there is one. Raises CorruptLogError, StorageError."""
+        """Read the file if it exists. Raises CorruptLogError, StorageError."""
         if self.exists:
             data = self._filesystem.read_bytes(self._path)
             self.current = self._parse(data)
             self.size_bytes = len(data)
 
     def store(self, snapshot: Snapshot) -> None:
-        """Store the snapshot, durable on return. Raises DiskFullError (file unchanged) or LogOfflineError."""
+        """Store the snapshot durably. Raises DiskFullError (the file is unchanged) or LogOfflineError."""
         previous, last, offset, records = snapshot
         data = frame([_FORMAT, _VERSION, previous, last, offset, records])
         try:
@@ -96,7 +96,7 @@ class SnapshotStore:
         raise corrupt(self._path, 0, "a snapshot of this format", "something else with a good checksum")
 
     def receive(self, data: bytes, *, is_first: bool, is_last: bool) -> Snapshot | None:
-        """Add one chunk. Return the leader's snapshot, not stored yet, if the chunk completes it intact."""
+        """Add a chunk. If it completes an intact snapshot, return the snapshot without storing it."""
         if is_first:
             self._receiving = bytearray()
         if self._receiving is None or len(self._receiving) + len(data) > _MAX_RECEIVED_BYTES:
@@ -109,12 +109,10 @@ class SnapshotStore:
         try:
             return self._parse(received)
         except StorageError:
-            return None  # a chunk was lost or came from another snapshot: the leader sends it again
-
-    # --- methods that pysyncobj calls, by its names --------------------------------------------------------
+            return None  # a chunk was lost or belongs to another snapshot; the leader sends it again
 
     def getTransmissionData(self, node: Any) -> tuple[bytes, bool, bool] | None:  # noqa: N802
-        """Return the next chunk for ``node``: (bytes, is first, is last)."""
+        """Return the next chunk for ``node`` as (bytes, is first, is last), or None without a snapshot."""
         if node not in self._sending:
             if self.current is None:
                 return None
@@ -131,4 +129,4 @@ class SnapshotStore:
         self._sending.pop(node, None)
 
     def checkSerializing(self) -> tuple[int, None]:  # noqa: N802
-        return 0, None  # "not serializing", because RaftNode decides when to take a snapshot
+        return 0, None  # never serializing, because RaftNode decides when to take snapshots

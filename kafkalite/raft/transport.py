@@ -1,11 +1,10 @@
-"""Raft's messages between authenticated peers: encoding, links and their order.
+"""Carries Raft messages between authenticated peers: encoding, links and order.
 
-This module uses no sockets. The broker connects to and authenticates a peer, and attaches a link for
-messages to the peer. It passes each received message to ``receive`` with the authenticated id of the
-sender.
+This module uses no sockets. The broker connects to a peer, authenticates it, and attaches a link for messages
+to it. The broker passes each received message to ``receive`` with the authenticated id of the sender.
 
-A message may be lost, but is not repeated, and the messages of one link arrive in order. After
-``attach`` no earlier message arrives on the new link.
+A message may be lost but is never repeated, and the messages of one link arrive in order. After ``attach`` no
+message of an earlier link arrives.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ _log = logging.getLogger(__name__)
 
 class PeerLink(Protocol):
     def send(self, message: bytes) -> None:
-        """Send without blocking or raising. Messages may be dropped, but keep their order."""
+        """Send without blocking or raising. Messages may be dropped, but are never reordered."""
         ...
 
 
 class RaftTransport:
-    """Use it on the Raft loop only. The callbacks belong to the node."""
+    """Sends and receives the messages of one node. Use it on the Raft loop only."""
 
     def __init__(
         self,
@@ -38,7 +37,7 @@ class RaftTransport:
         on_detached: Callable[[int], None],
         on_message: Callable[[int, Message], None],
     ) -> None:
-        self.refused_count = 0  #: malformed messages, and messages and links of nodes that are not voters
+        self.refused_count = 0  #: malformed messages, and messages and links from nodes that are not voters
         self._peers = frozenset(peers)
         self._links: dict[int, PeerLink] = {}
         self._on_attached = on_attached
@@ -57,7 +56,7 @@ class RaftTransport:
         self._on_attached(peer_id)
 
     def detach(self, peer_id: int, link: PeerLink) -> None:
-        """Remove ``link``. Does nothing if another link has replaced it."""
+        """Remove ``link``. Has no effect if another link has replaced it."""
         if self._links.get(peer_id) is link:
             del self._links[peer_id]
             self._on_detached(peer_id)
@@ -67,7 +66,7 @@ class RaftTransport:
         return sorted(self._links)
 
     def receive(self, peer_id: int, message: bytes | memoryview) -> None:
-        """Decode a message of ``peer_id`` and pass it on. Drops a malformed message."""
+        """Decode a message from ``peer_id`` and pass it to the node. Drops a malformed message."""
         if peer_id not in self._peers:
             self._refuse("a message from %d, which is no voter", peer_id)
             return
@@ -79,7 +78,7 @@ class RaftTransport:
         self._on_message(peer_id, decoded)
 
     def send(self, peer_id: int, message: Message) -> bool:
-        """Send to a peer. Return False if there is no link to it."""
+        """Send a message to a peer. Return False if there is no link to it."""
         link = self._links.get(peer_id)
         if link is None:
             return False
@@ -88,5 +87,5 @@ class RaftTransport:
 
     def _refuse(self, reason: str, *values: object) -> None:
         self.refused_count += 1
-        if self.refused_count.bit_count() == 1:  # the first, second, fourth, eighth …
+        if self.refused_count.bit_count() == 1:  # for refusals 1, 2, 4, 8, …
             _log.warning(f"raft refused {reason} refused_count=%d", *values, self.refused_count)

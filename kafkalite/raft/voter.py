@@ -1,7 +1,7 @@
 """The parts of Raft that the library lacks: pre-vote, read-index, and eligibility to vote.
 
-Pure protocol on top of ``adapter.RaftAdapter``: messages, terms and deadlines. Uses no names of the
-library.
+Pure protocol logic on top of ``adapter.RaftAdapter``: messages, terms and deadlines. It uses none of the
+library's names.
 """
 
 # Tests: tests/raft/test_raft_schedules.py, tests/raft/test_eligibility.py
@@ -15,7 +15,7 @@ from kafkalite.raft.adapter import LEADER, RaftAdapter
 from kafkalite.raft.eligibility import UNKNOWN, BootstrapVoters
 from kafkalite.raft.messages import Message
 
-NO_CANDIDATE: Final = -1  #: stored in a term in which any vote might be a second vote
+NO_CANDIDATE: Final = -1  #: stored as the vote in a term in which this node may already have voted
 _NEVER: Final = 1e12
 
 ReadDone = Callable[[bool], None]
@@ -36,20 +36,18 @@ class _Confirmation(NamedTuple):
 
 
 class Voter(RaftAdapter):
-    """``RaftAdapter`` with the messages that the library lacks."""
+    """A ``RaftAdapter`` with the messages that the library lacks."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._prevote_seq, self._prevote_term = 0, -1
         self._prevotes: set[int] = set()
         self._has_won_prevote = False
         self._probe_seq = 0
-        self._reads: dict[int, _Read] = {}  # reads that wait for a majority to confirm the leader
-        self._reads_ready: list[
-            _Read
-        ] = []  # confirmed reads that wait until the entries committed by then are applied
+        self._reads: dict[int, _Read] = {}  # reads that wait until a majority confirms the leader
+        self._reads_ready: list[_Read] = []  # confirmed reads that wait until their commit index is applied
         self._next_inquiry = 0.0
         self._confirmation: _Confirmation | None = None
-        self._log_holders: set[int] = set()  # peers with all entries of the former only voter
+        self._log_holders: set[int] = set()  # peers that have all entries of the former only voter
         super().__init__(*args, **kwargs)
         self._started = self._loop_time()
 
@@ -87,19 +85,17 @@ class Voter(RaftAdapter):
         for read in reads:
             read.done(False)
         if self._eligibility.was_alone:
-            self._begin_round()  # lead again only if all others respond again
+            self._begin_round()  # lead again only after all others have responded again
 
     def _on_append_entries(self, node: Any, message: Message) -> None:
         if self._eligibility.was_alone:
-            return  # this log holds committed entries that no other leader can have
+            return  # this log has committed entries that no other possible leader has
         super()._on_append_entries(node, message)
         if self._eligibility.abstains and message["term"] == self.raftCurrentTerm:
             self._seek_confirmation(node.id)
 
-    # --- pre-vote --------------------------------------------------------------------------------------
-
     def is_prevote_due(self, now: float) -> bool:
-        """Whether to ask for a pre-vote before an election. Raft is safe without it, but less stable."""
+        """Whether to request pre-votes before an election. Raft is safe without them, but less stable."""
         return bool(
             self._nodes
             and not self._has_won_prevote
@@ -108,7 +104,7 @@ class Voter(RaftAdapter):
         )
 
     def _ask_for_prevotes(self, now: float) -> None:
-        """Ask for pre-votes: a new term begins only if a majority would vote for this node."""
+        """Request pre-votes. A new term begins only if a majority would vote for this node."""
         self.set_deadline(now + self.draw_timeout())
         self.forget_leader()
         self._prevote_seq += 1
@@ -146,10 +142,8 @@ class Voter(RaftAdapter):
             self._has_won_prevote = True
             self.set_deadline(0.0)
 
-    # --- read-index ------------------------------------------------------------------------------------
-
     def read_index(self, done: ReadDone) -> None:
-        """Call ``done(True)`` once this node has applied all entries committed anywhere by now (R19)."""
+        """Call ``done(True)`` once every entry committed anywhere before this call is applied here (R19)."""
         own_id = self.selfNode.id
         if self.leader() != own_id:
             done(False)
@@ -162,7 +156,7 @@ class Voter(RaftAdapter):
         self._host.kick()
 
     def _on_probe(self, node: Any, message: Message) -> None:
-        """Confirm the leader of the current term."""
+        """Confirm the leader of the current term, if this node follows it and does not abstain."""
         if self._eligibility.abstains or message["term"] != self.raftCurrentTerm:
             return
         if self.followed() == message["leader"]:
@@ -187,7 +181,7 @@ class Voter(RaftAdapter):
             read.done(False)
 
     def is_leadership_confirmed(self, confirmations: int) -> bool:
-        """Whether a leader may read: a majority, including itself, confirms that it leads (R19)."""
+        """Whether a leader may serve a read: a majority, including itself, confirms that it leads (R19)."""
         return self._majority(1 + confirmations)
 
     def _release_reads(self) -> None:
@@ -198,8 +192,6 @@ class Voter(RaftAdapter):
             else:
                 self._reads_ready.append(read)
 
-    # --- abstaining, and its end: see ``eligibility`` ----------------------------------------------------
-
     def _begin_round(self) -> None:
         self._eligibility.new_round()
         self._log_holders.clear()
@@ -209,11 +201,11 @@ class Voter(RaftAdapter):
         return self._journal.last_index == 1 and self.raftCurrentTerm == 0
 
     def is_log_shared(self) -> bool:
-        """Whether every other voter holds all committed entries of this log; a new log has none."""
+        """Whether every other voter has all committed entries of this log. A new log has none."""
         return self._is_log_new() or self._log_holders == self._nodes.keys()
 
     def _seek_eligibility(self, now: float) -> None:
-        """Every heartbeat interval, ask the others for their eligibility, or bootstrap a cluster of one."""
+        """Ask the others for their eligibility every heartbeat interval, or bootstrap a cluster of one."""
         if now < self._next_inquiry:
             return
         self._next_inquiry = now + self.conf.appendEntriesPeriod
@@ -224,7 +216,7 @@ class Voter(RaftAdapter):
             self.send_all({"type": "inquire", "seq": self._eligibility.round})
 
     def _share_log(self, now: float) -> None:
-        """Lead the other voters, none of which has ever voted, until they hold this node's log."""
+        """Lead the other voters, if none has ever voted, until they have this node's log."""
         if self.raft_state() == LEADER:
             self._seek_eligibility(now)
         elif self._eligibility.is_round_complete:
@@ -265,11 +257,11 @@ class Voter(RaftAdapter):
             self._bootstrap(bootstrap_voters)
 
     def _bootstrap(self, bootstrap_voters: BootstrapVoters) -> None:
-        """Become eligible as a bootstrap voter: this directory has made no promises that could be lost."""
+        """Become eligible as a bootstrap voter, because this directory's node has made no promises yet."""
         self._become_voter(bootstrap_voters)
         self.send_all(self._own_eligibility(0))
         if self.selfNode.id == min(bootstrap_voters) and self._is_log_new():
-            self.set_deadline(0.0)  # one node must be the first candidate
+            self.set_deadline(0.0)  # the voter with the lowest id becomes a candidate at once
 
     def _become_voter(self, bootstrap_voters: BootstrapVoters) -> None:
         self._journal.set_eligibility(is_voter=True, bootstrap_voters=bootstrap_voters)
@@ -279,13 +271,13 @@ class Voter(RaftAdapter):
         self._host.kick()
 
     def _has_caught_up(self) -> bool:
-        """Whether all committed entries are applied, including one of the leader's own term."""
+        """Whether all committed entries are applied, including one of the current term."""
         last = self._journal.entry(self.raftLastApplied)
         is_of_term = last is not None and last[2] == self.raftCurrentTerm
         return is_of_term and self.raftLastApplied >= self._leader_commit
 
     def _seek_confirmation(self, leader: int) -> None:
-        """Ask all others whether that node leads, once this node has all entries the leader committed."""
+        """Ask all others whether ``leader`` leads, once this node has all entries that it committed."""
         now, term = self._loop_time(), self.raftCurrentTerm
         former = self._confirmation
         if not self._has_caught_up():
@@ -301,10 +293,10 @@ class Voter(RaftAdapter):
         if asked is None or (asked.seq, asked.term) != (seq, self.raftCurrentTerm):
             return
         asked.confirmed.add(peer)
-        # With more than three voters, the confirming majority may not know a candidate that still counts the
-        # vote of the lost disk. No candidacy lasts longer than the longest election timeout.
+        # With more than three voters, the confirming majority may not know of a candidate that still counts a
+        # vote from the lost disk. No candidacy lasts longer than the longest election timeout.
         lived = self._loop_time() - self._started
         is_candidate_gone = len(self._nodes) <= 2 or lived > 2 * self.conf.raftMaxTimeout
         if self._majority(len(asked.confirmed)) and self._has_caught_up() and is_candidate_gone:
-            self.take_term(self.raftCurrentTerm, NO_CANDIDATE)  # a vote in this term might be a second vote
+            self.take_term(self.raftCurrentTerm, NO_CANDIDATE)  # it may have voted in this term before
             self._become_voter(dict.fromkeys([self.selfNode.id, *self._nodes], UNKNOWN))

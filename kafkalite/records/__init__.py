@@ -1,5 +1,5 @@
 """Record batches: bytes to columns and back, compression, and partitioning by key.
 
-Independent of files, sockets, brokers and time. ``header`` is for brokers, ``builder`` for producers,
-``batch`` for consumers.
+Independent of files, sockets, brokers and time. Brokers use ``header``, producers ``builder``, consumers
+``batch``.
 """

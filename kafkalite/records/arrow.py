@@ -1,8 +1,8 @@
-"""Record batches to and from Arrow. Import this module and ``arrow_keys`` lazily: they need pyarrow.
+"""Converts record batches to and from Arrow. Import this module and ``arrow_keys`` lazily: they need pyarrow.
 
-The bytes of keys and values and their validity bitmaps are never copied, in either direction. Offsets
-(4 bytes per record) are copied, because Arrow needs them aligned in memory and a msgpack body aligns
-nothing.
+The bytes of keys and values and their validity bitmaps are never copied, in either direction. Offsets (4
+bytes per record) are copied, because Arrow needs them aligned in memory, and the columns of a msgpack body
+are not aligned.
 """
 
 from __future__ import annotations
@@ -44,17 +44,14 @@ SCHEMA: Final = pa.schema(
 )
 
 
-# --- from Arrow --------------------------------------------------------------------------------------
-
-
 def is_array(values: object) -> bool:
     return isinstance(values, pa.Array | pa.ChunkedArray)
 
 
 def binary_columns(values: Any) -> list[tuple[int, BinaryColumn | None]]:
-    """Return (count, column) per chunk of an Arrow array of bytes or text; None if all are null.
+    """Return (count, column) of each chunk of an Arrow array of bytes or text.
 
-    Raises RecordError for an array of another type.
+    A column is None if all its values are null. Raises RecordError for an array of another type.
     """
     if not is_array(values):
         raise RecordError(f"{type(values).__name__} is not an Arrow array", hint="use extend() for lists")
@@ -64,7 +61,7 @@ def binary_columns(values: Any) -> list[tuple[int, BinaryColumn | None]]:
         if len(chunks) > 1 and values.nbytes <= MAX_PAYLOAD_BYTES:
             chunks = [
                 values.combine_chunks()
-            ]  # an extra copy, but far cheaper than joining offsets in Python
+            ]  # an extra copy, but much faster than joining offsets in Python
     return [(len(chunk), _binary_column(chunk)) for chunk in chunks if len(chunk)]
 
 
@@ -94,7 +91,7 @@ def _validity(array: Any, bitmap: Any) -> memoryview | None:
         return None
     size_bytes = (len(array) + 7) // 8
     if array.offset % 8:
-        # The first bit is inside a byte: let Arrow shift all of them.
+        # The first bit is not at the beginning of a byte: let Arrow shift the bitmap.
         return memoryview(pc.is_valid(array).buffers()[1])[:size_bytes]
     first = array.offset // 8
     return memoryview(bitmap)[first : first + size_bytes]
@@ -122,7 +119,7 @@ def timestamps(values: Any) -> tuple[memoryview, int, int]:
 
 
 def timestamp_parts(timestamps_ms: memoryview, base_timestamp_ms: int, widest_delta_ms: int) -> list[Buffer]:
-    """Return what ``columns.timestamp_parts`` returns, for the result of ``timestamps``."""
+    """Return the pieces of the timestamp column, as ``columns.timestamp_parts`` does."""
     numbers = pa.Array.from_buffers(pa.int64(), len(timestamps_ms), [None, pa.py_buffer(timestamps_ms)])
     try:
         deltas = pc.subtract_checked(numbers, pa.scalar(base_timestamp_ms, pa.int64()))
@@ -137,8 +134,8 @@ def timestamp_parts(timestamps_ms: memoryview, base_timestamp_ms: int, widest_de
 def header_lists(values: Any) -> list[Headers] | None:
     """Return each record's headers from an Arrow array of lists of (name, value), or of maps.
 
-    A null list counts as empty. Returns None if no record has headers. Raises RecordError for an array
-    of another type, and for a null name.
+    A null list counts as empty. Returns None if no record has headers. Raises RecordError for an array of
+    another type, and for a null name.
     """
     if not is_array(values):
         raise RecordError(f"{type(values).__name__} is not an Arrow array", hint="use extend() for lists")
@@ -172,13 +169,10 @@ def header_lists(values: Any) -> list[Headers] | None:
     return [tuple(rows[start:end]) for start, end in pairwise(ends)]
 
 
-# --- to Arrow ----------------------------------------------------------------------------------------
-
-
 def record_batch(header: BatchHeader, body: BodyView, columns: Sequence[str] | None) -> pa.RecordBatch:
-    """Return the named columns, or all, as an Arrow batch. The headers of a record without any are null.
+    """Return the named columns, or all, as an Arrow batch. The headers of a record without headers are null.
 
-    Raises CorruptBatchError for inconsistent columns, RecordError for an unknown name.
+    Raises CorruptBatchError for inconsistent columns, and RecordError for an unknown name.
     """
     count = header.record_count
     makers: dict[str, Callable[[], pa.Array]] = {
@@ -200,7 +194,7 @@ def record_batch(header: BatchHeader, body: BodyView, columns: Sequence[str] | N
 
 
 def _count_up(count: int) -> pa.Array:
-    """Return 0, 1, 2 … below ``count``."""
+    """Return the numbers from 0 to ``count`` (exclusive)."""
     return _counted(max(1 << (count - 1).bit_length(), 1024))[:count]
 
 

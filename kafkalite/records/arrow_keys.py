@@ -1,7 +1,8 @@
-"""Partitions of whole Arrow arrays of keys, as ``partitioners`` choose them, many keys at a time.
+"""Chooses the partitions of whole Arrow arrays of keys, with the same results as ``partitioners``.
 
-Each distinct key is hashed once. Keys with the same number of words are hashed together, word by word,
-by Arrow's kernels over 32-bit integers, which wrap as Kafka's do; a few keys are hashed one by one.
+Each distinct key is hashed once. Keys with the same number of words are hashed together, word by word, by
+Arrow's kernels over 32-bit integers, which overflow as Kafka's do. Small groups of keys are hashed one by
+one.
 """
 
 from __future__ import annotations
@@ -25,17 +26,16 @@ _TWO: Final = pa.scalar(2, pa.int32())
 _ZEROS: Final = pa.array([bytes(count) for count in range(_WORD_BYTES)], pa.binary())
 _NOTHING: Final = pa.scalar(b"", pa.binary())
 
-#: Below this, hashing one by one is faster than calling some twenty kernels.
+#: Below this number of keys, hashing one by one is faster than calling some twenty kernels.
 _MIN_TOGETHER: Final = 64
-#: Above this number of words the kernels gain little.
+#: Above this number of words, the kernels gain little.
 _MAX_WORDS: Final = 64
 
 
 def partitions_of_keys(keys: Any, partition_count: int) -> Any:
     """Return the partition of each binary or string key as int32, as ``partition_for_key`` does.
 
-    A null key has a null partition, which the caller chooses. Raises RecordError for an array of
-    another type.
+    A null key gets a null partition; the caller chooses one. Raises RecordError for an array of another type.
     """
     try:
         if isinstance(keys, pa.ChunkedArray):
@@ -77,7 +77,7 @@ def _of_one_size(keys: Any, lengths: Any, word_count: int, partition_count: int)
 
 
 def _murmur2(keys: Any, lengths: Any, word_count: int) -> Any:
-    """Return the hash of each key as uint32; the last of the ``word_count`` words may be incomplete."""
+    """Return the hash of each key as uint32. The last of the ``word_count`` words may be incomplete."""
     missing = pc.bit_wise_and(pc.negate(lengths.cast(pa.int32())), pa.scalar(_WORD_BYTES - 1, pa.int32()))
     bounds = pc.min_max(missing)
     if bounds["max"].as_py():  # zeros complete the last word

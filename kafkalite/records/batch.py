@@ -1,8 +1,8 @@
-"""Reads record batches: a view over the bytes, its columns as lists, as records, as Arrow.
+"""Reads record batches: as a view over the bytes, as lists of column values, as records, or as Arrow.
 
-Nothing in the bytes is trusted before it is checked. Whatever they contain, only CorruptBatchError and
-BatchTooLargeError are raised, and at most ``MAX_DECOMPRESSED_BYTES`` are unpacked. Checks are per
-column, not per record; ``python -m benchmarks records`` includes them.
+All bytes are checked before they are used. For any input, only CorruptBatchError and BatchTooLargeError are
+raised, and at most ``MAX_DECOMPRESSED_BYTES`` are unpacked. Checks are made per column, not per record;
+``python -m benchmarks records`` includes them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Columns:
-    """The records of one batch, column by column; item i of each column belongs to record i.
+    """The records of one batch, column by column. Item i of each column belongs to record i.
 
-    ``timestamps`` is one number of milliseconds if all are equal; ``keys`` and ``headers`` are None if
-    no record has any.
+    ``timestamps`` is one number of milliseconds if all timestamps are equal. ``keys`` and ``headers`` are
+    None if no record has any.
     """
 
     offsets: range
@@ -49,10 +49,10 @@ class Columns:
 
 
 class RecordBatch:
-    """One batch as a view of its bytes, which must not change; they are not copied before they are read.
+    """One batch as a view of its bytes. The bytes must not change, and are not copied before they are read.
 
-    Raises CorruptBatchError if ``buffer`` is not exactly one batch, or its CRC-32C is wrong.
-    ``check_crc`` may be False for bytes that were already checked.
+    Raises CorruptBatchError if ``buffer`` is not exactly one batch, or if its CRC-32C is wrong. ``check_crc``
+    may be False for bytes that were already checked.
     """
 
     __slots__ = ("_body", "_buffer", "header")
@@ -80,7 +80,7 @@ class RecordBatch:
         return self.header.record_count
 
     def __iter__(self) -> Iterator[Record]:
-        """Iterate over the records, with topic "" and partition -1, which a batch does not contain."""
+        """Iterate over the records, with topic "" and partition -1, because a batch contains neither."""
         return iter(self.records("", -1))
 
     @property
@@ -106,12 +106,12 @@ class RecordBatch:
         )
 
     def keys(self) -> list[bytes | None] | None:
-        """Return only the keys, or None if no record has one. Raises the same errors as ``columns``."""
+        """Return only the keys, or None if no record has a key. Raises the same errors as ``columns``."""
         body = self.view()
         return None if body.keys is None else body.keys.decode()
 
     def records(self, topic: str, partition: int, *, from_offset: int | None = None) -> list[Record]:
-        """Return the records from ``from_offset`` on (inclusive; all by default). Raises as ``columns``."""
+        """Return the records at or after ``from_offset`` (default: all). Raises the errors of ``columns``."""
         columns = self.columns()
         offsets: Sequence[int] = columns.offsets
         skipped = 0 if from_offset is None else max(from_offset - self.header.base_offset, 0)
@@ -133,11 +133,11 @@ class RecordBatch:
         return _make_records(rows)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.RecordBatch:
-        """Return the columns offset, timestamp (ms, UTC), key, value, headers, or the named ones.
+        """Return the columns offset, timestamp (ms, UTC), key, value and headers, or only the named columns.
 
-        Null keys and values are nulls, as are the headers of a record without any. Keys and values
-        stay in this batch's buffer (or in the one it was unpacked to), which lives as long as the
-        result. Raises as ``columns()``, and RecordError for an unknown name.
+        Null keys and values, and the headers of records without headers, are null. Keys and values stay in
+        this batch's buffer (or in the buffer to which it was unpacked), which lives as long as the result.
+        Raises the errors of ``columns()``, and RecordError for an unknown name.
         """
         from kafkalite.records import arrow
 
@@ -152,7 +152,7 @@ class RecordBatch:
         return decode_timestamps(body.timestamp_deltas, header.record_count, header.base_timestamp_ms)
 
     def view(self) -> BodyView:
-        """Return the unpacked body with its columns located; kept for the next call."""
+        """Return the unpacked body with its columns located. The result is kept for the next call."""
         if self._body is None:
             header = self.header
             if not header.is_columnar:
@@ -172,11 +172,11 @@ class RecordBatch:
 
 
 def _make_records(rows: Iterator[tuple[Any, ...]]) -> list[Record]:
-    """Return a Record for each row, as ``map(Record._make, rows)`` without a Python function around each.
+    """Return a Record for each row: ``map(Record._make, rows)`` without a Python call for each row.
 
-    The garbage collector is paused: every few hundred new tuples it would search all of them for
-    cycles, find none, and double the time. It is paused only if it was running, and resumed at once, so
-    two threads cannot leave it stopped.
+    The garbage collector is paused: after every few hundred new tuples it would search all of them for
+    cycles, find none, and double the time. It is paused only if it was enabled, and enabled again at once, so
+    two threads cannot leave it disabled.
     """
     make = partial(map, tuple.__new__, repeat(Record))
     if not gc.isenabled():
@@ -189,7 +189,7 @@ def _make_records(rows: Iterator[tuple[Any, ...]]) -> list[Record]:
 
 
 def iter_batches(buffer: Buffer, *, check_crc: bool = True) -> Iterator[RecordBatch]:
-    """Yield the batches that follow each other in ``buffer``. Raises CorruptBatchError at a bad one."""
+    """Yield the consecutive batches in ``buffer``. Raises CorruptBatchError at an invalid batch."""
     view = memoryview(buffer)
     position = 0
     while position < len(view):

@@ -1,8 +1,8 @@
 """Builds record batches: one record at a time, from lists, or from Arrow.
 
-``build_batch`` turns lists into a batch in one call. ``RecordBatchBuilder`` gathers records that arrive
-in pieces: single records wait in plain lists, whole columns are joined at once and kept as chunks, and
-``build`` joins all into one writable buffer with header and CRC.
+``build_batch`` converts lists to a batch in one call. ``RecordBatchBuilder`` gathers records that arrive in
+pieces: single records wait in plain lists, whole columns are joined at once and kept as chunks, and ``build``
+joins all of them into one writable buffer with header and CRC.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from kafkalite.records.columns import (
     checked_headers,
     concatenate,
     header_parts,
+    null_column,
     timestamp_parts,
 )
 from kafkalite.records.compression import check_level, compress
@@ -55,12 +56,12 @@ if TYPE_CHECKING:
 
 #: The size of a record without its key and value: an offset for each of them, and a timestamp.
 _RECORD_OVERHEAD_BYTES: Final = 4 + 4 + 4
-#: The header, and msgpack's bytes around the columns.
+#: The size of the header and of msgpack's bytes around the columns.
 _BATCH_OVERHEAD_BYTES: Final = HEADER_BYTES + 40
 
 
 class _Timestamps(NamedTuple):
-    """Timestamps and inclusive bounds. ``values`` None: all equal; memoryview: int64 of an Arrow array."""
+    """Timestamps and inclusive bounds. ``values`` is None if all are equal; a memoryview has int64 items."""
 
     values: list[int] | memoryview | None
     lowest_ms: int
@@ -87,11 +88,11 @@ class _Chunk:
 class RecordBatchBuilder:
     """Gathers records and builds a batch of them.
 
-    ``level`` is the codec's compression level, None for its default. A refused record or column leaves
-    the builder unchanged. ``build`` changes nothing: it may be called again, for example with another
+    ``level`` is the compression level; None means the codec's default. A refused record or column leaves the
+    builder unchanged. ``build`` changes nothing, so it may be called again, for example with another
     sequence.
 
-    Invariant: ``_keys`` and ``_headers`` are no longer than ``_values``; what they lack at the end is
+    Invariant: ``_keys`` and ``_headers`` are at most as long as ``_values``. Items missing at their ends are
     null.
     """
 
@@ -134,12 +135,12 @@ class RecordBatchBuilder:
 
     @property
     def size_bytes(self) -> int:
-        """The approximate uncompressed size of the batch."""
+        """The approximate uncompressed size of the batch in bytes."""
         singles_bytes = self._single_bytes + len(self._values) * _RECORD_OVERHEAD_BYTES
         return _BATCH_OVERHEAD_BYTES + self._chunks_bytes + singles_bytes
 
     def clear(self) -> None:
-        """Remove all records; codec, level and timestamp type stay."""
+        """Remove all records. Codec, level and timestamp type do not change."""
         self._chunks: list[_Chunk] = []
         self._chunks_bytes = 0
         self._chunks_count = 0
@@ -164,13 +165,13 @@ class RecordBatchBuilder:
         if type(value) is bytes:
             value_bytes = len(value)
         else:
-            value = _own_bytes(value)
+            value = own_bytes(value)
             value_bytes = len(value) if value is not None else 0
         if type(timestamp_ms) is not int or not NO_TIMESTAMP <= timestamp_ms <= MAX_INT64:
             raise _bad_timestamp(timestamp_ms)
         if key is not None:
             if type(key) is not bytes:
-                key = bytes(_own_bytes(key) or b"")
+                key = bytes(own_bytes(key) or b"")
             value_bytes += len(key)
         if headers:
             self._append_headers(checked_headers(headers))
@@ -195,9 +196,9 @@ class RecordBatchBuilder:
         timestamps_ms: int | Iterable[int] = NO_TIMESTAMP,
         headers: Iterable[Sequence[tuple[str, bytes | None]]] | None = None,
     ) -> None:
-        """Add many records: one item of each iterable per record, or one timestamp for all.
+        """Add many records: one item of each iterable per record, or one timestamp for all records.
 
-        Raises RecordError if the lengths differ or an item is invalid; nothing is added then.
+        Raises RecordError if the lengths differ or an item is invalid; then no record is added.
         """
         chunk = _chunk(values, keys, timestamps_ms, headers)
         if chunk is not None:
@@ -210,13 +211,12 @@ class RecordBatchBuilder:
         timestamps_ms: int | pyarrow.Array | pyarrow.ChunkedArray | Iterable[int] = NO_TIMESTAMP,
         headers: pyarrow.Array | pyarrow.ChunkedArray | None = None,
     ) -> None:
-        """Add records of Arrow arrays: binary, string, their large and view kinds, fixed-size binary.
+        """Add records from Arrow arrays: binary, string, their large and view types, fixed-size binary.
 
-        Buffers are not copied until ``build`` joins them, so they must not change before. Timestamps
-        may be an Arrow array too: integers are milliseconds, timestamps of any unit are converted.
-        Headers are lists of structs of a name (or key) and a value, or maps; a null list means none.
-        Raises RecordError for other types, for null timestamps, null names of headers, and differing
-        lengths.
+        Buffers are not copied until ``build`` joins them, so they must not change before then. Timestamps may
+        also be an Arrow array: integers are milliseconds, and timestamps of any unit are converted. Headers
+        are lists of structs of a name (or key) and a value, or maps; a null list means no headers. Raises
+        RecordError for other types, for null timestamps, null header names, and differing lengths.
         """
         from kafkalite.records import arrow
 
@@ -251,7 +251,7 @@ class RecordBatchBuilder:
         self._chunks_count += chunk.count
 
     def _singles(self) -> _Chunk | None:
-        """Return the records that were added one at a time since the last chunk."""
+        """Return the records that were added one at a time since the last chunk, or None."""
         count = len(self._values)
         if not count:
             return None
@@ -274,10 +274,10 @@ class RecordBatchBuilder:
         leader_epoch: int = NO_EPOCH,
         transactional: bool = False,
     ) -> bytearray:
-        """Return the batch of all records so far, in a buffer of its own that a leader may stamp in place.
+        """Return the batch of all records so far, in a new buffer that a leader may stamp in place.
 
-        ``transactional``: it is part of the producer's open transaction.
-        Raises RecordError if there is no record, BatchTooLargeError if the batch exceeds a limit.
+        ``transactional`` means that it is part of the producer's open transaction. Raises RecordError if
+        there is no record, and BatchTooLargeError if the batch exceeds a limit.
         """
         singles = self._singles()
         chunks = self._chunks if singles is None else [*self._chunks, singles]
@@ -312,10 +312,10 @@ def build_batch(
     is_sealed: bool = True,
     transactional: bool = False,
 ) -> bytearray:
-    """Build one batch from whole columns: the fastest way from lists to bytes.
+    """Build one batch from whole columns. This is the fastest conversion from lists to bytes.
 
-    Arguments and errors are those of ``RecordBatchBuilder``, its ``extend`` and its ``build``. An
-    unsealed batch has no CRC yet; ``stamp_producer`` will write it.
+    Arguments and errors are those of ``RecordBatchBuilder``, its ``extend`` and its ``build``. An unsealed
+    batch has no CRC yet; ``stamp_producer`` writes it.
     """
     chunk = _chunk(values, keys, timestamps_ms, headers)
     if chunk is None:
@@ -336,7 +336,7 @@ def build_batch(
 def _chunk(
     values: Iterable[Any], keys: Iterable[Any] | None, timestamps_ms: int | Iterable[int], headers: Any
 ) -> _Chunk | None:
-    """Return the checked chunk of these columns; None if there is no record."""
+    """Return the checked chunk of these columns, or None if there is no record."""
     value_list = values if isinstance(values, list | tuple) else list(values)
     count = len(value_list)
     key_column = None
@@ -378,7 +378,7 @@ def _checked_timestamps(timestamps_ms: int | Iterable[int], count: int) -> _Time
 
 
 def _arrow_timestamps(array: Any, count: int) -> _Timestamps:
-    """As ``_checked_timestamps`` for an Arrow array, without a list."""
+    """Return the timestamps of an Arrow array as ``_checked_timestamps`` does, without making a list."""
     from kafkalite.records import arrow
 
     _same_count("timestamps", None, len(array), count)
@@ -391,7 +391,7 @@ def _arrow_timestamps(array: Any, count: int) -> _Timestamps:
 
 
 def _bounded(values: list[int]) -> _Timestamps:
-    """Return ``values``, at least one, with their bounds."""
+    """Return ``values`` with their bounds. There must be at least one value."""
     lowest_ms, highest_ms = min(values), max(values)
     if lowest_ms == highest_ms and type(lowest_ms) is int:
         return _Timestamps(None, lowest_ms, highest_ms)
@@ -399,7 +399,7 @@ def _bounded(values: list[int]) -> _Timestamps:
 
 
 def _merge(chunks: list[_Chunk]) -> _Chunk:
-    """Join all chunks; a single chunk is returned unchanged."""
+    """Join all chunks. A single chunk is returned unchanged."""
     if len(chunks) == 1:
         return chunks[0]
     timestamps: list[int] = []
@@ -429,7 +429,7 @@ def _build(
     is_sealed: bool = True,
     transactional: bool = False,
 ) -> bytearray:
-    """Join header and body once into the final buffer, then seal it with the CRC."""
+    """Join header and body into the final buffer, then seal it with the CRC."""
     if chunk.count > MAX_RECORDS_PER_BATCH:
         raise _too_many_records(chunk.count)
     timestamps, lowest_ms, highest_ms = chunk.timestamps
@@ -442,6 +442,9 @@ def _build(
         *header_parts(chunk.headers),
     ]
     body_bytes = sum(map(len, body))
+    if body_bytes + HEADER_BYTES < chunk.count:  # four empty columns: brokers refuse them (S22)
+        body[-2:] = (*binary_parts(null_column(chunk.count)), NIL)
+        body_bytes = sum(map(len, body))
     if body_bytes > MAX_PAYLOAD_BYTES - HEADER_BYTES:
         raise BatchTooLargeError(f"a batch of {body_bytes} bytes is above the limit of {MAX_PAYLOAD_BYTES}")
     if codec is not Codec.NONE and body_bytes > MAX_DECOMPRESSED_BYTES:
@@ -485,20 +488,20 @@ def _timestamp_parts(
     return timestamp_parts(timestamps, base_timestamp_ms, widest_delta_ms)
 
 
-def _own_bytes(value: Any) -> bytes | None:
+def own_bytes(value: Any, what: str = "key or value") -> bytes | None:
     """Return ``value`` as bytes that the caller cannot change. Raises RecordError."""
     if value is None or type(value) is bytes:
         return value
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise RecordError(
-        f"a key or value is {type(value).__name__}, but must be bytes or None",
-        hint="encode it first, for example text.encode()",
+        f"the {what} of a record must be bytes or None, not {type(value).__name__}",
+        hint="encode it first, for example text.encode() or json.dumps(it).encode()",
     )
 
 
 def _headers_bytes(headers: Headers) -> int:
-    """Return the approximate size of ``headers``."""
+    """Return the approximate size of ``headers`` in bytes."""
     return sum(len(name) + len(value or b"") + 8 for name, value in headers)
 
 

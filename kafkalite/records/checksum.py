@@ -1,9 +1,8 @@
-"""CRC-32C, the checksum of a record batch, bound once.
+"""CRC-32C, the checksum of a record batch.
 
-On import the package ``crc32c`` looks up its own version with ``importlib.metadata`` and builds its
-command line, which takes 40 ms; its extension module alone takes half a millisecond. So the extension
-is loaded without the package around it. If it is not beside the package, the package is imported as
-usual.
+On import, the package ``crc32c`` looks up its own version with ``importlib.metadata`` and builds its command
+line, which takes 40 ms. Its extension module alone takes half a millisecond, so the extension is loaded
+without the package around it. If it is not beside the package, the package is imported as usual.
 """
 
 # Tests: tests/records/test_header.py
@@ -30,7 +29,7 @@ def _load() -> Crc32c:
 
 
 def _load_extension() -> object | None:
-    """Load the extension under the package's name for it; None if it is not beside the package."""
+    """Load the extension with its usual module name. Return None if it is not beside the package."""
     package = PathFinder.find_spec("crc32c")
     if package is None or package.submodule_search_locations is None:
         return None

@@ -1,26 +1,26 @@
 """The body of a batch: four columns, from Python lists to bytes and back.
 
-The body is one msgpack array of four; integers inside its columns are little-endian, as in Arrow::
+The body is a msgpack array of four columns. Integers inside the columns are little-endian, as in Arrow::
 
     [ timestamps, keys, values, headers ]
 
-    timestamps  nil: every record has the base timestamp. Or bin: per record its signed difference to
-                the base timestamp, 4 or 8 bytes wide (given by the length)
+    timestamps  nil: every record has the base timestamp. Or bin: the signed difference of each record to
+                the base timestamp, 4 or 8 bytes wide (the length of the bin determines which)
     keys        nil: every key is null. Or [offsets, data, validity]
                     offsets   bin, count + 1 int32: record i has data[offsets[i]:offsets[i + 1]].
-                              The first is 0, the last is len(data), none is less than the one before
-                    data      bin, the bytes of all, joined
-                    validity  nil: none is null. Or bin, (count + 7) // 8 bytes: bit i, from the lowest
-                              bit of the first byte, is 0 if record i's is null
+                              The first is 0, the last is len(data), and they never decrease
+                    data      bin, the bytes of all keys, joined
+                    validity  nil: no key is null. Or bin, (count + 7) // 8 bytes: bit i, from the lowest
+                              bit of the first byte, is 0 if the key of record i is null
     values      as keys
-    headers     nil: no record has any. Or an array of one array of [name, value] per record; the name
-                is str, the value bin or nil
+    headers     nil: no record has headers. Or an array with one array of [name, value] pairs per record;
+                the name is str, the value bin or nil
 
-Only headers are decoded by msgpack. The rest is three kinds of item, decoded by hand, so that a reader
-locates each column in the batch and uses it there without a copy.
+Only headers are decoded by msgpack. The rest consists of three kinds of item that are decoded by hand, so
+that a reader locates each column in the batch and uses it there without a copy.
 
-All functions work on whole columns at the speed of C loops (map, accumulate, struct); a loop per record
-in Python would cost more than everything else. Figures: ``python -m benchmarks records``.
+All functions work on whole columns at the speed of C loops (map, accumulate, struct); a loop per record in
+Python would cost more than everything else. Figures: ``python -m benchmarks records``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from kafkalite.limits import MAX_HEADERS_PER_RECORD
 from kafkalite.model import NO_TIMESTAMP, Headers
 from kafkalite.records.header import MAX_INT64, Buffer
 
-# The first bytes of msgpack items that a body may contain outside its headers.
+# The first bytes of the msgpack items that a body may contain outside its headers.
 NIL: Final = b"\xc0"
 ARRAY_OF_3: Final = b"\x93"
 ARRAY_OF_4: Final = b"\x94"
@@ -56,10 +56,10 @@ _FIX_ARRAY, _ARRAY_16, _ARRAY_32 = 0x90, 0xDC, 0xDD
 
 _INT32: Final = struct.Struct("<i")
 _MAX_INT32: Final = 2**31 - 1
-MAX_NARROW_DELTA_MS: Final = _MAX_INT32  #: up to this difference to the base a timestamp takes 4 bytes
+MAX_NARROW_DELTA_MS: Final = _MAX_INT32  #: a timestamp up to this difference from the base takes 4 bytes
 
-#: Outside these bounds the general method is as fast, or an entry is too large for the cache, which holds
-#: 16 entries of at most 512 KiB.
+#: Outside these bounds, the general method is as fast, or an entry is too large for the cache, which holds 16
+#: entries of at most 512 KiB.
 _MIN_UNIFORM_COUNT: Final = 16
 _MAX_UNIFORM_COUNT: Final = 1 << 16
 _UNIFORM_CHUNK: Final = 1024
@@ -74,8 +74,8 @@ _TO_DIGITS: Final = bytes.maketrans(b"\x00\x01", b"01")
 class BinaryColumn:
     """Keys or values to be written into a body, in Arrow's binary layout.
 
-    Invariant: ``offsets`` is count + 1 little-endian int32 from 0 to ``data_bytes``, none less than the
-    one before; ``validity`` is None or (count + 7) // 8 bytes.
+    Invariant: ``offsets`` is count + 1 little-endian int32 that rise from 0 to ``data_bytes`` and never
+    decrease; ``validity`` is None or (count + 7) // 8 bytes.
     """
 
     count: int
@@ -90,9 +90,9 @@ class BinaryColumn:
 
 
 def binary_column(values: Sequence[Any]) -> BinaryColumn | None:
-    """Return the column of ``values``, each bytes-like or None; None if all are None.
+    """Return the column of ``values``, each bytes-like or None. Return None if all are None.
 
-    Raises RecordError for another type, BatchTooLargeError above 2 GiB.
+    Raises RecordError for another type, and BatchTooLargeError above 2 GiB.
     """
     try:
         lengths = list(map(len, values))
@@ -152,7 +152,10 @@ def pack_validity(flags: Iterable[bool]) -> bytes:
 
 
 def concatenate(columns: Sequence[tuple[int, BinaryColumn | None]]) -> BinaryColumn | None:
-    """Join several (count, column) into one column; None stands for ``count`` nulls."""
+    """Join (count, column) pairs into one column. A pair without a column stands for ``count`` nulls.
+
+    Return None if no pair has a column.
+    """
     present = [column for _, column in columns if column is not None]
     if not present:
         return None
@@ -181,6 +184,11 @@ def concatenate(columns: Sequence[tuple[int, BinaryColumn | None]]) -> BinaryCol
     return BinaryColumn(count, struct.pack(f"<{count + 1}i", *ends), tuple(data), ends[-1], validity)
 
 
+def null_column(count: int) -> BinaryColumn:
+    """Return a column of ``count`` nulls with offsets and validity, where nil would do."""
+    return BinaryColumn(count, uniform_offsets(0, count), (), 0, bytes((count + 7) // 8))
+
+
 def uniform_offsets(length: int, count: int) -> bytes:
     """Return the offsets of ``count`` values of the same length."""
     if count > _MAX_UNIFORM_COUNT:
@@ -189,7 +197,7 @@ def uniform_offsets(length: int, count: int) -> bytes:
 
 
 def _many_uniform_offsets(length: int, count: int) -> bytes:
-    """Return the offsets of at least ``count`` values, of which those of ``count`` are a prefix."""
+    """Return the offsets of at least ``count`` values. The offsets of ``count`` values are a prefix."""
     return _uniform_offsets(length, 1 << count.bit_length())
 
 
@@ -206,17 +214,18 @@ def binary_parts(column: BinaryColumn | None) -> list[Buffer]:
     """Return the pieces of one column of the body, to be joined."""
     if column is None:
         return [NIL]
-    parts: list[Buffer] = [ARRAY_OF_3, _bin_header(len(column.offsets)), column.offsets]
-    parts.append(_bin_header(column.data_bytes))
+    parts: list[Buffer] = [ARRAY_OF_3, bin_header(len(column.offsets)), column.offsets]
+    parts.append(bin_header(column.data_bytes))
     parts.extend(column.data)
     if column.validity is None:
         parts.append(NIL)
     else:
-        parts += (_bin_header(len(column.validity)), column.validity)
+        parts += (bin_header(len(column.validity)), column.validity)
     return parts
 
 
-def _bin_header(length: int) -> bytes:
+def bin_header(length: int) -> bytes:
+    """Return the first bytes of a msgpack bin of ``length`` bytes."""
     if length < 1 << 8:
         return bytes((_BIN_8, length))
     if length < 1 << 16:
@@ -240,18 +249,18 @@ def timestamp_parts(timestamps: Sequence[int], base_timestamp_ms: int, widest_de
 
 def bin_parts(packed: Buffer) -> list[Buffer]:
     """Return the pieces of one msgpack bin with the bytes ``packed``."""
-    return [_bin_header(len(packed)), packed]
+    return [bin_header(len(packed)), packed]
 
 
 def header_parts(headers: Sequence[Any] | None) -> list[Buffer]:
-    """Return the pieces of the header column; None or an empty item for a record without any."""
+    """Return the pieces of the header column. A record without headers has None or an empty item."""
     if headers is None or not any(headers):
         return [NIL]
     return [msgpack.packb([record_headers or () for record_headers in headers], use_bin_type=True)]
 
 
 def checked_headers(headers: Any) -> Headers:
-    """Return one record's headers as a tuple of (name, value). Raises RecordError for anything else."""
+    """Return one record's headers as a tuple of (name, value). Raises RecordError for other types."""
     checked: list[tuple[str, bytes | None]] = []
     try:
         for name, value in headers or ():
@@ -281,7 +290,7 @@ class BinaryView:
     validity: memoryview | None
 
     def decode(self) -> list[bytes | None]:
-        """Return a list of ``count`` bytes or None. Raises CorruptBatchError if an offset decreases."""
+        """Return ``count`` values, each bytes or None. Raises CorruptBatchError if an offset decreases."""
         values: list[Any] | None = self._decode_uniform()
         if values is None:
             offsets = struct.unpack(f"<{self.count + 1}i", self.offsets)
@@ -296,7 +305,7 @@ class BinaryView:
         return values
 
     def _decode_uniform(self) -> list[bytes] | None:
-        """Return the values if there are many and all have the same length; otherwise None."""
+        """Return the values if there are many and all have the same length; otherwise return None."""
         count = self.count
         length, remainder = divmod(len(self.data), count)
         if remainder or not _MIN_UNIFORM_COUNT <= count <= _MAX_UNIFORM_COUNT:
@@ -329,7 +338,7 @@ def validity_digits(validity: Buffer, count: int) -> str:
 
 @dataclass(slots=True)
 class BodyView:
-    """The positions of the columns in a body. ``headers`` is the rest of the body, for msgpack."""
+    """The located columns of a body. ``headers`` is the rest of the body, which msgpack decodes."""
 
     count: int
     timestamp_deltas: memoryview | None
@@ -380,7 +389,7 @@ def _take_binary(body: memoryview, position: int, count: int) -> tuple[BinaryVie
 
 
 def _take_bin(body: memoryview, position: int) -> tuple[memoryview | None, int]:
-    """Return (the bin, or None for nil; the position after it)."""
+    """Return (bin or None for nil, position after it). Raises CorruptBatchError."""
     kind = _first_byte(body, position)
     if kind == _NIL:
         return None, position + 1
@@ -397,7 +406,7 @@ def _take_bin(body: memoryview, position: int) -> tuple[memoryview | None, int]:
 
 
 def decode_timestamps(deltas: memoryview, count: int, base_timestamp_ms: int) -> list[int]:
-    """Return the timestamps in milliseconds. Raises CorruptBatchError unless all are from -1 to 2**63 - 1."""
+    """Return the timestamps in milliseconds. Raises CorruptBatchError unless all are valid."""
     is_narrow = len(deltas) == 4 * count
     kind = "i" if is_narrow else "q"
     timestamps = list(map(base_timestamp_ms.__add__, struct.unpack(f"<{count}{kind}", deltas)))
@@ -414,19 +423,14 @@ def is_ordinary(base_timestamp_ms: int) -> bool:
 
 
 def decode_headers(column: memoryview, count: int) -> list[Headers]:
-    """Return each record's headers, () for none. Raises CorruptBatchError.
+    """Return each record's headers, () for a record without headers. Raises CorruptBatchError.
 
-    msgpack allocates an array before it has read its items, so the outer array, which may be long, is
-    decoded by hand, and the inner ones are limited.
+    msgpack allocates an array before it reads the items. So the outer array, which may be long, is decoded by
+    hand, and the inner arrays are limited.
     """
-    length, position = _array_length(column)
-    if length != count:
-        raise CorruptBatchError(f"headers of {length} records in a batch of {count}")
+    position = check_header_count(column, count)
     unpacker = msgpack.Unpacker(
-        max_buffer_size=len(column),
-        max_array_len=MAX_HEADERS_PER_RECORD,
-        max_map_len=0,
-        max_ext_len=0,
+        max_buffer_size=len(column), max_array_len=MAX_HEADERS_PER_RECORD, max_map_len=0, max_ext_len=0
     )
     unpacker.feed(column[position:])
     try:
@@ -438,8 +442,16 @@ def decode_headers(column: memoryview, count: int) -> list[Headers]:
     return headers
 
 
+def check_header_count(column: memoryview, count: int) -> int:
+    """Return where the first record's headers begin. Raises CorruptBatchError unless there are ``count``."""
+    length, position = _array_length(column)
+    if length != count:
+        raise CorruptBatchError(f"headers of {length} records in a batch of {count}")
+    return position
+
+
 def _array_length(column: memoryview) -> tuple[int, int]:
-    """Return (the length of the array that begins here, the position of its first item)."""
+    """Return (length of the array that begins ``column``, position of its first item)."""
     kind = _first_byte(column, 0)
     if kind & 0xF0 == _FIX_ARRAY:
         return kind & 0x0F, 1

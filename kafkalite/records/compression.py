@@ -25,26 +25,30 @@ from kafkalite.errors import BatchTooLargeError, ConfigError, CorruptBatchError,
 from kafkalite.limits import KIB, MIB
 from kafkalite.records.header import Buffer, Codec
 
-_GZIP_WINDOW: Final = 31  # 15 bits of window, and 16: a gzip header instead of zlib's
+_GZIP_WINDOW: Final = 31  # 15 bits of window; adding 16 selects a gzip header instead of zlib's
 
 _GZIP_INPUT_BYTES: Final = 256 * KIB
 _GZIP_OUTPUT_BYTES: Final = 1 * MIB
 
-#: (lowest, highest, default) level. Kafka's ranges if the libraries agree.
-_LEVELS: Final = {
-    Codec.GZIP: (1, 9, 6),
-    Codec.LZ4: (1, 12, 1),
-    Codec.ZSTD: (-7, 22, 3),
-}
+#: (lowest, highest, default) level, with Kafka's ranges if the libraries agree.
+_LEVELS: Final = {Codec.GZIP: (1, 9, 6), Codec.LZ4: (1, 12, 1), Codec.ZSTD: (-7, 22, 3)}
 
-# The most output bytes per input byte. Snappy: a copy of 64 bytes takes 3. LZ4: a length byte adds up to 255.
-# Zstandard: a repeated byte, 128 KiB of it, takes a block of 4.
-_MAX_RATIO: Final = {Codec.SNAPPY: 22, Codec.LZ4: 256, Codec.ZSTD: 32 * 1024}
+# The most output bytes per input byte. gzip: two bits copy 258 bytes. Snappy: a copy of 64 bytes takes 3.
+# LZ4: a length byte adds up to 255. Zstandard: 128 KiB of one repeated byte take a block of 4.
+_MAX_RATIO: Final = {Codec.GZIP: 1032, Codec.SNAPPY: 22, Codec.LZ4: 256, Codec.ZSTD: 32 * 1024}
+# The first bytes of each codec's frame. A snappy block begins with its length.
+_MAGIC: Final = {
+    Codec.GZIP: b"\x1f\x8b\x08",
+    Codec.SNAPPY: b"",
+    Codec.LZ4: b"\x04\x22\x4d\x18",
+    Codec.ZSTD: b"\x28\xb5\x2f\xfd",
+}
+_GZIP_SIZE_BYTES: Final = 4  # at the end: the size of the output, modulo 2^32
+_SNAPPY_SIZE_BYTES: Final = 5  # at most, at the beginning: 7 bits in each byte, the lowest first
 _FIRST_GUESS_RATIO: Final = 4
 _GUESS_GROWTH: Final = 8
 _MIN_BUFFER_BYTES: Final = 4096
 
-_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _ZSTD_DICTIONARY_ID_BYTES: Final = (0, 1, 2, 4)
 _ZSTD_CONTENT_SIZE_BYTES: Final = (0, 2, 4, 8)
 
@@ -74,7 +78,7 @@ def check_level(codec: Codec, level: int | None) -> None:
 
 
 def compress(codec: Codec, data: Buffer, level: int | None = None) -> Buffer:
-    """Return ``data`` compressed; unchanged for NONE. Raises ConfigError for a level that the codec lacks."""
+    """Return ``data`` compressed, or unchanged for NONE. Raises ConfigError for an invalid level."""
     check_level(codec, level)
     if level is None and codec in _LEVELS:
         level = _LEVELS[codec][2]
@@ -94,22 +98,18 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> Buffer:
 
 
 def decompress(codec: Codec, data: Buffer, max_bytes: int) -> Buffer:
-    """Return ``data`` decompressed; unchanged for NONE.
+    """Return ``data`` decompressed, or unchanged for NONE.
 
-    Raises BatchTooLargeError if the result exceeds ``max_bytes``, CorruptBatchError if the data is not
-    of that codec. Allocates at most ``max_bytes`` and the codec's own window.
+    Raises BatchTooLargeError if the result exceeds ``max_bytes``, and CorruptBatchError if the data is not
+    valid for the codec. Allocates at most ``max_bytes`` and the codec's own window.
     """
     if codec is Codec.NONE:
         return data
     if codec is Codec.GZIP:
         return _gunzip(data, max_bytes)
-    declared = _declared_bytes(codec, data)
-    if declared is not None:
-        if declared > max_bytes:
-            raise _too_large(codec, data, max_bytes)
-        if declared > _most_bytes(codec, data):
-            raise CorruptBatchError(f"{len(data)} bytes of {codec} cannot unpack to the declared {declared}")
-        unpacked = _unpack_into(codec, data, declared)
+    bound = unpacked_bound(codec, data, max_bytes)
+    if _declared_bytes(codec, data) is not None:
+        unpacked = _unpack_into(codec, data, bound)
         if isinstance(unpacked, Exception):
             raise _corrupt(codec, data, unpacked) from unpacked
         return unpacked
@@ -117,7 +117,7 @@ def decompress(codec: Codec, data: Buffer, max_bytes: int) -> Buffer:
 
 
 def _gunzip(data: Buffer, max_bytes: int) -> bytearray:
-    """Decompress piece by piece: in one call zlib would hold the output twice and copy unused input."""
+    """Decompress piece by piece. In one call, zlib would hold the output twice and copy unused input."""
     unpacker = zlib.decompressobj(_GZIP_WINDOW)
     unpacked = bytearray()
     view = memoryview(data)
@@ -141,21 +141,50 @@ def _gunzip(data: Buffer, max_bytes: int) -> bytearray:
     return unpacked
 
 
+def unpacked_bound(codec: Codec, data: Buffer, max_bytes: int) -> int:
+    """Return the most bytes that ``data`` can decompress to, without decompressing it.
+
+    That is the declared size, or else what the codec could reach, at most ``max_bytes``. Raises
+    BatchTooLargeError if the data declares more than ``max_bytes``, CorruptBatchError if it is not of that
+    codec.
+    """
+    magic = _MAGIC[codec]
+    if not data or data[: len(magic)] != magic:
+        raise _corrupt(codec, data, "no frame begins here")
+    if codec is Codec.GZIP:
+        declared: int | None = int.from_bytes(data[-_GZIP_SIZE_BYTES:], "little")
+    else:
+        declared = _declared_bytes(codec, data)
+    if declared is None:
+        return min(max_bytes, _most_bytes(codec, data))
+    if declared > max_bytes:
+        raise _too_large(codec, data, max_bytes)
+    if declared > _most_bytes(codec, data):
+        raise CorruptBatchError(f"{len(data)} bytes of {codec} cannot unpack to the declared {declared}")
+    return declared
+
+
 def _declared_bytes(codec: Codec, data: Buffer) -> int | None:
-    """Return the decompressed size that the data declares at its beginning, if any."""
+    """Return the decompressed size that the data declares at its beginning, or None."""
     if codec is Codec.SNAPPY:
-        try:
-            return int(_cramjam().snappy.decompress_raw_len(data))
-        except _cramjam().DecompressionError as error:
-            raise _corrupt(codec, data, error) from error
+        return _snappy_bytes(data)
     if codec is Codec.ZSTD:
         return _zstd_content_bytes(data)
     return None
 
 
+def _snappy_bytes(data: Buffer) -> int:
+    declared = 0
+    for number, byte in enumerate(data[:_SNAPPY_SIZE_BYTES]):
+        declared |= (byte & 0x7F) << 7 * number
+        if not byte & 0x80:
+            return declared
+    raise _corrupt(Codec.SNAPPY, data, "it does not begin with its length")
+
+
 def _zstd_content_bytes(data: Buffer) -> int | None:
-    """RFC 8878, 3.1.1.1: return Frame_Content_Size, or None if the frame does not have it."""
-    if len(data) < 6 or data[:4] != _ZSTD_MAGIC:
+    """Return Frame_Content_Size (RFC 8878, 3.1.1.1), or None if the frame does not have it."""
+    if len(data) < 6 or data[:4] != _MAGIC[Codec.ZSTD]:
         return None
     descriptor = data[4]
     is_single_segment = bool(descriptor & 0x20)
@@ -172,7 +201,7 @@ def _most_bytes(codec: Codec, data: Buffer) -> int:
 
 
 def _unpack_into(codec: Codec, data: Buffer, size_bytes: int) -> bytearray | Exception:
-    """Decompress into a buffer of that size, cut to the filled part; return the exception if it fails."""
+    """Decompress into a buffer of this size. Return its filled part, or the exception of a failure."""
     buffer = bytearray(size_bytes)
     modules = _cramjam()
     unpackers = {
@@ -189,9 +218,10 @@ def _unpack_into(codec: Codec, data: Buffer, size_bytes: int) -> bytearray | Exc
 
 
 def _unpack_growing(codec: Codec, data: Buffer, max_bytes: int) -> bytearray:
-    """Decompress data without a declared size into larger and larger buffers, none above ``max_bytes``.
+    """Decompress data without a declared size, into buffers of growing size up to ``max_bytes``.
 
-    Each buffer is eight times the one before, so all of them together cost little more than the last.
+    Each buffer is eight times as large as the one before, so all of them together cost little more than the
+    last.
     """
     ceiling = min(max_bytes, max(_most_bytes(codec, data), _MIN_BUFFER_BYTES))
     size_bytes = min(ceiling, max(len(data) * _FIRST_GUESS_RATIO, _MIN_BUFFER_BYTES))
@@ -202,7 +232,7 @@ def _unpack_growing(codec: Codec, data: Buffer, max_bytes: int) -> bytearray:
         if size_bytes == ceiling:
             break
         size_bytes = min(ceiling, size_bytes * _GUESS_GROWTH)
-    # cramjam has one error for all causes; its text tells a full buffer from damaged bytes.
+    # cramjam has one error for all causes. Its text distinguishes a full buffer from damaged bytes.
     if ceiling == max_bytes and "whole buffer" in str(unpacked):
         raise _too_large(codec, data, max_bytes) from unpacked
     raise _corrupt(codec, data, unpacked) from unpacked

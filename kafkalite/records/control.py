@@ -1,10 +1,10 @@
 """Control batches: the markers that end a producer's transaction in one partition.
 
-A marker is a columnar batch with one record, uncompressed, flagged as control and transactional, with
-the producer id of the transaction and without a sequence. Its key is Kafka's: version 0 and type (0
-abort, 1 commit), two bytes each; and so is its value: version 0, two bytes, and the coordinator's
-epoch, four. All big-endian. Its producer epoch is the one after that of the batches it ends (R31), so
-that late batches are refused.
+A marker is an uncompressed columnar batch with one record, flagged as control and transactional, with the
+producer id of the transaction and without a sequence. Key and value have Kafka's format, big-endian. The key
+is version 0 and type (0 abort, 1 commit), two bytes each. The value is version 0, two bytes, and the
+coordinator's epoch, four bytes. The marker's producer epoch follows the epoch of the batches that it ends
+(R31), so that late batches are refused.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MARKER_BYTES: Final = _AFTER_KEY + len(_column(bytes(_VALUE.size))) + len(_HEADE
 def build_marker(
     producer_id: int, producer_epoch: int, coordinator_epoch: int, is_commit: bool, timestamp_ms: int
 ) -> bytearray:
-    """Return the batch, in a buffer of its own that a leader may stamp in place."""
+    """Return the batch, in a new buffer that a leader may stamp in place."""
     key = _KEY.pack(VERSION, _COMMIT if is_commit else _ABORT)
     header = pack_control_header(
         0,
@@ -78,7 +78,7 @@ def build_marker(
 def parse_marker(batch: Buffer) -> Marker:
     """Return the contents of the control batch in ``batch``, without checking its CRC.
 
-    Raises CorruptBatchError for anything but a marker as ``build_marker`` makes it.
+    Raises CorruptBatchError unless ``batch`` is a marker as ``build_marker`` makes it.
     """
     if len(batch) != MARKER_BYTES:
         raise CorruptBatchError(f"a control batch of {len(batch)} bytes; a marker has {MARKER_BYTES}")
@@ -98,9 +98,9 @@ def parse_marker(batch: Buffer) -> Marker:
 
 
 def check_at(buffer: memoryview, position: int) -> BatchHeader:
-    """Return the header of the batch at ``position``; its length, CRC and marker are checked.
+    """Check the length and CRC of the batch at ``position``, and its contents if it is a marker.
 
-    Raises CorruptBatchError.
+    Returns the header. Raises CorruptBatchError.
     """
     batch = buffer[position : position + total_length(buffer, position)]
     header = check(batch)

@@ -1,11 +1,11 @@
-"""Gap batches, which take the place of removed records in a compacted log.
+"""Gap batches, which replace removed records in a compacted log.
 
-A log's offsets are dense: each batch begins where the one before ends, and any other offset is damage.
-So compaction does not leave holes. It replaces them with a columnar batch that gives the number of
-removed offsets: flagged as control, so that consumers skip it, but not as transactional, which
-distinguishes it from a marker; without producer and timestamp; its columns are nil. 66 bytes replace up
-to a million offsets. A gap keeps the leader epoch of the batches it replaces, so the epochs of a log
-still follow from its batches.
+A log has no missing offsets: each batch begins where the previous one ends, and any other offset means
+damage. So compaction replaces removed records with a columnar batch that gives the number of removed offsets.
+It is flagged as control, so that consumers skip it, but not as transactional, which distinguishes it from a
+marker. It has no producer and no timestamp, and its columns are nil. 66 bytes replace up to a million
+offsets. A gap keeps the leader epoch of the batches that it replaces, so the epochs of a log can still be
+derived from its batches.
 """
 
 # Tests: tests/storage/test_compaction.py
@@ -39,16 +39,16 @@ def build_gap(base_offset: int, count: int, leader_epoch: int) -> bytearray:
 
 
 def is_gap(header: BatchHeader) -> bool:
-    """Whether the batch of ``header`` replaces removed records. A marker is also transactional."""
+    """Whether the batch of ``header`` replaces removed records: it is control but not transactional."""
     return header.attributes & (CONTROL_BIT | TRANSACTIONAL_BIT) == CONTROL_BIT
 
 
 def joined_at(batches: memoryview, offset: int) -> memoryview:
-    """Return ``batches`` from ``offset`` on if the first of them is a gap that begins before it.
+    """Return ``batches`` from ``offset`` on if the first batch is a gap that begins before ``offset``.
 
-    A leader's gap may begin before the end of a follower's log. If the first batch is anything else,
-    the batches are returned unchanged, for the log to refuse. Raises CorruptBatchError for a damaged
-    first batch.
+    A leader's gap may begin before the end of a follower's log. If the first batch is not such a gap, the
+    batches are returned unchanged, and the log refuses them. Raises CorruptBatchError for a damaged first
+    batch.
     """
     length = total_length(batches)
     if not length or length > len(batches):

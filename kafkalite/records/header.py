@@ -1,4 +1,4 @@
-"""The fixed header of a record batch: parse, check, stamp, scan. Records stay opaque here.
+"""The fixed header of a record batch: parse, check, stamp, scan. Records are not decoded here.
 
 Kafka's record-batch-v2 header, big-endian, 61 bytes::
 
@@ -18,14 +18,14 @@ Kafka's record-batch-v2 header, big-endian, 61 bytes::
           57      4  record count
 
     attributes, by bit:
-        0-2   Kafka's codec, its rows follow; or 7, columns follow
+        0-2   Kafka's codec of the rows that follow; or 7 if columns follow
         3     timestamp type: 0 create time, 1 log append time (then every record has the max timestamp)
         4     transactional
         5     control
         8-10  the codec of the columns: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd
 
-Why 7: no codec of Kafka has that number, so its clients fail on columns instead of misreading them,
-whereas they would silently ignore an unknown attribute bit.
+No codec of Kafka has the number 7, so Kafka's clients fail on columns instead of misreading them. They would
+silently ignore an unknown attribute bit.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ CRC_POSITION: Final = 17
 ATTRIBUTES_POSITION: Final = 21
 MAX_TIMESTAMP_POSITION: Final = 35
 PRODUCER_POSITION: Final = 43
-#: Bytes before and including the length field, which the length does not count.
+#: The number of bytes up to the end of the length field, which the length does not count.
 LENGTH_OVERHEAD_BYTES: Final = 12
 
 HEADER: Final = struct.Struct(">qiibIhiqqqhii")
@@ -77,16 +77,20 @@ _INT16: Final = struct.Struct(">h")
 _PRODUCER: Final = struct.Struct(">qhi")
 # base offset, batch length, magic, last offset delta, max timestamp: the fields that `scan` reads.
 _SCAN: Final = struct.Struct(">qi4xb6xi8xq")
-# The same with the attributes before the delta, then producer id, producer epoch, base sequence:
+# The same with the CRC and the attributes before the delta, then producer id, producer epoch, base sequence:
 # the fields that `scan_producers` reads.
-_SCAN_PRODUCERS: Final = struct.Struct(">qi4xb4xhi8xqqhi")
+_SCAN_PRODUCERS: Final = struct.Struct(">qi4xbIhi8xqqhi")
+
+_MIN_LENGTH: Final = HEADER_BYTES - LENGTH_OVERHEAD_BYTES
+_MAX_BASE_OFFSET: Final = MAX_INT64 - MAX_RECORDS_PER_BATCH
+_make_tuple: Final = tuple.__new__  # the constructor of a named tuple takes three times as long
 
 assert HEADER.size == HEADER_BYTES
 assert LENGTH_POSITION + _INT32.size == LENGTH_OVERHEAD_BYTES
 
 
 class Codec(enum.IntEnum):
-    """The compression of a batch, with Kafka's numbers; configurations use the lower-case name."""
+    """The compression of a batch, with Kafka's numbers. Configurations use the lower-case name."""
 
     NONE = 0
     GZIP = 1
@@ -96,7 +100,7 @@ class Codec(enum.IntEnum):
 
     @classmethod
     def parse(cls, text: str) -> Codec:
-        """Turn ``"lz4"`` into Codec.LZ4. Raises ConfigError for ``compression.type``."""
+        """Convert ``"lz4"`` to Codec.LZ4. Raises ConfigError for ``compression.type``."""
         codec = cls.__members__.get(text.upper())
         if codec is None:
             allowed = "one of " + ", ".join(name.lower() for name in cls.__members__)
@@ -108,13 +112,19 @@ class Codec(enum.IntEnum):
 
 
 _CODECS: Final = tuple(Codec)
+# Both codec fields of the attributes, and their valid values. The second counts only in a batch of columns.
+_CODEC_BITS: Final = CODEC_MASK | CODEC_MASK << COLUMN_CODEC_SHIFT
+_KNOWN_CODEC_BITS: Final = frozenset(
+    bits
+    for bits in range(_CODEC_BITS + 1)
+    if (bits >> COLUMN_CODEC_SHIFT if bits & CODEC_MASK == COLUMNAR else bits & CODEC_MASK) < len(_CODECS)
+)
 
 
 class BatchHeader(NamedTuple):
-    """The fields of one header. ``length_bytes`` is the whole batch, header included.
+    """The fields of one header. ``length_bytes`` is the size of the whole batch, including the header.
 
-    A tuple, because one is made for each batch that is read: a frozen dataclass takes four times as
-    long.
+    It is a tuple because one is made per batch that is read, and a frozen dataclass takes four times as long.
     """
 
     base_offset: int
@@ -133,7 +143,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_offset(self) -> int:
-        """The offset of the last record: inclusive."""
+        """The offset of the last record (inclusive)."""
         return self.base_offset + self.last_offset_delta
 
     @property
@@ -143,7 +153,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_columnar(self) -> bool:
-        """Whether the body is columns; otherwise it is Kafka's rows."""
+        """Whether the body consists of columns. Otherwise it consists of Kafka's rows."""
         return self.attributes & CODEC_MASK == COLUMNAR
 
     @property
@@ -167,25 +177,35 @@ class BatchHeader(NamedTuple):
 
 
 def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """Return the header at ``position`` with its fields checked. The CRC and the body are not read.
+    """Return the header at ``position`` after checking its fields. The CRC and the body are not read.
 
     Raises CorruptBatchError if it is cut off, or if no builder can have written it.
     """
-    if len(buffer) - position < HEADER_BYTES:
+    # One flat condition and no constructor of the named tuple: this runs for each produced and fetched batch.
+    try:
+        fields = HEADER.unpack_from(buffer, position)
+    except struct.error:
         raise CorruptBatchError(
             f"a record batch header has {HEADER_BYTES} bytes, but {max(len(buffer) - position, 0)} are left"
             f" at position {position}"
-        )
-    base_offset, batch_length, *fields = HEADER.unpack_from(buffer, position)
-    header = BatchHeader(base_offset, batch_length + LENGTH_OVERHEAD_BYTES, *fields)
-    problem = _problem(header)
-    if problem is not None:
-        raise CorruptBatchError(f"no valid record batch header at position {position}: {problem}")
-    return header
+        ) from None
+    base_offset, length, _, magic, _, attributes, last_delta, base_ms, max_ms, _, _, _, count = fields
+    header = _make_tuple(BatchHeader, (base_offset, length + LENGTH_OVERHEAD_BYTES) + fields[2:])  # noqa: RUF005 - unpacking is slower
+    if (
+        magic == MAGIC
+        and length >= _MIN_LENGTH
+        and 0 <= last_delta < MAX_RECORDS_PER_BATCH
+        and last_delta + 1 == count
+        and 0 <= base_offset <= _MAX_BASE_OFFSET
+        and base_ms >= NO_TIMESTAMP <= max_ms
+        and attributes & _CODEC_BITS in _KNOWN_CODEC_BITS
+    ):
+        return header
+    raise CorruptBatchError(f"no valid record batch header at position {position}: {_problem(header)}")
 
 
-def _problem(header: BatchHeader) -> str | None:
-    """Return what no builder would write, or None."""
+def _problem(header: BatchHeader) -> str:
+    """Return a description of the invalid field."""
     if header.magic != MAGIC:
         return f"magic is {header.magic}, not {MAGIC}"
     if header.length_bytes < HEADER_BYTES:
@@ -194,20 +214,20 @@ def _problem(header: BatchHeader) -> str | None:
         return f"{header.record_count} records, but the last offset delta is {header.last_offset_delta}"
     if not 1 <= header.record_count <= MAX_RECORDS_PER_BATCH:
         return f"{header.record_count} records, not 1 to {MAX_RECORDS_PER_BATCH}"
-    if not 0 <= header.base_offset <= MAX_INT64 - header.record_count:
+    if not 0 <= header.base_offset <= _MAX_BASE_OFFSET:
         return f"base offset is {header.base_offset}"
     if header.base_timestamp_ms < NO_TIMESTAMP or header.max_timestamp_ms < NO_TIMESTAMP:
         return f"timestamps {header.base_timestamp_ms} and {header.max_timestamp_ms} ms are below -1"
     kafka_codec = header.attributes & CODEC_MASK
     codec = header.attributes >> COLUMN_CODEC_SHIFT & CODEC_MASK if kafka_codec == COLUMNAR else kafka_codec
-    return None if codec < len(_CODECS) else f"unknown compression codec {codec}"
+    return f"unknown compression codec {codec}"
 
 
 def total_length(buffer: Buffer, position: int = 0) -> int:
     """Return the size of the whole batch at ``position``, read from its first 12 bytes.
 
-    Returns 0 if those 12 bytes are zero (preallocated space). Raises CorruptBatchError if fewer than 12
-    bytes are left or the length is less than a header's.
+    Returns 0 if these 12 bytes are zero (preallocated space). Raises CorruptBatchError if fewer than 12 bytes
+    are left, or if the length is less than a header's.
     """
     if len(buffer) - position < LENGTH_OVERHEAD_BYTES:
         raise CorruptBatchError(f"fewer than {LENGTH_OVERHEAD_BYTES} bytes of a batch at position {position}")
@@ -221,12 +241,11 @@ def total_length(buffer: Buffer, position: int = 0) -> int:
 
 
 def scan(buffer: Buffer, position: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Read the headers in [position, end) quickly.
+    """Read the headers from ``position`` (inclusive) to ``end`` (exclusive) quickly.
 
-    Yields (position, base_offset, last_offset_delta, max_timestamp_ms, total_length) of each complete
-    batch. Stops at the first bytes that cannot be a batch: cut off by ``end``, a length below a
-    header's, another magic, zeros. The caller compares the end of the last batch with ``end``; CRCs are
-    not checked.
+    Yields (position, base_offset, last_offset_delta, max_timestamp_ms, total_length) of each complete batch.
+    Stops at a batch that exceeds ``end``, has another magic or a length below a header's, and at zeros. The
+    caller compares the end of the last batch with ``end``. CRCs are not checked.
     """
     end = min(end, len(buffer))
     unpack_from = _SCAN.unpack_from
@@ -247,17 +266,17 @@ def scan(buffer: Buffer, position: int, end: int) -> Iterator[tuple[int, int, in
 
 def scan_producers(
     buffer: Buffer, position: int, end: int
-) -> Iterator[tuple[int, int, int, int, int, int, int, int]]:
-    """Like ``scan``, with each batch's producer.
+) -> Iterator[tuple[int, int, int, int, int, int, int, int, int]]:
+    """Read the headers like ``scan``, with each batch's producer.
 
     Yields (position, attributes, base_offset, last_offset_delta, max_timestamp_ms, producer_id,
-    producer_epoch, base_sequence).
+    producer_epoch, base_sequence, crc).
     """
     end = min(end, len(buffer))
     unpack_from = _SCAN_PRODUCERS.unpack_from
     last_start = end - HEADER_BYTES
     while position <= last_start:
-        base_offset, batch_length, magic, attributes, last_delta, *rest = unpack_from(buffer, position)
+        base_offset, batch_length, magic, crc, attributes, last_delta, *rest = unpack_from(buffer, position)
         length_bytes = batch_length + LENGTH_OVERHEAD_BYTES
         if length_bytes < HEADER_BYTES or position + length_bytes > end or magic != MAGIC or last_delta < 0:
             return
@@ -271,6 +290,7 @@ def scan_producers(
             producer_id,
             producer_epoch,
             base_sequence,
+            crc,
         )
         position += length_bytes
 
@@ -278,9 +298,11 @@ def scan_producers(
 def check(buffer: Buffer) -> BatchHeader:
     """Return the header of the batch in ``buffer``. Raises CorruptBatchError for a wrong length or CRC.
 
-    The body is not unpacked: whether its columns are well formed is checked when they are read.
+    The body is not unpacked. Its columns are checked when they are read.
     """
-    header = check_length(buffer)
+    header = parse_header(buffer)
+    if header.length_bytes != len(buffer):
+        raise _wrong_length(buffer, header)
     actual = crc32c(memoryview(buffer)[ATTRIBUTES_POSITION:])
     if actual != header.crc:
         raise CorruptBatchError(
@@ -295,11 +317,15 @@ def check_length(buffer: Buffer) -> BatchHeader:
     """Return the header as ``check`` does, without checking the CRC."""
     header = parse_header(buffer)
     if header.length_bytes != len(buffer):
-        raise CorruptBatchError(
-            f"record batch at offset {header.base_offset}: its length says {header.length_bytes} bytes,"
-            f" but there are {len(buffer)}"
-        )
+        raise _wrong_length(buffer, header)
     return header
+
+
+def _wrong_length(buffer: Buffer, header: BatchHeader) -> CorruptBatchError:
+    return CorruptBatchError(
+        f"record batch at offset {header.base_offset}: its length says {header.length_bytes} bytes,"
+        f" but there are {len(buffer)}"
+    )
 
 
 def stamp(buffer: bytearray | memoryview, *, base_offset: int, leader_epoch: int) -> None:
@@ -309,15 +335,29 @@ def stamp(buffer: bytearray | memoryview, *, base_offset: int, leader_epoch: int
 
 
 def stamp_log_append_time(buffer: bytearray | memoryview, now_ms: int) -> None:
-    """Set the time of every record of the batch to ``now_ms``, and renew the CRC.
+    """Set the timestamp of every record of the batch to ``now_ms``, and update the CRC.
 
-    ``message.timestamp.type=LogAppendTime``: the attribute bit and the max timestamp are enough; the
-    records' own timestamps stay in the body, unread.
+    With ``message.timestamp.type=LogAppendTime``, the attribute bit and the max timestamp are enough. The
+    records' own timestamps stay in the body and are not read.
     """
     (attributes,) = _INT16.unpack_from(buffer, ATTRIBUTES_POSITION)
     _INT16.pack_into(buffer, ATTRIBUTES_POSITION, attributes | TIMESTAMP_TYPE_BIT)
     _BASE_OFFSET.pack_into(buffer, MAX_TIMESTAMP_POSITION, now_ms)
     seal(buffer)
+
+
+def stored_crc(buffer: Buffer) -> int:
+    """Return the CRC field of the batch in ``buffer``, unchecked."""
+    crc: int
+    (crc,) = _UINT32.unpack_from(buffer, CRC_POSITION)
+    return crc
+
+
+def log_append_time_crc(buffer: Buffer, time_ms: int) -> int:
+    """Return the CRC that the batch gets from ``stamp_log_append_time``, without changing ``buffer``."""
+    copy = bytearray(buffer)
+    stamp_log_append_time(copy, time_ms)
+    return stored_crc(copy)
 
 
 def stamp_producer(
@@ -328,7 +368,7 @@ def stamp_producer(
     *,
     transactional: bool = False,
 ) -> None:
-    """Write the producer and whether the batch is transactional, and renew the CRC, which covers both."""
+    """Write the producer and the transactional flag, and update the CRC, which covers both."""
     (attributes,) = _INT16.unpack_from(buffer, ATTRIBUTES_POSITION)
     attributes = attributes | TRANSACTIONAL_BIT if transactional else attributes & ~TRANSACTIONAL_BIT
     _INT16.pack_into(buffer, ATTRIBUTES_POSITION, attributes)
@@ -347,7 +387,7 @@ def pack_control_header(
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = NO_PRODUCER_EPOCH,
 ) -> bytes:
-    """Return the header of a columnar control batch of ``size_bytes``, without a CRC: ``seal`` adds it."""
+    """Return the header of a columnar control batch of ``size_bytes``. Its CRC is added by ``seal``."""
     length = size_bytes - LENGTH_OVERHEAD_BYTES
     fixed = (MAGIC, 0, attributes | COLUMNAR | CONTROL_BIT, count - 1, timestamp_ms, timestamp_ms)
     return HEADER.pack(

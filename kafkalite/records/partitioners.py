@@ -7,7 +7,7 @@ Partitioners differ in their treatment of records without a key:
 ``roundrobin``  the default: one partition until its batch closes, then the next in turn
 ``sticky``      one partition until its batch closes, then another at random (KIP-480)
 ``random``      a random partition for each record; keys are ignored
-``hash``        murmur2 also for records without a key, as for an empty one: all in one partition
+``hash``        murmur2; a missing key counts as an empty key, so these records share a partition
 a callable      ``(topic, key, value, partition_count)`` -> partition, or None for roundrobin
 ==============  ====================================================================================
 """
@@ -31,14 +31,14 @@ MURMUR2_SEED: Final = 0x9747B28C
 MURMUR2_M: Final = 0x5BD1E995
 MURMUR2_R: Final = 24
 
-# Hashing in Python takes a microsecond or two and keys repeat, so hashes are cached: at most 32,768, of
-# keys of at most 64 bytes, some 5 MB.
+# Hashing in Python takes a microsecond or two and keys repeat, so hashes are cached: at most 32,768 hashes of
+# keys of at most 64 bytes, about 5 MB.
 _MAX_CACHED_KEY_BYTES: Final = 64
 _CACHED_KEYS: Final = 32_768
 
 
 def murmur2(data: bytes) -> int:
-    """Return the 32-bit hash of Kafka's clients (``Utils.murmur2``), signed as theirs."""
+    """Return the 32-bit hash of Kafka's clients (``Utils.murmur2``), signed as in Java."""
     length = len(data)
     words = length // 4
     h = MURMUR2_SEED ^ length
@@ -60,7 +60,7 @@ def _cached_hash(key: bytes) -> int:
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
-    """Return the partition that Kafka's default partitioner chooses for ``key``, in [0, partition_count)."""
+    """Return the partition that Kafka's default partitioner chooses for ``key``: 0 to partition_count - 1."""
     hashed = _cached_hash(key) if len(key) <= _MAX_CACHED_KEY_BYTES else murmur2(key) & 0x7FFFFFFF
     return hashed % partition_count
 
@@ -74,11 +74,11 @@ class Partitioner(Protocol):
 
     def on_batch_closed(self, topic: str, partition: int, /) -> None:
         """Called when the batch that gathered records for this partition is closed."""
-        ...
+        return
 
 
 class RoundRobinPerBatch:
-    """Keyless records fill one batch after the other, partition by partition in turn."""
+    """Records without a key fill one batch after another. The batches go to the partitions in turn."""
 
     def __init__(self) -> None:
         self._current: dict[str, int] = {}
@@ -92,13 +92,13 @@ class RoundRobinPerBatch:
         return current
 
     def on_batch_closed(self, topic: str, partition: int) -> None:
-        """Move to the next partition if this one received the keyless records."""
+        """Choose the next partition if ``partition`` is the current one for records without a key."""
         if self._current.get(topic) == partition:
             self._current[topic] = partition + 1
 
 
 class Sticky:
-    """Keyless records fill one batch after the other, each in a random partition (KIP-480)."""
+    """Records without a key fill one batch after another, each in a random partition (KIP-480)."""
 
     def __init__(self, rng: Rng) -> None:
         self._rng = rng
@@ -115,19 +115,19 @@ class Sticky:
         return current
 
     def on_batch_closed(self, topic: str, partition: int) -> None:
-        """Choose again at the next keyless record if this partition received them."""
+        """Choose another partition if ``partition`` is the current one for records without a key."""
         if self._current.get(topic) == partition:
             self._left[topic] = self._current.pop(topic)
 
     def _another(self, left: int | None, partition_count: int) -> int:
-        """Return a random partition, other than ``left`` if there is another."""
+        """Return a random partition, different from ``left`` if there is another one."""
         if left is None or left >= partition_count or partition_count == 1:
             return self._rng.randrange(partition_count)
         chosen = self._rng.randrange(partition_count - 1)
         return chosen + (chosen >= left)
 
 
-class Random:
+class Random(Partitioner):
     """Each record goes to a random partition, whatever its key."""
 
     def __init__(self, rng: Rng) -> None:
@@ -136,18 +136,12 @@ class Random:
     def partition(self, topic: str, key: bytes | None, value: bytes | None, partition_count: int) -> int:
         return self._rng.randrange(partition_count)
 
-    def on_batch_closed(self, topic: str, partition: int) -> None:
-        """Do nothing."""
 
-
-class Hash:
-    """Each record goes to the hash of its key; a null key counts as an empty one."""
+class Hash(Partitioner):
+    """Each record goes to the partition of its key's hash. A null key counts as an empty key."""
 
     def partition(self, topic: str, key: bytes | None, value: bytes | None, partition_count: int) -> int:
         return partition_for_key(key or b"", partition_count)
-
-    def on_batch_closed(self, topic: str, partition: int) -> None:
-        """Do nothing."""
 
 
 class ByFunction:
@@ -158,7 +152,7 @@ class ByFunction:
         self._otherwise = RoundRobinPerBatch()
 
     def partition(self, topic: str, key: bytes | None, value: bytes | None, partition_count: int) -> int:
-        """Return the function's partition. Raises RecordError if the topic does not have that partition."""
+        """Return the function's partition. Raises RecordError if the topic does not have it."""
         chosen = self._function(topic, key, value, partition_count)
         if chosen is None:
             return self._otherwise.partition(topic, key, value, partition_count)
@@ -174,7 +168,7 @@ class ByFunction:
 
 
 def make_partitioner(name: str | PartitionFunction, rng: Rng) -> Partitioner:
-    """Return the partitioner of that name or around that function. Raises ConfigError."""
+    """Return the partitioner with this name, or one that calls this function. Raises ConfigError."""
     if callable(name):
         return ByFunction(name)
     match name:

@@ -1,7 +1,7 @@
-"""Batches of one record, for producers that wait for each: the same bytes as ``build_batch``, sooner.
+"""Builds and reads batches of one record faster than ``builder`` and ``batch``, with the same bytes.
 
-All lengths of such a batch are known beforehand, so it takes two packs and two joins, about 2
-microseconds instead of 14 for columns of any length.
+All lengths of such a batch are known in advance, so it takes two packs and two joins: about 2 microseconds
+instead of 14 for columns of any length.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def build_single(
     producer: tuple[int, int, int] = NO_PRODUCER,
     transactional: bool = False,
 ) -> bytes:
-    """Return an uncompressed batch of one record without headers. ``timestamp_ms`` is unchecked.
+    """Return an uncompressed batch of one record without headers. ``timestamp_ms`` is not checked.
 
-    ``producer`` is its id, epoch and the record's sequence; ``transactional`` as in ``build_batch``.
+    ``producer`` is its id, its epoch and the record's sequence. ``transactional`` is as in ``build_batch``.
     """
     attributes = COLUMNAR | TRANSACTIONAL_BIT if transactional else COLUMNAR
     key_column = NIL if key is None else b"%b%b%b" % (_column_head(len(key)), key, NIL)
@@ -54,7 +54,7 @@ def build_single(
 
 _AFTER_VALUE: Final = b"".join((NIL, NIL))  # no validity; no headers
 _NULLS: Final = b"".join((NIL, NIL, NIL))  # no validity of keys; every value is null; no headers
-_COLUMN: Final = b"\x93\xc4\x08" + bytes(4)  # one value: two offsets of 4 bytes, the first is 0
+_COLUMN: Final = b"\x93\xc4\x08" + bytes(4)  # one value: two offsets of 4 bytes, of which the first is 0
 _BIN_8: Final = 0xC4
 _KEY_HEAD: Final = Struct(f"<{len(_BEFORE_COLUMNS + _COLUMN)}sIBB")  # its length as an offset, and as msgpack
 _VALUE_HEAD: Final = Struct(f"<{len(NIL + _COLUMN)}sIBB")
@@ -63,10 +63,11 @@ _BEFORE_VALUE: Final = NIL + _COLUMN
 
 
 def read_single(data: bytes, start: int, end: int) -> tuple[bytes, bytes | None] | None:
-    """Return (key, value) of an uncompressed batch of one record, whose body is [start, end) of ``data``.
+    """Return (key, value) of an uncompressed batch of one record.
 
-    Returns None if it has headers, no key, or a key or value of more than 255 bytes: ``RecordBatch``
-    reads those. The caller has checked the header's fields and the CRC.
+    Its body is ``data`` from ``start`` (inclusive) to ``end`` (exclusive). Returns None if the record has
+    headers, no key, or a key or value of more than 255 bytes; ``RecordBatch`` reads these batches. The caller
+    has checked the header's fields and the CRC.
     """
     if end - start < _KEY_HEAD.size:
         return None
@@ -89,6 +90,6 @@ def read_single(data: bytes, start: int, end: int) -> tuple[bytes, bytes | None]
 
 @lru_cache(maxsize=1024)
 def _column_head(length: int) -> bytes:
-    """Return the bytes before a column's only value of that length."""
+    """Return the bytes before a column's only value, which has this length."""
     parts = binary_parts(binary_column([bytes(length)]))
     return b"".join(parts[:-2])

@@ -5,6 +5,7 @@ R3  a response counts only if it answers the latest fetch in the epoch that is f
     version, and every change of the log or of the role increments it
 R4  a log is truncated only where the leader's epochs and its own meet
 R10 high watermark := min(the leader's, the follower's log end)
+R49 committed records are truncated only after an unclean election: a leader that lacks them is refused
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import KW_ONLY, dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kafkalite.errors import CorruptBatchError, OffsetOutOfRangeError
+from kafkalite.errors import CorruptBatchError, OffsetOutOfRangeError, ShortLeaderError
 from kafkalite.model import NO_EPOCH, TopicPartition
 from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition
 from kafkalite.records.gaps import joined_at
@@ -55,6 +56,7 @@ class FollowerStep(NamedTuple):
     truncated_to: int | None = None
     log_start_moved: bool = False
     is_ignored: bool = False
+    lost_records: int = 0  #: committed records that were truncated after an unclean election (R49)
 
     def next_fetch(self, *, is_synced_only: bool) -> NextFetch:
         """Return when to fetch next. ``is_synced_only``: the leader counts only synced bytes."""
@@ -79,6 +81,8 @@ class PartitionFollower:
     leader_epoch: int
     high_watermark: int
     version: int
+    committed_floor: int = 0  #: this log's committed end, exclusive, by the metadata; 0: unknown
+    loss_epoch: int = NO_EPOCH  #: the leader epoch of the latest unclean election
 
     def position(self) -> FetchPosition:
         """Return the position to report in the next fetch."""
@@ -91,8 +95,6 @@ class PartitionFollower:
             log.log_start_offset,
             self.version,
         )
-
-    # --- rules -----------------------------------------------------------------------------------------
 
     def accepts(self, leader_epoch: int, asked: FetchPosition | None) -> bool:
         """Whether a response of ``leader_epoch`` to the fetch of ``asked`` is valid now (R3).
@@ -116,7 +118,18 @@ class PartitionFollower:
         own = log.end_offset_for_epoch(response.diverging_epoch)
         return truncation_target(response.diverging_end_offset, own, log.log_end_offset)
 
-    # --- responses -------------------------------------------------------------------------------------
+    @property
+    def committed_end(self) -> int:
+        """The exclusive end of the records in this log that are known to be committed."""
+        return max(self.high_watermark, self.committed_floor)
+
+    def may_truncate(self, offset: int) -> bool:
+        """Whether the log may be truncated to ``offset`` (R49).
+
+        Not below the committed end: then the leader has lost records. Unless an unclean election has
+        accepted that, since which this log has no batch.
+        """
+        return offset >= self.committed_end or self.log.latest_epoch < self.loss_epoch
 
     def waits_for_disk(self, response: ReplicaFetchedPartition, batches: memoryview) -> bool:
         """Whether ``apply`` makes something durable before it returns: a truncation or another log start."""
@@ -198,10 +211,18 @@ class PartitionFollower:
 
     def _truncate(self, response: ReplicaFetchedPartition) -> FollowerStep:
         target = self.truncation_offset(response)
+        committed_end = self.committed_end
+        if not self.may_truncate(target):
+            raise ShortLeaderError(
+                partition=self.key, leader_id=self.leader_id, offset=target, committed_end=committed_end
+            )
+        self.committed_floor = 0
         if target < self.log.log_start_offset:
-            return self._start_over(response.log_start_offset)
-        self.version += 1
-        return self._ends_at(self.log.truncate_to(target))
+            step = self._start_over(response.log_start_offset)
+        else:
+            self.version += 1
+            step = self._ends_at(self.log.truncate_to(target))
+        return step._replace(lost_records=max(committed_end - target, 0))
 
     def _start_over_behind(self, response: ReplicaFetchedPartition) -> FollowerStep:
         """Start over at the leader's log start: the leader has deleted the next records of this log."""

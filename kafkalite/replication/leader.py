@@ -163,8 +163,6 @@ class PartitionLeader:
         self._is_alone = self._may_move and len(quorum) == 1
         return self._advance()
 
-    # --- rules -----------------------------------------------------------------------------------------
-
     def maximal_isr(self) -> frozenset[int]:
         """Return the current in-sync set united with the proposed one: either may be decided (R8)."""
         return self.isr if self._pending is None else self.isr.union(self._pending.isr)
@@ -189,8 +187,6 @@ class PartitionLeader:
         ``broker_epoch`` is that of the registered broker, or None if the broker may not be in sync.
         """
         return broker_epoch is not None and broker_epoch == seen_broker_epoch
-
-    # --- progress --------------------------------------------------------------------------------------
 
     def on_progress(self, broker_id: int, offset: int) -> bool:
         """Record that a replica, possibly this one, holds all records below ``offset``. Returns whether
@@ -254,8 +250,6 @@ class PartitionLeader:
         self.high_watermark = least
         return True
 
-    # --- the in-sync set -------------------------------------------------------------------------------
-
     def may_join(self, replica_id: int) -> bool:
         """Whether a follower meets R12, so that ``propose`` would admit it if it is live."""
         if replica_id in self.isr or self._pending is not None:
@@ -291,12 +285,7 @@ class PartitionLeader:
         return self._take_quorum() if over else False
 
     def propose(
-        self,
-        now_ms: int,
-        *,
-        lag_time_max_ms: int,
-        leader_end_offset: int,
-        live: Callable[[int], int | None],
+        self, now_ms: int, *, lag_time_max_ms: int, leader_end_offset: int, live: Callable[[int], int | None]
     ) -> ProposedIsr | None:
         """Return the in-sync set to request from the controller. None if the current set is right, or if a
         response is pending.

@@ -71,6 +71,7 @@ from kafkalite.storage.leader_epochs import EpochEnd
 from kafkalite.storage.log import Appended
 
 if TYPE_CHECKING:
+    from kafkalite.storage.damage import Damage
     from kafkalite.storage.log import Log, Slice
     from kafkalite.storage.log_config import LogConfig
     from kafkalite.storage.producer_state import OpenTransaction, ProducerState, SequencedBatch
@@ -247,6 +248,11 @@ class Partition:
         return self.log.offline_reason
 
     @property
+    def damage(self) -> Damage | None:
+        """The damage of the log; None while it is sound. A damaged log can be read up to its sound end."""
+        return self.log.damage
+
+    @property
     def last_stable_offset(self) -> int:
         """Return where read_committed ends, exclusive: at the first transaction that is open or whose
         marker is not committed, or at the high watermark (R33). May read headers; raises the log's
@@ -277,7 +283,8 @@ class Partition:
         """Lead in the epoch of ``state``, or apply its in-sync set if this replica leads in it already.
 
         ``known_high_watermark`` is the one in the metadata. A first leadership on an empty disk, or
-        after a restart, starts from the offset that the log itself guarantees. A state older than a
+        after a restart, starts from the offset that the log itself guarantees. A log that ends below it has
+        lost committed records: it goes offline as damaged (R48). A state older than a
         known one changes nothing. Returns whether the high watermark moved.
         """
         assert state.leader == self._broker_id, f"{self.key} is led by {state.leader}"
@@ -292,6 +299,12 @@ class Partition:
         """Lead in a new epoch, with the producers and aborted transactions of the log (R27, R33)."""
         assert state.leader_epoch >= self.leader_epoch, f"{self.key}: {state} is outdated"
         log = self.log
+        if log.offline_reason is None and self.lacks_committed(known_high_watermark):
+            log.mark_damaged(
+                f"ends at {log.log_end_offset} below the committed offset {known_high_watermark}",
+                sound_end_offset=log.log_end_offset,
+                records_in_doubt=known_high_watermark - log.log_end_offset,
+            )
         certain = max(
             self.high_watermark, log.log_start_offset, min(known_high_watermark, log.log_end_offset)
         )
@@ -313,9 +326,17 @@ class Partition:
         )
         return self.on_synced()
 
-    def become_follower(self, state: PartitionState) -> None:
+    def lacks_committed(self, known_high_watermark: int) -> bool:
+        """Whether the log of this eligible replica has lost committed records (R48)."""
+        return self.log.log_end_offset < known_high_watermark
+
+    def become_follower(self, state: PartitionState, *, known_high_watermark: int = 0) -> None:
         """Follow ``state.leader``; if it is -1, wait for a leader. Uncommitted records stay until the new
-        leader's response shows where the logs diverge (R4)."""
+        leader's response shows where the logs diverge (R4).
+
+        ``known_high_watermark`` is the one in the metadata. A member of the ISR or ELR, whose log has
+        everything below it, does not truncate below it, nor below the one that it knows itself (R49).
+        """
         assert state.leader != self._broker_id, f"{self.key} is led here"
         follower = self._follower
         if follower is not None and (follower.leader_epoch, follower.leader_id) == (
@@ -337,7 +358,19 @@ class Partition:
             leader_epoch=state.leader_epoch,
             high_watermark=min(high_watermark, self.log.log_end_offset),
             version=self._version,
+            committed_floor=self.committed_floor(state, known_high_watermark),
+            loss_epoch=state.loss_epoch,
         )
+
+    def committed_floor(self, state: PartitionState, known_high_watermark: int) -> int:
+        """Return the end, exclusive, of what the metadata says is committed in this log (R49)."""
+        is_member = self._broker_id in state.isr or self._broker_id in state.elr
+        return min(known_high_watermark, self.log.log_end_offset) if is_member else 0
+
+    @property
+    def committed_end(self) -> int:
+        """Return the exclusive end of the records in this log that are known to be committed."""
+        return self.high_watermark if self._follower is None else self._follower.committed_end
 
     def resign(self) -> None:
         """Give up the role. Every later request is refused with NOT_LEADER_OR_FOLLOWER."""
@@ -414,7 +447,7 @@ class Partition:
             producers = log.producers
             if header.producer_id in producers.open:
                 producers.check_open(header)
-            repeated = producers.check(header)
+            repeated = producers.check(header, batch)
             if repeated is not None:
                 return self._appended_before(repeated)
         return self._write(leader, batch, header, now_ms)
@@ -481,7 +514,8 @@ class Partition:
         )
 
     def _offline(self) -> KafkaStorageError:
-        return KafkaStorageError(f"{self.key} is offline: {self.log.offline_reason}")
+        hint = "" if self.log.damage is None else self.log.damage.hint
+        return KafkaStorageError(f"{self.key} is offline: {self.log.offline_reason}", hint=hint)
 
     def _not_enough_replicas(self, leader: PartitionLeader) -> NotEnoughReplicasError:
         return NotEnoughReplicasError(

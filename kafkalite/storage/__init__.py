@@ -1,7 +1,7 @@
-"""One partition's log on disk: segments, indexes, recovery, retention, compaction; and the data directory.
+"""One partition's log on disk: segments, indexes, recovery, retention, compaction. Also the data directory.
 
-Pure modules decide (layout, offset_index, time_index, index_block, leader_epochs, producer_state, retention,
-compaction, log_config). ``log.Log`` owns the state of one log: its segments, ``SyncState``,
-``CompactionState`` and ``ProducerSnapshots``. Only the ``FileSystem`` interface touches files.
+The pure modules make decisions: layout, offset_index, time_index, index_block, leader_epochs, producer_state,
+retention, compaction and log_config. ``log.Log`` owns the state of one log: its segments, ``SyncState``,
+``CompactionState`` and ``ProducerSnapshots``. All file access uses the ``FileSystem`` interface.
 ``docs/storage-format.md`` specifies every file.
 """

@@ -1,7 +1,7 @@
 """AbortedIndex: the aborted transactions of a log, for readers of committed records.
 
-Entries are ordered by the last offset of the transaction. All later entries begin at or above
-the *bound* of an entry, so that a lookup knows where to stop. An entry takes about 32 bytes.
+Entries are ordered by the last offset of the transaction. All later entries begin at or above the *bound* of
+an entry, which limits a lookup. An entry takes about 32 bytes of memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LINE: Final = f"{ABORTED} %d %d %d %d"
 
 
 class Aborted(NamedTuple):
-    """One aborted transaction. ``last_offset``, inclusive, is that of its marker; ``bound`` is inclusive."""
+    """One aborted transaction. ``last_offset`` is its marker's offset, inclusive. ``bound`` is inclusive."""
 
     producer_id: int
     first_offset: int
@@ -25,7 +25,7 @@ class Aborted(NamedTuple):
 
 
 class AbortedIndex:
-    """The aborted transactions. Invariant: last offsets strictly increase, bounds do not decrease."""
+    """The aborted transactions of a log. Invariant: last offsets strictly increase; bounds never decrease."""
 
     __slots__ = ("_bounds", "_first_offsets", "_last_offsets", "_producer_ids")
 
@@ -46,11 +46,11 @@ class AbortedIndex:
         return zip(*columns, strict=True)
 
     def lines(self) -> Iterator[str]:
-        """Yield one line per entry, for a snapshot. The number of entries has no limit."""
+        """Yield one line per entry, for a snapshot. There may be any number of entries."""
         return map(_LINE.__mod__, self._rows())
 
     def add_line(self, text: str) -> None:
-        """Add the entry of a ``lines`` line without its first word. Raises ValueError for other text."""
+        """Add the entry of a line of ``lines`` without the first word. Raises ValueError if malformed."""
         producer_id, first_offset, last_offset, bound = map(int, text.split())
         self.add(Aborted(producer_id, first_offset, last_offset, bound))
 
@@ -65,7 +65,7 @@ class AbortedIndex:
         return f"<AbortedIndex {list(self)}>"
 
     def add(self, entry: Aborted) -> None:
-        """Add an aborted transaction. Called once per transaction, in the order of their markers."""
+        """Add an aborted transaction. Called once for each transaction, in the order of their markers."""
         producer_id, first_offset, last_offset, bound = entry
         self._producer_ids.append(producer_id)
         self._first_offsets.append(first_offset)
@@ -73,7 +73,10 @@ class AbortedIndex:
         self._bounds.append(bound)
 
     def between(self, first: int, end: int) -> list[Aborted]:
-        """Return the entries with an offset, marker included, in [``first``, ``end``), by first offset."""
+        """Return the entries with any offset in [``first``, ``end``), ordered by first offset.
+
+        A transaction's offsets reach from its first offset to its marker, inclusive.
+        """
         found = []
         for number in range(bisect_left(self._last_offsets, first), len(self._last_offsets)):
             first_offset = self._first_offsets[number]
@@ -86,7 +89,7 @@ class AbortedIndex:
         return found
 
     def delete_before(self, log_start_offset: int) -> None:
-        """Forget the transactions that end below the log start."""
+        """Remove the transactions that end below the log start."""
         count = bisect_left(self._last_offsets, log_start_offset)
         for column in (self._producer_ids, self._first_offsets, self._last_offsets, self._bounds):
             del column[:count]

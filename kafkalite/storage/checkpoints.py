@@ -1,6 +1,6 @@
-"""The content of the small files of a data directory. Each file is replaced atomically as a whole.
+"""Encodes and decodes the small files of a data directory. Each file is replaced atomically.
 
-All but ``node.json`` and ``partition.json`` are lines of text that end with their own CRC-32C, so that
+Except for ``node.json`` and ``partition.json``, they are lines of text that end with their CRC-32C, so that
 people can read them and damage is detected::
 
     kafkalite log-state 1
@@ -9,12 +9,13 @@ people can read them and damage is detected::
     truncated_to 340
     crc32c 5d3c9a01
 
-A file that exists but fails its CRC is damage, and is never treated as missing (R25).
+If a file exists but its CRC is wrong, it is damaged, which differs from a missing file (R25).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -26,7 +27,7 @@ from kafkalite.storage.producer_state import ProducerStates
 
 VERSION: Final = 1
 FORMAT_VERSION: Final = 1
-"""The version of the whole data directory, in ``node.json``."""
+"""The version of the data directory as a whole, in ``node.json``."""
 
 _LOG_STATE: Final = "log-state"
 _LEADER_EPOCHS: Final = "leader-epochs"
@@ -35,35 +36,61 @@ _CLEAN_SHUTDOWN: Final = "clean-shutdown"
 _PRODUCERS: Final = "producers"
 _COMPACTION: Final = "compaction"
 
+#: The last line of a block of lines.
+_BLOCK_END: Final = re.compile(rb"crc32c [0-9a-f]{8}\n")
+
 
 class LogState(NamedTuple):
-    """The durable state of a log beside its batches.
+    """The durable state of a log, apart from its batches.
 
-    ``truncations`` counts the truncations that removed a batch. Any other file with a lower count was
-    written before the last truncation and is valid only below ``truncated_to`` (exclusive).
+    ``truncations`` counts the truncations that removed a batch. Any other file with a lower count was written
+    before the last truncation, and is valid only below ``truncated_to`` (exclusive).
     """
 
     log_start_offset: int = 0
     truncations: int = 0
     truncated_to: int = NO_OFFSET
 
+    def is_older_than(self, point: RecoveryPoint) -> bool:
+        """Whether this state is not the one that the log had when ``point`` was written."""
+        return self.truncations < point.truncations or self.log_start_offset < point.log_start_offset
+
     def cap(self, end_offset: int, truncations: int) -> int:
-        """Return ``end_offset`` of a file with this count, capped to its part that is still valid."""
+        """Return the part of ``end_offset`` that is still valid for a file with this count."""
         return end_offset if truncations >= self.truncations else min(end_offset, self.truncated_to)
 
 
+class Fingerprint(NamedTuple):
+    """What identifies a segment and its end: the CRC fields of its first and of its last batch.
+
+    ``position`` is that of the last batch in the file. A segment of another log has another first batch;
+    one that was cut, zeroed or replaced by an older version has another last batch, or none (R42).
+    """
+
+    base_offset: int
+    head_crc: int
+    position: int
+    tail_crc: int
+
+
 class RecoveryPoint(NamedTuple):
-    """``recovery_point`` is exclusive. All below it was synced when it was written (R24)."""
+    """``recovery_point`` is exclusive. All below it was synced when it was written (R24).
+
+    ``end`` identifies the active segment and the batch that ends at the recovery point; None if the active
+    segment had no batch.
+    """
 
     recovery_point: int = 0
     truncations: int = 0
+    log_start_offset: int = 0
+    end: Fingerprint | None = None
 
 
 class CompactionPoints(NamedTuple):
-    """How far a log was compacted. Offsets are exclusive.
+    """How far a log is compacted. Offsets are exclusive.
 
-    ``passes``: (compacted up to, wall-clock time in milliseconds), both ascending. A pass soon after
-    another may be left out; its range then counts as compacted later.
+    ``passes``: (compacted up to, wall clock time in milliseconds), both ascending. A pass may be omitted if
+    another one follows soon; its offsets then count as compacted later.
     """
 
     truncations: int = 0
@@ -71,7 +98,7 @@ class CompactionPoints(NamedTuple):
     passes: tuple[tuple[int, int], ...] = ()
 
     def after(self, state: LogState) -> CompactionPoints:
-        """Return the points that are still valid for a log of ``state``, below any truncation."""
+        """Return the points that are still valid for a log with ``state``."""
         if state.truncations == self.truncations:
             return self
         is_next = state.truncations == self.truncations + 1
@@ -81,14 +108,26 @@ class CompactionPoints(NamedTuple):
 
 
 class CleanEnd(NamedTuple):
-    """The range of a log at an orderly stop, when all of it is synced. ``log_end_offset`` is exclusive."""
+    """The range of a log at an orderly stop, when all of it is synced. ``log_end_offset`` is exclusive.
+
+    ``segment_count`` and ``size_bytes`` are those of all segments; -1 if unknown.
+    """
 
     log_start_offset: int
     log_end_offset: int
+    truncations: int = 0
+    segment_count: int = -1
+    size_bytes: int = -1
+    end: Fingerprint | None = None
+
+    @property
+    def point(self) -> RecoveryPoint:
+        """The end as a recovery point: all below it was synced."""
+        return RecoveryPoint(self.log_end_offset, self.truncations, self.log_start_offset, self.end)
 
 
 class CleanShutdown(NamedTuple):
-    """The marker of an orderly stop: the broker epoch of the session (R21), and the range of every log."""
+    """The marker of an orderly stop: the broker epoch of the process (R21), and the range of every log."""
 
     broker_epoch: int
     ends: dict[str, CleanEnd]
@@ -106,7 +145,7 @@ def encode_lines(kind: str, lines: Iterable[str]) -> bytes:
 
 
 def decode_lines(kind: str, data: bytes, path: str) -> list[str]:
-    """Return the lines between head and CRC. Raises CorruptLogError."""
+    """Return the lines between the first line and the CRC. Raises CorruptLogError."""
     cut = data.rfind(b"crc32c ")
     body, tail = data[: max(cut, 0)], data[max(cut, 0) :]
     expected = b"crc32c %08x\n" % crc32c(body)
@@ -128,13 +167,19 @@ def _field(line: str, name: str, path: str) -> int:
     return int(value)
 
 
-def encode_log_state(state: LogState) -> bytes:
+def encode_log_state(state: LogState, log: str) -> bytes:
+    """``log`` is the name of the log's directory."""
     fields = state._asdict()
-    return encode_lines(_LOG_STATE, (f"{name} {value}" for name, value in fields.items()))
+    return encode_lines(_LOG_STATE, (f"log {log}", *(f"{name} {value}" for name, value in fields.items())))
 
 
 def decode_log_state(data: bytes, path: str) -> LogState:
+    """Return the state. Raises CorruptLogError, also for the state of a log in another directory (R42)."""
     lines = decode_lines(_LOG_STATE, data, path)
+    if lines and lines[0].startswith("log "):
+        owner, name = lines.pop(0), path.split("/")[-2:-1]
+        if name and owner != f"log {name[0]}":
+            raise CorruptLogError(path=path, position=0, expected=f"the state of {name[0]}", actual=owner)
     pairs = zip(lines, LogState._fields, strict=True)
     return LogState(*(_field(line, name, path) for line, name in pairs))
 
@@ -174,26 +219,84 @@ def decode_compaction(data: bytes, path: str) -> CompactionPoints:
     return CompactionPoints(_field(first, "truncations", path), _field(second, "compacted_to", path), passes)
 
 
-def encode_recovery_points(points: Mapping[str, RecoveryPoint]) -> bytes:
-    items = points.items()
-    lines = (f"{name} {point.recovery_point} {point.truncations}" for name, point in items)
-    return encode_lines(_RECOVERY_POINTS, lines)
+def encode_recovery_points(points: Mapping[str, RecoveryPoint | None]) -> bytes:
+    """Return the whole file, or the changes to append to it; None removes a log."""
+    return encode_lines(_RECOVERY_POINTS, (_point_line(name, point) for name, point in points.items()))
 
 
-def decode_recovery_points(data: bytes, path: str) -> dict[str, RecoveryPoint]:
-    rows = (line.split() for line in decode_lines(_RECOVERY_POINTS, data, path))
-    return {name: RecoveryPoint(int(point), int(truncations)) for name, point, truncations in rows}
+def _point_line(name: str, point: RecoveryPoint | None) -> str:
+    if point is None:
+        return f"{name} removed"
+    return _line(name, *point[:-1], *(point.end or ()))
+
+
+def _line(*values: object) -> str:
+    return " ".join(map(str, values))
+
+
+class RecoveryPoints(NamedTuple):
+    """The content of a ``recovery-points`` file. ``size_bytes`` is the end of its last intact block.
+
+    ``problem`` describes damage: an unreadable block that is not the last one. Its points are missing.
+    """
+
+    points: dict[str, RecoveryPoint]
+    size_bytes: int
+    problem: str | None = None
+
+
+def decode_recovery_points(data: bytes) -> RecoveryPoints:
+    """Read every intact block, in order: a later one replaces the points of an earlier one.
+
+    An unreadable last block is an append that was torn: it states nothing.
+    """
+    points: dict[str, RecoveryPoint] = {}
+    position = size_bytes = 0
+    unreadable: str | None = None if data else "the file is empty"
+    problem: str | None = None
+    while position < len(data):
+        match = _BLOCK_END.search(data, position)
+        end = match.end() if match else len(data)
+        try:
+            lines = decode_lines(_RECOVERY_POINTS, data[position:end], _RECOVERY_POINTS)
+            points.update(_changes(lines, points))
+        except (CorruptLogError, ValueError) as error:
+            unreadable = unreadable or str(error)
+        else:
+            problem, size_bytes = unreadable, end
+        position = end
+    return RecoveryPoints(points, size_bytes, problem if size_bytes else unreadable)
+
+
+def _changes(lines: Iterable[str], points: dict[str, RecoveryPoint]) -> dict[str, RecoveryPoint]:
+    found: dict[str, RecoveryPoint] = {}
+    for name, *values in map(str.split, lines):
+        if values == ["removed"]:
+            found.pop(name, None)
+            points.pop(name, None)
+        else:
+            point, truncations, log_start_offset, *end = (*map(int, values), *[0] * (3 - len(values)))
+            found[name] = RecoveryPoint(point, truncations, log_start_offset, _fingerprint(end))
+    return found
+
+
+def _fingerprint(values: list[int]) -> Fingerprint | None:
+    return Fingerprint(*values) if values else None
 
 
 def encode_clean_shutdown(marker: CleanShutdown) -> bytes:
-    lines = (f"{name} {end.log_start_offset} {end.log_end_offset}" for name, end in marker.ends.items())
+    lines = (_line(name, *end[:-1], *(end.end or ())) for name, end in marker.ends.items())
     return encode_lines(_CLEAN_SHUTDOWN, (f"broker_epoch {marker.broker_epoch}", *lines))
 
 
 def decode_clean_shutdown(data: bytes, path: str) -> CleanShutdown:
+    """Return the marker. Raises CorruptLogError, ValueError."""
     head, *lines = decode_lines(_CLEAN_SHUTDOWN, data, path)
-    rows = (line.split() for line in lines)
-    ends = {name: CleanEnd(int(start), int(end)) for name, start, end in rows}
+    ends: dict[str, CleanEnd] = {}
+    for name, *values in map(str.split, lines):
+        start, log_end, *rest = map(int, values)
+        truncations, count, size_bytes, *end = rest or (0, -1, -1)
+        ends[name] = CleanEnd(start, log_end, truncations, count, size_bytes, _fingerprint(end))
     return CleanShutdown(_field(head, "broker_epoch", path), ends)
 
 
@@ -225,10 +328,17 @@ def encode_partition(topic: str, topic_id: str, partition: int) -> bytes:
     return json.dumps({"topic": topic, "topic_id": topic_id, "partition": partition}).encode() + b"\n"
 
 
-def decode_partition_topic(data: bytes) -> str | None:
-    """Return the topic's name in a ``partition.json``, or None: the file is for people and may be torn."""
+class PartitionIdentity(NamedTuple):
+    topic: str
+    topic_id: str
+    partition: int
+
+
+def decode_partition(data: bytes) -> PartitionIdentity | None:
+    """Return the log that a ``partition.json`` names, or None if it cannot be read."""
     try:
-        topic = json.loads(data)["topic"]
+        fields = json.loads(data)
+        identity = PartitionIdentity(fields["topic"], fields["topic_id"], fields["partition"])
     except (ValueError, KeyError, TypeError):
         return None
-    return topic if isinstance(topic, str) else None
+    return identity if [type(value) for value in identity] == [str, str, int] else None

@@ -1,27 +1,28 @@
-"""Compaction: keep only the latest record of each key.
+"""Compaction: keeps only the latest record of each key.
 
-Pure: bytes in, bytes out. A pass reads the closed segments three times, in order of offsets:
+Pure: it takes bytes and returns bytes. A pass reads the closed segments three times, in order of offsets:
 
-1. ``Survey`` reads all headers: which transactions were aborted, which are undecided, and which batches the
+1. ``Survey`` reads all headers. It finds the aborted and the undecided transactions, and the batches that the
    producers' states still need (R27). The pass ends before the first undecided transaction.
 2. ``LatestOffsets`` reads the keys of batches that were never compacted: {key: offset of its latest record}.
-3. ``Rewriter`` reads everything from the log start on and returns the batches that stay.
+3. ``Rewriter`` reads everything from the log start and returns the batches that stay.
 
-Offsets never change. Removed records leave a gap batch (``records.gaps``), so that a compacted log has
-no missing offsets and damage in it is found as in any other log (R24). The rules, with their reasons:
+Offsets never change. Removed records leave a gap batch (``records.gaps``), so that a compacted log has no
+missing offsets, and damage in it is detected as in any other log (R24). The rules and their reasons:
 
-* A record is removed if its key has a later committed record. Records without a key stay.
-* Records of aborted transactions are removed; committed ones lose their producer and transactional bit.
-  Records of undecided transactions are never reached.
-* A batch that a producer's state refers to stays whole, byte for byte, so that a repeated batch and the next
-  sequence are still recognised. A batch that would not become smaller stays whole too.
-* A tombstone is removed in the second pass after everything before it was compacted at least
-  ``delete.retention.ms`` ago, so that a consumer that reads from the start has seen it, and no older record
-  of its key remains in a batch that stayed whole or cannot be read. The caller chooses the offsets: none
-  while an absent replica may have the older records but not the tombstone (R41).
-* An abort marker stays, since the index of aborted transactions refers to it. A commit marker is removed as
-  a tombstone is, except a producer's last marker, which carries its epoch (R31), and the last one before an
-  abort: a replica absent since before it must not take the abort for the end of its transaction.
+* A record is removed if a later committed record has the same key. Records without a key stay.
+* Records of aborted transactions are removed. Records of committed transactions lose their producer id and
+  transactional bit. Records of undecided transactions are never reached.
+* A batch to which a producer's state refers stays unchanged, byte for byte, so that a repetition of it and
+  the next sequence are still recognized. A batch that would not become smaller stays unchanged too.
+* A tombstone is removed in the second pass after all earlier offsets were compacted, if that happened at
+  least ``delete.retention.ms`` ago, so that a consumer that reads from the start has received it. It stays if
+  an older record of its key remains in a batch that stayed unchanged or cannot be read. The caller chooses
+  the offsets: none while an absent replica may have the older records but not the tombstone (R41).
+* An abort marker stays, because the index of aborted transactions refers to it. A commit marker is removed by
+  the rules for tombstones. Two commit markers stay: a producer's last marker, which carries its epoch (R31),
+  and the last one before an abort. Otherwise a replica that was absent since before the commit would take the
+  abort for the end of the committed transaction.
 """
 
 from __future__ import annotations
@@ -49,21 +50,21 @@ from kafkalite.records.header import (
 )
 from kafkalite.storage.producer_state import ProducerStates
 
-#: Keys up to this length are map keys themselves; longer ones become a digest that is one byte longer.
+#: Keys up to this length are used as map keys. Longer keys become a digest that is one byte longer than this.
 _SHORT_KEY_BYTES: Final = 32
 _TRANSACTION_BITS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 _ALL_COMMITTED: Final = 2**63 - 1
 
-#: The approximate memory for one key of a map: the bytes, the offset, their slots in a dictionary.
+#: The approximate memory for one key of a map: its bytes, its offset, and their slots in a dictionary.
 BYTES_PER_KEY: Final = 200
-#: The maximum number of keys with a superseded record that stays; above it, all later tombstones stay.
+#: The maximum number of keys of which a superseded record stays. Above it, all later tombstones stay.
 _MAX_PINNED_KEYS: Final = 100_000
 #: The maximum number of keys that one pass remembers for the next one.
 _MAX_REMEMBERED: Final = 100_000
 
 
 def map_key(key: bytes) -> bytes:
-    """Return the map key for ``key``: equal for equal keys only."""
+    """Return the map key for ``key``. Different keys have different map keys."""
     if len(key) <= _SHORT_KEY_BYTES:
         return key
     return hashlib.blake2b(key, digest_size=_SHORT_KEY_BYTES + 1).digest()
@@ -77,7 +78,7 @@ def _map_keys(keys: Sequence[bytes | None]) -> Sequence[bytes | None]:
 
 
 class Survey:
-    """Reads the headers of all batches, from the log start to the end of the last closed segment."""
+    """Reads the headers of all batches from the log start to the end of the last closed segment."""
 
     __slots__ = ("_before_aborts", "_last_markers", "_states")
 
@@ -87,11 +88,12 @@ class Survey:
         self._before_aborts: set[int] = set()
 
     def take(self, batches: memoryview) -> None:
-        """Read whole batches, each once and in order. Raises CorruptBatchError for a bad marker."""
+        """Read complete batches, each once and in order. Raises CorruptBatchError for a malformed marker."""
         states = self._states
-        for position, attributes, base, last_delta, max_ms, producer_id, epoch, sequence in scan_producers(
+        for position, attributes, base, last_delta, max_ms, *producer, _ in scan_producers(
             batches, 0, len(batches)
         ):
+            producer_id, epoch, sequence = producer
             if producer_id == NO_PRODUCER_ID:
                 continue
             last = base + last_delta
@@ -106,10 +108,11 @@ class Survey:
                     self._last_markers[producer_id] = base
             elif sequence >= 0:
                 states.note(producer_id, epoch, sequence, base, last, max_ms, NO_TIMESTAMP)
-        states.forget_stable(_ALL_COMMITTED)  # only committed batches are surveyed
+        states.forget_stable(_ALL_COMMITTED)  # because only committed batches are surveyed
 
     def finish(self, end_offset: int, is_known: Callable[[int], bool]) -> Facts:
-        """Return the result up to ``end_offset`` (exclusive); ``is_known`` asks the log for a producer."""
+        """Return the result up to ``end_offset`` (exclusive). ``is_known`` returns whether the log still has
+        state for a producer id."""
         aborted: dict[int, tuple[list[int], list[int]]] = {}
         for one in self._states.aborted:
             firsts, lasts = aborted.setdefault(one.producer_id, ([], []))
@@ -127,11 +130,11 @@ class Survey:
 
 
 class Facts(NamedTuple):
-    """The result of a survey. Before ``end_offset`` (exclusive) every transaction is decided.
+    """The result of a survey. Every transaction before ``end_offset`` (exclusive) is decided.
 
-    ``aborted``: by producer, first and last offsets of its aborted transactions, ascending and
-    inclusive. ``kept_batches``: base offsets of the batches that producers' states refer to;
-    ``kept_markers``: offsets.
+    ``aborted``: by producer id, the first and last offsets of its aborted transactions, ascending and
+    inclusive. ``kept_batches``: base offsets of the batches to which producers' states refer.
+    ``kept_markers``: offsets of the markers that stay.
     """
 
     end_offset: int
@@ -140,7 +143,7 @@ class Facts(NamedTuple):
     kept_markers: set[int]
 
     def is_aborted(self, producer_id: int, offset: int) -> bool:
-        """Whether a transactional batch at ``offset`` is part of an aborted transaction."""
+        """Whether a transactional batch at ``offset`` is part of an aborted transaction of the producer."""
         ranges = self.aborted.get(producer_id)
         if ranges is None:
             return False
@@ -149,21 +152,21 @@ class Facts(NamedTuple):
 
 
 Remembered = dict[bytes | None, int]
-"""{map key: offset of its latest record} of keys that the next pass needs: a superseded record stayed, or a
-tombstone may be removed."""
+"""{map key: offset of its latest record} of the keys that the next pass needs, because a superseded record
+stayed or a tombstone may be removed."""
 
 
 class LatestOffsets:
-    """{map key: offset of its latest record} of the batches read.
+    """{map key: offset of its latest record} in the batches that were read.
 
-    ``end_offset``, exclusive, is that of the last batch read. ``is_full``: no memory is left for more
-    keys.
+    ``end_offset`` (exclusive) is that of the last batch read. ``is_full`` means that there is no memory for
+    further keys.
     """
 
     __slots__ = ("_max_keys", "end_offset", "offsets")
 
     def __init__(self, max_keys: int, remembered: Remembered) -> None:
-        """``remembered``: the tombstones and markers that the previous pass saw."""
+        """``remembered`` has the tombstones and markers that the previous pass found."""
         self._max_keys = max(max_keys, 1) + len(remembered)
         self.offsets: dict[bytes | None, int] = dict(remembered)
         self.end_offset = NO_OFFSET
@@ -173,7 +176,7 @@ class LatestOffsets:
         return len(self.offsets) >= self._max_keys
 
     def take(self, batch: memoryview, facts: Facts) -> None:
-        """Read one whole batch below ``facts.end_offset``. Raises CorruptBatchError if its CRC is wrong."""
+        """Read a complete batch below ``facts.end_offset``. Raises CorruptBatchError if its CRC is wrong."""
         header = check(batch)
         self.end_offset = header.next_offset
         if header.is_control or (
@@ -188,17 +191,17 @@ class LatestOffsets:
 
 
 def _readable_keys(batch: memoryview, header: BatchHeader) -> list[bytes | None] | None:
-    """Return the keys, or None if there are none or they cannot be read."""
+    """Return the keys of a batch, or None if it has none or they cannot be read."""
     if not header.is_columnar:
         return None
     try:
         return RecordBatch.checked(header, batch).keys()
-    except KafkaliteError:  # its CRC is right: the producer wrote it like this
+    except KafkaliteError:  # the CRC is valid, so the producer wrote a malformed batch
         return None
 
 
 class Written(NamedTuple):
-    """A batch that stays. ``max_timestamp_ms`` is for the time index; ``next_offset`` is exclusive."""
+    """A batch that stays. The time index uses ``max_timestamp_ms``; ``next_offset`` is exclusive."""
 
     data: Buffer
     base_offset: int
@@ -207,31 +210,26 @@ class Written(NamedTuple):
 
 
 class Horizons(NamedTuple):
-    """Remembered tombstones, and commit markers, below these offsets (exclusive) may be removed."""
+    """The offsets (exclusive) below which remembered tombstones and commit markers may be removed."""
 
     tombstones: int
     markers: int
 
 
 class Rewriter:
-    """Takes every batch from the log start on, in order; returns those that stay.
+    """Takes every batch from the log start in order, and returns the batches that stay.
 
-    ``has_changed``: the output differs from the input; the caller resets it. ``removed_records`` is a
-    count.
+    ``has_changed``: whether the output differs from the input since the caller last reset it.
+    ``removed_records``: the number of removed records.
     """
 
     def __init__(
-        self,
-        facts: Facts,
-        latest: LatestOffsets,
-        end_offset: int,
-        horizons: Horizons,
-        remembered: Remembered,
+        self, facts: Facts, latest: LatestOffsets, end_offset: int, horizons: Horizons, remembered: Remembered
     ) -> None:
-        """Batches from ``end_offset``, the base offset of a batch, on stay as they are.
+        """Batches from ``end_offset`` on, the base offset of a batch, stay unchanged.
 
-        A tombstone may be removed only if it was ``remembered``: then ``latest`` has every older record
-        of its key.
+        A tombstone may be removed only if it is in ``remembered``, because then ``latest`` has every older
+        record of its key.
         """
         self._facts = facts
         self._remembered = remembered
@@ -240,15 +238,16 @@ class Rewriter:
         self._end_offset = end_offset
         self._horizons = horizons
         self._gap: tuple[int, int, int] | None = None  # base offset, next offset, leader epoch
-        # Set once a batch that stayed may hold any key: it cannot be read, or there were too many keys.
+        # Set when a batch that stayed may contain any key: it cannot be read, or there were too many keys.
         self._keeps_tombstones = False
-        self._held: set[int] = set()  # producers whose transactional batches stayed whole, until their marker
-        self._pinned: set[bytes | None] = set()  # keys with a superseded record that stays
+        self._held: set[int] = set()  # producers, until their marker, with unchanged transactional batches
+        self._pinned: set[bytes | None] = set()  # keys of which a superseded record stays
         self.has_changed = False
         self.removed_records = 0
 
     def take(self, batch: memoryview) -> list[Written]:
-        """Return the batches that are complete now. Raises CorruptBatchError if the batch's CRC is wrong."""
+        """Take one batch. Return the batches that are complete now. Raises CorruptBatchError if its CRC is
+        wrong."""
         header = check(batch)
         if is_gap(header):
             return self._skip(header.base_offset, header.next_offset, header.leader_epoch)
@@ -263,11 +262,11 @@ class Rewriter:
             return self._opaque(batch, header)
         try:
             return self._take_records(batch, header, is_kept=is_kept)
-        except KafkaliteError:  # its CRC is right: the producer wrote it like this
+        except KafkaliteError:  # the CRC is valid, so the producer wrote a malformed batch
             return self._opaque(batch, header)
 
     def flush(self) -> list[Written]:
-        """Return the pending gap. Called at the end of each segment."""
+        """Return the pending gap as batches. Called at the end of each segment."""
         gap, self._gap = self._gap, None
         if gap is None:
             return []
@@ -283,7 +282,7 @@ class Rewriter:
         ]
 
     def _skip(self, base_offset: int, next_offset: int, leader_epoch: int) -> list[Written]:
-        """Add offsets without a record to the pending gap; another leader epoch begins a new gap."""
+        """Add offsets without a record to the pending gap. A different leader epoch begins a new gap."""
         gap = self._gap
         if gap is not None and gap[2] == leader_epoch:
             self._gap = (gap[0], next_offset, leader_epoch)
@@ -319,7 +318,7 @@ class Rewriter:
         return self._keep(batch, header, is_kept=True)
 
     def _keep(self, batch: memoryview, header: BatchHeader, *, is_kept: bool) -> list[Written]:
-        """Keep all records. Unless ``is_kept``, clear the producer id of a committed batch."""
+        """Keep all records of a batch. Unless ``is_kept``, clear the producer id if it is committed."""
         if not header.is_transactional:
             return self._whole(batch, header)
         if is_kept:
@@ -362,7 +361,7 @@ class Rewriter:
         return self._keep(batch, header, is_kept=is_kept)
 
     def _pin(self, key: bytes | None) -> None:
-        """Remember that a superseded record of ``key`` stays."""
+        """Record that a superseded record of ``key`` stays."""
         if len(self._pinned) < _MAX_PINNED_KEYS:
             self._pinned.add(key)
             self._remember(key, self._latest[key])
@@ -387,7 +386,7 @@ class Rewriter:
     def _pieces(
         self, batch: memoryview, header: BatchHeader, columns: Columns, stays: Sequence[bool]
     ) -> list[Written] | None:
-        """Return one batch per run of records that stay, or None if that would not be smaller."""
+        """Return one batch for each run of records that stay, or None if the result is not smaller."""
         runs = list(_runs(stays))
         gap_count = len(runs) - 1 + (not stays[0]) + (not stays[-1])
         size_bytes = gap_count * GAP_BYTES
@@ -414,7 +413,7 @@ class Rewriter:
 
 
 def _runs(stays: Sequence[bool]) -> Iterable[tuple[int, int]]:
-    """Yield (start, end) of each run of True, the ends exclusive."""
+    """Yield (start, end) of each run of True values. Ends are exclusive."""
     start: int | None = None
     for number, stay in enumerate(stays):
         if stay and start is None:
@@ -427,7 +426,7 @@ def _runs(stays: Sequence[bool]) -> Iterable[tuple[int, int]]:
 
 
 def _piece(header: BatchHeader, columns: Columns, start: int, end: int) -> Written:
-    """Return the records number ``start`` to ``end`` (exclusive) as a batch without a producer."""
+    """Return the records with indexes [``start``, ``end``) as a batch without a producer id."""
     timestamps = columns.timestamps
     base_offset = header.base_offset + start
     data = build_batch(

@@ -1,13 +1,12 @@
-"""One compaction pass over one log's closed segments, step by step.
+"""One compaction pass over the closed segments of one log, in steps.
 
-``CompactionPass.steps`` is a generator. The jobs that it yields wait for the disk and may run in any
-thread, one after the other. Between two jobs it works for a few milliseconds at most, in the log's
-thread. Appending and reading continue, since closed segments do not change. ``SwapWork`` has its own
-rules.
+``CompactionPass.steps`` is a generator. It yields jobs that wait for the disk, which may run in any thread,
+one after the other. Between two jobs it computes for a few milliseconds at most, in the log's thread. Appends
+and reads continue, because closed segments do not change. ``SwapWork`` has its own rules.
 
-Segments are swapped in order of offsets, so that a tombstone is never removed before the records that
-it deletes. A pass that ends early, by a crash or a truncation, leaves a partly compacted log, which is
-valid.
+Segments are swapped in the order of their offsets, so that a tombstone is never removed before the records
+that it deletes. A pass that ends early because of a crash or a truncation leaves a partly compacted log,
+which is valid.
 """
 
 # Tests: tests/storage/test_compaction.py
@@ -23,26 +22,18 @@ from kafkalite.errors import CorruptBatchError
 from kafkalite.limits import KIB, MAX_SEGMENT_BYTES, MIB
 from kafkalite.records.header import scan, total_length
 from kafkalite.storage import layout
-from kafkalite.storage.compaction import (
-    Facts,
-    Horizons,
-    LatestOffsets,
-    Remembered,
-    Rewriter,
-    Survey,
-    Written,
-)
+from kafkalite.storage.compaction import Facts, Horizons, LatestOffsets, Remembered, Rewriter, Survey, Written
 from kafkalite.storage.compaction_swap import SwapWork
 from kafkalite.storage.filesystem import Buffer, File, FileSystem, unlink_existing
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.segment import Segment
 
-#: The bytes to read at once. Processing them blocks the event loop for a few milliseconds.
+#: The number of bytes to read at once. Processing them blocks the event loop for a few milliseconds.
 CHUNK_BYTES: Final = 64 * KIB
-#: The same when only headers are processed, which takes a fraction of the time.
+#: The same if only headers are processed, which takes much less time.
 SURVEY_CHUNK_BYTES: Final = 256 * KIB
 _WRITE_BYTES: Final = 512 * KIB
-#: The bytes to sync at once: producers wait for the threads that sync.
+#: The number of bytes to sync at once. It is limited because producers wait for the syncing threads.
 _SYNC_BYTES: Final = 8 * MIB
 
 Job = Callable[[], bytes | None]
@@ -51,19 +42,19 @@ Steps = Generator[Job | SwapWork, bytes | None, None]
 
 @dataclass(slots=True, eq=False)
 class CompactionPass:
-    """A pass. ``compacted_to`` (exclusive) is how far it came; it is valid only if ``is_complete``.
+    """A pass. ``compacted_to`` (exclusive) is the end of the compacted offsets; valid if ``is_complete``.
 
-    ``is_given_up``: the log was truncated, deleted from or closed meanwhile. ``has_more``: the keys did
-    not fit in memory, so that another pass should follow at once.
+    ``is_given_up``: the pass ended because the log was truncated, deleted from or closed. ``has_more``: not
+    all keys fitted in memory, so another pass should follow at once.
     """
 
     fs: FileSystem
     directory: str
     config: LogConfig
-    segments: Sequence[Segment]  #: closed, synced, from the first on
-    compacted_before: int  #: the end of earlier passes; exclusive
+    segments: Sequence[Segment]  #: the log's first segments, closed and synced
+    compacted_before: int  #: the end (exclusive) of the previous passes
     horizons: Horizons
-    remembered: Remembered  #: from the previous pass; at the end, for the next one
+    remembered: Remembered  #: at first from the previous pass; at the end for the next pass
     is_known: Callable[[int], bool]
     max_keys: int
     truncations: int
@@ -83,10 +74,9 @@ class CompactionPass:
         self.bytes_before = self.bytes_after = sum(segment.size_bytes for segment in self.segments)
 
     def steps(self) -> Steps:
-        """Yield the jobs of the pass. Temporary files are removed on errors and when the generator is
-        closed.
+        """Yield the jobs of the pass. When the generator ends or is closed, temporary files are removed.
 
-        Raises CorruptLogError for damage, OSError, DiskFullError.
+        Raises CorruptLogError if a segment is damaged, OSError, DiskFullError.
         """
         try:
             yield from self._run()
@@ -135,7 +125,7 @@ class CompactionPass:
         take: Callable[[memoryview], None],
         write: Callable[[], Job | None] = lambda: None,
     ) -> Steps:
-        """Pass all batches of ``segment`` to ``take`` in pieces; yield the jobs of ``write`` in between."""
+        """Pass all batches of ``segment`` to ``take`` in chunks. Yield the jobs of ``write`` in between."""
         file, position, want, offset = segment.file, 0, chunk_bytes, segment.base_offset
         while position < segment.size_bytes:
             data = yield partial(file.read_at, position, min(want, segment.size_bytes - position))
@@ -145,18 +135,18 @@ class CompactionPass:
             want = chunk_bytes
             try:
                 for start, base_offset, last_delta, _, length in scan(chunk, 0, len(chunk)):
-                    if base_offset != offset:  # the CRC does not cover it
+                    if base_offset != offset:  # the CRC does not cover the base offset
                         raise CorruptBatchError(f"base offset {base_offset} where {offset} is next")
                     end = start + length
                     offset += last_delta + 1
                 if end:
                     take(chunk[:end])
                 elif offset == segment.next_offset:
-                    return  # zeros allocated ahead: a power loss can bring them back
+                    return  # zeros that were allocated ahead and that a power loss restored
                 elif len(chunk) == segment.size_bytes - position or total_length(chunk) <= len(chunk):
                     raise CorruptBatchError("bytes that are not a batch")
                 else:
-                    want = total_length(chunk)  # a batch larger than a chunk
+                    want = total_length(chunk)  # one batch is larger than a chunk
             except CorruptBatchError as error:
                 raise segment.damaged(position, "intact batches", error.message) from error
             position += end
@@ -165,7 +155,7 @@ class CompactionPass:
                 yield job
 
     def _groups(self) -> list[list[Segment]]:
-        """Return groups of adjacent segments. Each group fits into one segment and is rewritten as one."""
+        """Return groups of adjacent segments. Each group is rewritten as one segment."""
         groups: list[list[Segment]] = []
         size_bytes = 0
         for segment in self.segments:
@@ -180,10 +170,8 @@ class CompactionPass:
             groups[-1].append(segment)
         return groups
 
-    # --- writing ---------------------------------------------------------------------------------------
-
     def _rewrite(self, group: Sequence[Segment], rewriter: Rewriter) -> Steps:
-        """Write the batches of ``group`` that stay as one segment, and swap it in if it differs."""
+        """Write the remaining batches of ``group`` as one segment. Swap it in if it differs."""
         first, last = group[0], group[-1]
         new = Segment(
             self.fs,
@@ -211,7 +199,7 @@ class CompactionPass:
         size_bytes = sum(segment.size_bytes for segment in group)
         if len(group) == 1 and not rewriter.has_changed and output.end == size_bytes:
             return  # unchanged
-        if output.next_offset != last.next_offset:  # it was truncated meanwhile, in another thread
+        if output.next_offset != last.next_offset:  # another thread truncated the segment during the pass
             raise last.damaged(last.size_bytes, f"batches up to {last.next_offset}", f"{output.next_offset}")
         rest = output.rest()
         if rest is not None:
@@ -252,11 +240,11 @@ class _Output:
             self.next_offset = next_offset
 
     def due(self) -> Job | None:
-        """Return a job that writes the collected batches if they are large enough."""
+        """Return a job that writes the collected batches if they are large enough, else None."""
         return self.rest() if self._parts_bytes >= _WRITE_BYTES else None
 
     def rest(self) -> Job | None:
-        """Return a job that writes all collected batches."""
+        """Return a job that writes all collected batches, or None if there are none."""
         if not self._parts:
             return None
         job = partial(self._write, self._written, b"".join(self._parts))

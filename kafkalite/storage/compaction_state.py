@@ -1,4 +1,4 @@
-"""CompactionState: how far one log was compacted, and what its last pass remembered for the next one."""
+"""CompactionState: how far one log is compacted, and the keys that its last pass remembered."""
 
 # Tests: tests/storage/test_compaction.py
 
@@ -22,16 +22,16 @@ logger = logging.getLogger(__name__)
 
 _DAY_MS: Final = 24 * 60 * 60 * 1000
 
-#: The minimum time that a commit marker stays. A lagging replica or a loading coordinator that has read its
-#: transaction as undecided must still find it.
+#: The minimum time for which a commit marker stays. A lagging replica or a loading coordinator that has read
+# its transaction as undecided must still find the marker.
 MARKER_RETENTION_MS: Final = _DAY_MS
 
-#: The maximum number of remembered passes. With more, tombstones would only be removed a little sooner.
+#: The maximum number of recorded passes. If there are more, tombstones may be removed slightly later.
 _MAX_PASSES: Final = 64
 
 
 class Cleanable(NamedTuple):
-    """The bytes of a log that a pass may cover, and the part of them that was never compacted (dirty)."""
+    """The bytes that a pass may cover, and the bytes among them that were never compacted (dirty)."""
 
     total_bytes: int
     dirty_bytes: int
@@ -42,16 +42,17 @@ class Cleanable(NamedTuple):
 
 
 class CompactionState:
-    """Invariant: ``_remembered`` is empty and ``_surveyed_to`` is 0 unless they belong to ``_points``."""
+    """The compaction state of one log. Invariant: if ``_remembered`` is not empty or ``_surveyed_to`` is not
+    0, they belong to ``_points``."""
 
     __slots__ = ("_directory", "_fs", "_points", "_remembered", "_surveyed_to")
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
         self._fs = fs
         self._directory = directory
-        self._points: CompactionPoints | None = None  # read at the first use
-        self._remembered: Remembered = {}  # from the last pass, for the next one
-        #: The end of the last complete pass, exclusive: no pass over the same segments can reach beyond it.
+        self._points: CompactionPoints | None = None  # read on first use
+        self._remembered: Remembered = {}  # from the last pass, for the next pass
+        #: The end (exclusive) of the last complete pass. A pass over the same segments cannot go beyond it.
         self._surveyed_to = 0
 
     @property
@@ -59,7 +60,7 @@ class CompactionState:
         return layout.join(self._directory, layout.COMPACTION_FILE)
 
     def points(self, state: LogState) -> CompactionPoints:
-        """Return how far the log of ``state`` was compacted. Without a readable file: not at all."""
+        """Return how far the log is compacted; not at all if its file is missing or cannot be read."""
         if self._points is None:
             try:
                 self._points = decode_compaction(self._fs.read_bytes(self._path), self._path)
@@ -76,7 +77,7 @@ class CompactionState:
         return held
 
     def cleanable(self, segments: Sequence[Segment], state: LogState) -> Cleanable:
-        """Return the bytes of ``segments``, which a pass may cover, and how many of them are dirty."""
+        """Return the bytes of ``segments``, which a pass may cover, and the dirty bytes among them."""
         total_bytes = sum(segment.size_bytes for segment in segments)
         if not segments or segments[-1].next_offset <= self._surveyed_to:
             return Cleanable(total_bytes, 0)
@@ -95,7 +96,7 @@ class CompactionState:
         max_keys: int,
         may_forget: bool,
     ) -> CompactionPass:
-        """Return a pass over ``segments``; the arguments are those of ``Log.begin_compaction``."""
+        """Return a pass over ``segments``. ``Log.begin_compaction`` describes the arguments."""
         points = self.points(state)
         horizons = Horizons(0, 0)
         if may_forget:
@@ -118,7 +119,7 @@ class CompactionState:
     def finish(
         self, done: CompactionPass, state: LogState, config: LogConfig, now_ms: int
     ) -> Callable[[], None] | None:
-        """Record how far a complete pass came. Returns the write that makes it durable, or None."""
+        """Record a complete pass. Return the write that makes the record durable, or None if not needed."""
         if not done.has_more:
             self._surveyed_to = done.surveyed_to
         points = self.points(state)
@@ -134,14 +135,14 @@ class CompactionState:
 
 
 def _horizon(points: CompactionPoints, now_ms: int, age_ms: int) -> int:
-    """Return the offset below which all was compacted at least ``age_ms`` ago (delete.retention.ms)."""
+    """Return the offset below which everything was compacted at least ``age_ms`` ago; 0 if nothing was."""
     return max((offset for offset, wall_ms in points.passes if wall_ms + age_ms <= now_ms), default=0)
 
 
 def _thinned(
     passes: tuple[tuple[int, int], ...], now_ms: int, config: LogConfig
 ) -> tuple[tuple[int, int], ...]:
-    """Drop compaction passes that are older than the retention of tombstones and markers; cap the rest."""
+    """Drop passes that are older than the retention of tombstones and markers, and limit their number."""
     longest_ms = max(config.delete_retention_ms, MARKER_RETENTION_MS)
     old = sum(wall_ms + longest_ms <= now_ms for _, wall_ms in passes)
     kept = passes[max(old - 1, 0) :]

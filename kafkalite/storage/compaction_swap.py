@@ -1,13 +1,13 @@
-"""Put a compacted segment in place of the segments with the same offsets. A crash leaves either version.
+"""Replaces segments by a compacted segment with the same offsets. A crash leaves either version.
 
-The new segment is written and synced under a temporary name. Then::
+The new segment is written and synced under a temporary name. Then these steps follow::
 
-    rename it to <base offset>-<next offset>.swap, sync the directory       from here on the swap is decided
-    unlink the other segments of these offsets, and all their indexes, sync the directory
-    rename it to <base offset>.log, over the old one, sync the directory
+    rename it to <base offset>-<next offset>.swap, sync the directory       the swap is decided from here on
+    unlink the other segments of these offsets and all their indexes, sync the directory
+    rename it to <base offset>.log, replacing the old one, sync the directory
 
-A start that finds a ``.swap`` file repeats the steps from the second on. Because of the second sync no
-old segment can come back beside the new one.
+If a start finds a ``.swap`` file, it repeats the second and third step. The second sync ensures that no old
+segment reappears beside the new one after a crash.
 """
 
 # Tests: tests/storage/test_compaction.py
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class SwapWork:
-    """One swap. ``run`` blocks, in any thread; meanwhile nothing else may remove files of the log.
+    """One swap. ``run`` blocks, in any thread. Meanwhile nothing else may remove files of the log.
 
-    ``old`` are the segments that ``new`` replaces, in order. ``is_decided``: it cannot be undone any
-    more; ``is_done``: the log uses the new segment.
+    ``old`` are the segments that ``new`` replaces, in order. ``is_decided``: the swap can no longer be
+    undone. ``is_done``: the log uses the new segment.
     """
 
     fs: FileSystem
@@ -41,12 +41,12 @@ class SwapWork:
     old: list[Segment]
     new: Segment
     temporary_path: str
-    truncations: int  #: of the log when the old segments were read
+    truncations: int  #: the log's truncation count when the old segments were read
     is_decided: bool = False
     is_done: bool = False
 
     def run(self) -> None:
-        """Swap in the synced new segment from ``temporary_path``. Raises OSError, DiskFullError."""
+        """Swap in the new segment, which is synced at ``temporary_path``. Raises OSError, DiskFullError."""
         fs, new = self.fs, self.new
         name = layout.swap_file_name(new.base_offset, new.next_offset)
         path = layout.join(self.directory, name)
@@ -67,7 +67,7 @@ class SwapWork:
 
 
 def _take_place(fs: FileSystem, directory: str, swap_name: str, names: Sequence[str]) -> None:
-    """Do the second and the third step of the swap; ``names`` are the files of the old segments."""
+    """Run the second and third step of a swap. ``names`` are the files of the old segments."""
     swap = layout.parse_swap_file_name(swap_name)
     assert swap is not None
     target = layout.segment_file_name(swap.base_offset, layout.LOG_SUFFIX)
@@ -80,10 +80,9 @@ def _take_place(fs: FileSystem, directory: str, swap_name: str, names: Sequence[
 
 
 def finish_swaps(fs: FileSystem, directory: str, names: list[str]) -> list[str]:
-    """Complete the swaps that a crash interrupted. Takes the names in the directory and returns the new
-    ones.
+    """Complete the swaps that a crash interrupted. Takes and returns the names in the directory.
 
-    Raises CorruptLogError, with nothing changed, if a decided segment is damaged.
+    Raises CorruptLogError, before any change, if a decided segment is damaged.
     """
     swaps = [name for name in names if layout.parse_swap_file_name(name) is not None]
     if not swaps:
@@ -105,7 +104,7 @@ def finish_swaps(fs: FileSystem, directory: str, names: list[str]) -> list[str]:
 
 
 def _check(fs: FileSystem, directory: str, name: str) -> None:
-    """Check every batch of the segment. It was synced before the rename, so it must be intact."""
+    """Check every batch of the segment, which must be intact because it was synced before the rename."""
     swap = layout.parse_swap_file_name(name)
     assert swap is not None
     path = layout.join(directory, name)

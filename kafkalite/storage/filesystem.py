@@ -1,7 +1,7 @@
-"""The interface to the disk. ``storage.disk`` implements it; implementations in memory serve tests.
+"""The interface to the disk. ``storage.disk`` implements it; ``memory_filesystem`` does so in memory.
 
-Paths are text with ``/``. Every method may raise OSError, and DiskFullError if the disk is full, except
-``File.sync``: whatever error it raises, the unsynced data of that file must be considered lost (R26).
+Paths are text with ``/``. Every method may raise OSError, and DiskFullError if the disk is full. After any
+error of ``File.sync``, the unsynced data of that file must be considered lost (R26).
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ Buffer = bytes | bytearray | memoryview
 
 
 class File(Protocol):
-    """An open file. Dropping the last reference closes it; ``close`` closes it at once."""
+    """An open file. ``close`` closes it at once; dropping the last reference closes it too."""
 
     def write_at(self, position: int, buffer: Buffer) -> None:
         """Write all of ``buffer``. After an error the bytes from ``position`` on are undefined."""
         ...
 
     def read_at(self, position: int, length: int) -> bytes:
-        """Return up to ``length`` bytes; fewer only at the end of the file."""
+        """Return up to ``length`` bytes. Fewer are returned only at the end of the file."""
         ...
 
     def map(self, length: int) -> memoryview:
         """Return a read-only view of the first ``length`` bytes, which must exist.
 
-        It shows later writes to those bytes until ``allocate`` makes the file longer; then take a new
-        view. It stays valid after close, rename and unlink. Touching bytes that ``truncate`` has
-        removed since kills the process.
+        The view shows later writes to those bytes until ``allocate`` makes the file longer; then a new view
+        is needed. The view remains valid after close, rename and unlink. Accessing bytes that ``truncate``
+        has removed kills the process.
         """
         ...
 
     def size(self) -> int: ...
 
     def allocate(self, length: int) -> None:
-        """Make the file at least ``length`` bytes long; new bytes are zero, with space on the disk."""
+        """Make the file at least ``length`` bytes long. New bytes are zero and have reserved disk space."""
         ...
 
     def truncate(self, length: int) -> None: ...
@@ -54,10 +54,10 @@ class Lock(Protocol):
 
 
 class FileSystem(Protocol):
-    """A file system. Names are durable only after ``sync_dir`` of the directory that holds them."""
+    """A file system. A name is durable only after ``sync_dir`` of its directory."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and writing; ``create`` makes a missing file. Raises FileNotFoundError."""
+        """Open for reading and writing. Raises FileNotFoundError if it is missing, unless ``create``."""
         ...
 
     def exists(self, path: str) -> bool: ...
@@ -65,15 +65,15 @@ class FileSystem(Protocol):
     def file_size(self, path: str) -> int: ...
 
     def list_dir(self, path: str) -> list[str]:
-        """Return the names inside, sorted."""
+        """Return the names in the directory, sorted."""
         ...
 
     def make_dirs(self, path: str) -> None:
-        """Create the directory and its parents. An existing one is no error."""
+        """Create the directory and its parents. It may already exist."""
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Rename within one directory; replaces ``new``."""
+        """Rename a file within one directory. An existing ``new`` is replaced."""
         ...
 
     def unlink(self, path: str) -> None: ...
@@ -82,30 +82,35 @@ class FileSystem(Protocol):
 
     def sync_dir(self, path: str) -> None: ...
 
+    def boot_id(self) -> str:
+        """Return an id that changes whenever written but unsynced bytes may have been lost: with each start
+        of the system. Empty if it is unknown."""
+        ...
+
     def read_bytes(self, path: str) -> bytes: ...
 
     def write_atomically(self, path: str, data: bytes, *, sync_name: bool = True) -> None:
-        """Replace the whole file durably: a crash leaves the old or the new bytes, never a mix.
+        """Replace the whole file durably. A crash leaves either the old or the new bytes.
 
-        Without ``sync_name`` the new bytes are durable only after ``sync_dir`` of the directory.
+        If ``sync_name`` is False, the new bytes are durable only after ``sync_dir`` of the directory.
         """
         ...
 
     def run_all(self, jobs: Sequence[Callable[[], None]]) -> list[Exception | None]:
-        """Run jobs that wait for the disk, concurrently if that helps. Returns each job's exception or
-        None, in order.
+        """Run jobs that wait for the disk, concurrently if that is faster. Return the exception of each job
+        or None, in order.
 
-        No two jobs may touch the same file. A disk serves many concurrent syncs together.
+        No two jobs may use the same file. A disk serves many concurrent syncs together.
         """
         ...
 
     def lock(self, path: str) -> Lock:
-        """Hold ``path`` until released. Raises DataDirectoryError if another process holds it."""
+        """Lock ``path`` until released. Raises DataDirectoryError if another process has locked it."""
         ...
 
 
 def write_atomically(self: FileSystem, path: str, data: bytes, *, sync_name: bool = True) -> None:
-    """Implements ``FileSystem.write_atomically``: the file is durable before it gets its name."""
+    """Implements ``FileSystem.write_atomically``. The content is durable before the file gets its name."""
     temporary = path + TEMPORARY_SUFFIX
     file = self.open(temporary, create=True)
     try:
@@ -130,7 +135,7 @@ def unlink_existing(fs: FileSystem, paths: Iterable[str]) -> None:
 
 
 def run_one(job: Callable[[], None]) -> Exception | None:
-    """Run ``job``. Return its exception, or None."""
+    """Run ``job`` and return its exception, or None."""
     try:
         job()
     except Exception as error:

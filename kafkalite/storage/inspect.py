@@ -1,7 +1,7 @@
-"""Read the files of a data directory without opening it, for ``kl log dump|verify|index``.
+"""Reads the files of a data directory without opening it, for ``kl log dump|verify|index``.
 
-Nothing is locked or changed, and problems are returned as values. A log in use may be inspected too:
-its last batch may then be incomplete, and its files end in allocated zeros.
+It locks and changes nothing, and returns problems as values. A log that is in use can be inspected too, but
+then its last batch may be incomplete, and its files end with allocated zeros.
 """
 
 from __future__ import annotations
@@ -9,21 +9,24 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from kafkalite.errors import CorruptBatchError, CorruptLogError, DataDirectoryError
 from kafkalite.records.header import HEADER_BYTES, BatchHeader, check, parse_header, total_length
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import (
+    PartitionIdentity,
+    RecoveryPoint,
     decode_clean_shutdown,
     decode_compaction,
     decode_leader_epochs,
     decode_log_state,
     decode_node,
-    decode_partition_topic,
+    decode_partition,
     decode_producers,
     decode_recovery_points,
 )
+from kafkalite.storage.damage import Damage, repair_hint
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.index_block import (
     OFFSET_ENTRY_BYTES,
@@ -32,6 +35,8 @@ from kafkalite.storage.index_block import (
     TIME_MAGIC,
     decode_blocks,
 )
+from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.recovery import diagnose
 
 _OFFSET_ENTRY: Final = struct.Struct(">II")
 T = TypeVar("T")
@@ -40,7 +45,7 @@ _TIME_ENTRY: Final = struct.Struct(">qI")
 
 
 class Finding(NamedTuple):
-    """A problem: file, first byte, description. ``is_damage``: recovery would not silently fix it."""
+    """A problem: file, position in bytes, description. ``is_damage``: recovery would not repair it."""
 
     path: str
     position: int
@@ -49,21 +54,22 @@ class Finding(NamedTuple):
 
 
 class BatchAt(NamedTuple):
-    """A batch of a ``.log`` file. ``problem`` is None for an intact batch.
+    """A batch of a ``.log`` file. ``problem`` is None if the batch is intact.
 
-    ``header`` is None if the header cannot be read; no item follows that one.
+    If ``header`` is None, the header cannot be read, and this is the last item.
     """
 
     position: int
     header: BatchHeader | None
     problem: str | None
+    data: memoryview  #: the batch, without a copy; empty without a header
 
 
 class IndexEntry(NamedTuple):
-    """One entry; offsets are absolute.
+    """One entry of an index file, with absolute offsets.
 
-    In a ``.index``, ``key`` is an offset and ``value`` the position of its batch; in a ``.timeindex``,
-    ``key`` is a timestamp in milliseconds and ``value`` the base offset of the first batch that has it.
+    In a ``.index`` file, ``key`` is an offset and ``value`` the position of its batch. In a ``.timeindex``
+    file, ``key`` is a timestamp in milliseconds and ``value`` the base offset of the first batch that has it.
     """
 
     block: int
@@ -72,10 +78,9 @@ class IndexEntry(NamedTuple):
 
 
 class SegmentIndex(NamedTuple):
-    """The content of an index file. ``end_offset`` (exclusive): the end of the log that its blocks
-    describe.
+    """The content of an index file. ``end_offset`` (exclusive) is the end of the log that its blocks cover.
 
-    ``is_whole``: the file ends with the last intact block.
+    ``is_whole``: the file ends with its last intact block.
     """
 
     entries: list[IndexEntry]
@@ -85,7 +90,7 @@ class SegmentIndex(NamedTuple):
 
 
 class LogVerdict(NamedTuple):
-    """The result of verifying one log directory. ``log_end_offset``: exclusive, of intact batches."""
+    """The result of verifying one log directory. ``log_end_offset`` (exclusive) is that of intact batches."""
 
     directory: str
     topic: str | None
@@ -98,13 +103,45 @@ class LogVerdict(NamedTuple):
     record_count: int
     size_bytes: int
     findings: list[Finding]
+    damage: Damage | None = None  #: what the next start of a broker will find
+
+
+class _ReadOnly:
+    """Passes reads on to a file system, and ignores changes."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {"unlink", "rename", "write_atomically", "remove_tree", "sync_dir"}:
+            return lambda *_, **__: None
+        return getattr(self._fs, name)
+
+
+def damage_of(fs: FileSystem, directory: str) -> Damage | None:
+    """Return the damage that a start after the end of the process would find in a log. Changes nothing."""
+    data_directory, name = layout.parent(directory), directory.rpartition("/")[2]
+    parsed = layout.parse_log_directory_name(name)
+    point = RecoveryPoint()
+    points_path = layout.join(data_directory, layout.RECOVERY_POINTS_FILE)
+    if fs.exists(points_path):
+        point = decode_recovery_points(fs.read_bytes(points_path)).points.get(name, point)
+    identity = None
+    topic = _topic(fs, directory)
+    if parsed is not None and topic is not None:
+        identity = PartitionIdentity(topic, *parsed)
+    read_only = cast(FileSystem, _ReadOnly(fs))
+    try:
+        return diagnose(read_only, directory, LogConfig(), point, identity)
+    except (CorruptLogError, OSError, ValueError) as error:
+        return Damage(str(error), 0, None, repair_hint(directory))
 
 
 def iter_batches(fs: FileSystem, path: str, *, verify: bool = True) -> Iterator[BatchAt]:
-    """Yield the batches of a ``.log`` file in order; with ``verify`` their CRCs and offsets are checked.
+    """Yield the batches of a ``.log`` file in order. With ``verify``, check their CRCs and offsets.
 
-    A complete but damaged batch is reported and iteration continues behind it. Zeros up to the end are
-    not reported; other bytes that are not a batch are reported once, as the last item. Raises OSError.
+    A complete but damaged batch is reported, and iteration continues with the next one. Zeros at the end
+    are not reported. Other bytes that are not a batch are reported once, as the last item. Raises OSError.
     """
     file = fs.open(path)
     view = file.map(file.size())
@@ -118,16 +155,16 @@ def iter_batches(fs: FileSystem, path: str, *, verify: bool = True) -> Iterator[
                 return
             header = parse_header(view, position)
         except CorruptBatchError as error:
-            yield BatchAt(position, None, error.message)
+            yield BatchAt(position, None, error.message, view[:0])
             return
-        problem = _problem(view[position : position + length], header, expected) if verify else None
-        yield BatchAt(position, header, problem)
+        data = view[position : position + length]
+        yield BatchAt(position, header, _problem(data, header, expected) if verify else None, data)
         expected = header.next_offset
         position += length
 
 
 def _length_at(view: memoryview, position: int) -> int:
-    """Return the length of the batch at ``position``; 0 if only zeros are left. Raises CorruptBatchError."""
+    """Return the length of the batch at ``position``, or 0 if only zeros follow. Raises CorruptBatchError."""
     left = len(view) - position
     length = total_length(view, position) if left >= HEADER_BYTES else 0
     if length == 0 and any(bytes(view[position:]).lstrip(b"\0")):
@@ -208,11 +245,12 @@ def verify_log(fs: FileSystem, directory: str) -> LogVerdict:
         record_count,
         size_bytes,
         findings,
+        damage_of(fs, directory.rstrip("/")),
     )
 
 
 def verify_data_dir(fs: FileSystem, path: str) -> tuple[list[Finding], Iterator[LogVerdict]]:
-    """Return (problems of the directory's own files, an iterator that verifies one log after the other).
+    """Return (problems of the directory's own files, iterator that verifies the logs one by one).
 
     Raises DataDirectoryError if ``path`` is not formatted.
     """
@@ -225,18 +263,24 @@ def verify_data_dir(fs: FileSystem, path: str) -> tuple[list[Finding], Iterator[
         decode_node(fs.read_bytes(node_path), node_path)
     except DataDirectoryError as error:
         findings.append(Finding(node_path, 0, error.message))
-    for name, decode in (
-        (layout.RECOVERY_POINTS_FILE, decode_recovery_points),
-        (layout.CLEAN_SHUTDOWN_FILE, decode_clean_shutdown),
-    ):
-        if name in names:
-            _try_decode(fs, layout.join(path, name), decode, findings)
+    if layout.CLEAN_SHUTDOWN_FILE in names:
+        marker_path = layout.join(path, layout.CLEAN_SHUTDOWN_FILE)
+        _try_decode(fs, marker_path, decode_clean_shutdown, findings, is_damage=False)
+    if layout.RECOVERY_POINTS_FILE in names:
+        points_path = layout.join(path, layout.RECOVERY_POINTS_FILE)
+        problem = decode_recovery_points(fs.read_bytes(points_path)).problem
+        if problem is not None:
+            findings.append(Finding(points_path, 0, problem, is_damage=False))
+        for name in decode_recovery_points(fs.read_bytes(points_path)).points:
+            if layout.parse_log_directory_name(name) and name not in names:
+                missing = layout.join(path, name)
+                findings.append(Finding(missing, 0, f"the directory is missing; {repair_hint(missing)}"))
     logs = [layout.join(path, name) for name in names if layout.parse_log_directory_name(name)]
     return findings, (verify_log(fs, directory) for directory in logs)
 
 
 def _segment_files(names: list[str]) -> dict[int, str]:
-    """Return {base offset: file name} of the segments as the next start will see them, swaps completed."""
+    """Return {base offset: file name} of the segments that the next start will use, with swaps completed."""
     files = {
         parsed.base_offset: name
         for name in names
@@ -261,11 +305,11 @@ class _Tally(NamedTuple):
 def _verify_segment(
     fs: FileSystem, path: str, base_offset: int, is_last: bool, findings: list[Finding]
 ) -> _Tally:
-    """Check batches and index entries. A bad end of the last segment may be a torn tail."""
+    """Check batches and index entries, and add findings. A bad end of the last segment may be a torn tail."""
     starts: dict[int, int] = {}  # base offset -> position
     timestamps: dict[int, int] = {}  # base offset -> max timestamp
     end_offset, size_bytes, record_count = base_offset, 0, 0
-    for position, header, problem in iter_batches(fs, path):
+    for position, header, problem, _ in iter_batches(fs, path):
         if problem is not None:
             findings.append(Finding(path, position, problem, is_damage=header is not None or not is_last))
         if header is None:
@@ -312,7 +356,7 @@ def _verify_index(
 
 
 def _verify_small_files(fs: FileSystem, directory: str, names: list[str], findings: list[Finding]) -> int:
-    """Check the checkpoints. Return the log start offset."""
+    """Check the checkpoints and add findings. Return the log start offset."""
     log_start_offset = 0
     if layout.LEADER_EPOCHS_FILE in names:
         _try_decode(fs, layout.join(directory, layout.LEADER_EPOCHS_FILE), decode_leader_epochs, findings)
@@ -337,7 +381,7 @@ def _try_decode(
     *,
     is_damage: bool = True,
 ) -> T | None:
-    """Return the decoded file, or None after adding a finding."""
+    """Return the decoded content of a file. If it cannot be decoded, add a finding and return None."""
     try:
         return decode(fs.read_bytes(path), path)
     except CorruptLogError as error:
@@ -349,6 +393,7 @@ def _try_decode(
 
 def _topic(fs: FileSystem, directory: str) -> str | None:
     try:
-        return decode_partition_topic(fs.read_bytes(layout.join(directory, layout.PARTITION_FILE)))
+        identity = decode_partition(fs.read_bytes(layout.join(directory, layout.PARTITION_FILE)))
     except FileNotFoundError:
         return None
+    return None if identity is None else identity.topic

@@ -5,20 +5,22 @@
     <data directory>/
       .lock                                 held by the process that uses the directory
       node.json                             cluster id, node id, directory id, format version
-      recovery-points                       checkpoint: per log, the offset below which all is synced
-      clean-shutdown                        only after an orderly stop: per log, its range
+      recovery-points                       for each log, the offset below which it is synced
+      boot-id                               of the system's start during the last session
+      clean-shutdown                        exists only after an orderly stop: the offset range of each log
       <32 hex digits of topic id>-<n>/      one log
-        partition.json                      topic, topic id, partition: for people and tools
+        partition.json                      topic, topic id, partition: the identity of the log
         log-state                           log start offset and the last truncation
         leader-epochs                       checkpoint of (leader epoch, start offset)
         <20-digit base offset>.log          record batches, back to back
         <20-digit base offset>.index        offset -> position, sparse
         <20-digit base offset>.timeindex    timestamp -> offset, sparse
         <20-digit offset>.producers         snapshot of the idempotent producers' states below the offset
-        <any of the first three>.deleted    retired segment file, removed later
-        compaction                          how far the log was compacted, and when
-        <base offset>-<next offset>.swap    a compacted segment about to replace those of its offsets
-      <log directory>.deleted/              retired log, removed later
+        <any of the first three>.deleted    retired segment file, to be removed later
+        <20-digit offset>.torn-<n>          bytes that a recovery cut off at that offset, kept for a while
+        compaction                          how far the log is compacted, and when the passes ran
+        <base offset>-<next offset>.swap    a compacted segment that is to replace those with its offsets
+      <log directory>.deleted/              retired log, to be removed later
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ NODE_FILE: Final = "node.json"
 RECOVERY_POINTS_FILE: Final = "recovery-points"
 CLEAN_SHUTDOWN_FILE: Final = "clean-shutdown"
 
+BOOT_ID_FILE: Final = "boot-id"
+
 PARTITION_FILE: Final = "partition.json"
 LOG_STATE_FILE: Final = "log-state"
 LEADER_EPOCHS_FILE: Final = "leader-epochs"
@@ -43,7 +47,8 @@ OFFSET_INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
 PRODUCERS_SUFFIX: Final = ".producers"
 DELETED_SUFFIX: Final = ".deleted"
-DAMAGED_SUFFIX: Final = ".damaged-"  #: followed by a number: a log that was replaced by a new one
+DAMAGED_SUFFIX: Final = ".damaged-"  #: followed by a number: a log or a file that was replaced by a new one
+REPAIRED_SUFFIX: Final = ".repaired"  #: a file that is about to replace a damaged one
 TEMPORARY_SUFFIX: Final = ".tmp"
 SWAP_SUFFIX: Final = ".swap"
 
@@ -52,6 +57,7 @@ SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX)
 _OFFSET_DIGITS: Final = 20
 _SEGMENT_FILE = re.compile(r"([0-9]{20})(\.log|\.index|\.timeindex)")
 _SWAP_FILE = re.compile(r"([0-9]{20})-([0-9]{20})\.swap")
+_TORN_FILE = re.compile(r"([0-9]{20})\.torn-([1-9][0-9]{0,8})")
 _PRODUCERS_FILE = re.compile(r"([0-9]{20})\.producers")
 _LOG_DIRECTORY = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]{0,8})")
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}")
@@ -68,14 +74,14 @@ class SegmentFileName(NamedTuple):
 
 
 class SwapFileName(NamedTuple):
-    """The offsets of a compacted segment that replaces others. ``next_offset`` is exclusive."""
+    """The offsets of a compacted segment that replaces other segments. ``next_offset`` is exclusive."""
 
     base_offset: int
     next_offset: int
 
 
 def log_directory_name(topic_id: str, partition: int) -> str:
-    """Return ``<topic_id>-<partition>``. Raises DataDirectoryError unless the id is 32 hex digits."""
+    """Return ``<topic_id>-<partition>``. Raises DataDirectoryError if the id is not 32 hex digits."""
     if _TOPIC_ID.fullmatch(topic_id) is None or partition < 0:
         raise DataDirectoryError(f"topic id {topic_id!r} with partition {partition} cannot name a directory")
     return f"{topic_id}-{partition}"
@@ -91,7 +97,7 @@ def segment_file_name(base_offset: int, suffix: str) -> str:
 
 
 def parse_segment_file_name(name: str) -> SegmentFileName | None:
-    """Return the parts of a segment's file name, or None for any other name (``.deleted`` ones included)."""
+    """Return the parts of a segment's file name, or None for other names, including ``.deleted`` ones."""
     match = _SEGMENT_FILE.fullmatch(name)
     return None if match is None else SegmentFileName(int(match[1]), match[2])
 
@@ -101,7 +107,7 @@ def swap_file_name(base_offset: int, next_offset: int) -> str:
 
 
 def parse_swap_file_name(name: str) -> SwapFileName | None:
-    """Return the offsets of a compacted segment that will replace others, or None for any other name."""
+    """Return the offsets in the name of a swap file, or None for other names."""
     match = _SWAP_FILE.fullmatch(name)
     return None if match is None else SwapFileName(int(match[1]), int(match[2]))
 
@@ -111,13 +117,30 @@ def producers_file_name(offset: int) -> str:
 
 
 def parse_producers_file_name(name: str) -> int | None:
-    """Return the offset of a producers' snapshot, or None for any other name."""
+    """Return the offset in the name of a producers' snapshot, or None for other names."""
     match = _PRODUCERS_FILE.fullmatch(name)
     return None if match is None else int(match[1])
 
 
+class TornFileName(NamedTuple):
+    """The log end offset at which a recovery cut, and a number that increases."""
+
+    offset: int
+    number: int
+
+
+def torn_file_name(offset: int, number: int) -> str:
+    return f"{offset:0{_OFFSET_DIGITS}d}.torn-{number}"
+
+
+def parse_torn_file_name(name: str) -> TornFileName | None:
+    """Return the parts of the name of a file with bytes that a recovery cut off, or None."""
+    match = _TORN_FILE.fullmatch(name)
+    return None if match is None else TornFileName(int(match[1]), int(match[2]))
+
+
 def is_leftover(name: str) -> bool:
-    """Whether a name belongs to a retired or half-written file, which a start removes."""
+    """Whether a name is that of a retired or incomplete file, which a start removes."""
     return name.endswith((DELETED_SUFFIX, TEMPORARY_SUFFIX))
 
 
@@ -126,6 +149,6 @@ def join(directory: str, name: str) -> str:
 
 
 def parent(path: str) -> str:
-    """Return the directory part of ``path``; ``.`` for a bare name."""
+    """Return the directory part of ``path``, or ``.`` for a name without a directory."""
     head, slash, _ = path.rpartition("/")
     return head or ("/" if slash else ".")

@@ -1,7 +1,7 @@
-"""The leader-epoch cache of one log: (leader epoch, start offset), both strictly increasing.
+"""The leader epochs of one log: (leader epoch, start offset), both strictly increasing.
 
-It follows from the log's batches, plus at most one entry at the log end for a leader that has not
-written yet (R2). Replication looks up in it where an epoch ended (R4).
+They follow from the log's batches, except for at most one entry at the log end, which is that of a leader
+that has not yet written (R2). Replication uses them to find the end offset of an epoch (R4).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class EpochEntry(NamedTuple):
 
 
 class EpochEnd(NamedTuple):
-    """An epoch and its end offset, exclusive."""
+    """A leader epoch and its end offset (exclusive)."""
 
     leader_epoch: int
     end_offset: int
 
 
 class LeaderEpochs:
-    """Invariant: ``epochs`` and ``start_offsets`` have equal length and strictly increase."""
+    """The leader epochs of a log. Invariant: both lists have equal length and strictly increase."""
 
     __slots__ = ("epochs", "start_offsets")
 
@@ -38,20 +38,20 @@ class LeaderEpochs:
 
     @property
     def latest_epoch(self) -> int:
-        """The latest epoch; NO_EPOCH (-1) without one."""
+        """The latest leader epoch, or NO_EPOCH (-1)."""
         return self.epochs[-1] if self.epochs else NO_EPOCH
 
     def entries(self) -> list[EpochEntry]:
         return [EpochEntry(*pair) for pair in zip(self.epochs, self.start_offsets, strict=True)]
 
     def entries_below(self, end_offset: int) -> list[EpochEntry]:
-        """Return the entries whose epoch starts below ``end_offset``."""
+        """Return the entries that start below ``end_offset``."""
         return [entry for entry in self.entries() if entry.start_offset < end_offset]
 
     def assign(self, leader_epoch: int, start_offset: int) -> None:
-        """Assign ``leader_epoch``, not older than the latest, to the batches from ``start_offset`` on.
+        """Begin ``leader_epoch`` at ``start_offset``. It must not be older than the latest epoch.
 
-        Replaces entries without a batch (R5).
+        Replaces entries that have no batches (R5).
         """
         if leader_epoch == self.latest_epoch:
             return
@@ -61,11 +61,11 @@ class LeaderEpochs:
         self.start_offsets.append(start_offset)
 
     def end_offset_for(self, leader_epoch: int, log_end_offset: int) -> EpochEnd:
-        """Return the largest known epoch not above ``leader_epoch``, and its end offset, exclusive (R4).
+        """Return the largest known epoch that is at most ``leader_epoch``, and its end offset (R4).
 
-        The end is the start of the next known epoch, or the log end. If every known epoch is newer: the
-        requested epoch and the start of the oldest known one; if none is known (requested, 0). KIP-101,
-        and KIP-279 for why the epoch is returned too.
+        The end is the start of the next known epoch, or the log end. If all known epochs are newer, return
+        ``leader_epoch`` and the start of the oldest known epoch. If none is known, return (``leader_epoch``,
+        0). KIP-101 defines this; KIP-279 explains why the epoch is returned too.
         """
         if not self.epochs:
             return EpochEnd(leader_epoch, 0)
@@ -76,13 +76,13 @@ class LeaderEpochs:
         return EpochEnd(self.epochs[index - 1], end)
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """Forget entries that start at ``end_offset`` or above (R5)."""
+        """Remove the entries that start at or above ``end_offset`` (R5)."""
         index = bisect_left(self.start_offsets, end_offset)
         del self.epochs[index:]
         del self.start_offsets[index:]
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Forget epochs that end at ``start_offset`` or below; the epoch of that offset now starts there."""
+        """Remove the epochs that end at or below ``start_offset``. The first one left then starts there."""
         index = bisect_right(self.start_offsets, start_offset) - 1
         if index >= 0:
             del self.epochs[:index]

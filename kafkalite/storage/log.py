@@ -1,13 +1,14 @@
 """Log: the record batches of one partition, from the log start offset to the log end offset.
 
-A log is synchronous and belongs to one thread; only ``run`` of the work objects that it returns may run
-in another. Appending never syncs: the owner calls ``begin_sync``, runs the work, and calls
-``finish_sync``; only then ``synced_end_offset`` moves (R7). A write or sync that fails for another
-reason than a full disk takes the log offline for the rest of the process (R26); reading continues.
-Damage ends reading too (R24).
+A log is synchronous and belongs to one thread. Only ``run`` of the work objects that it returns may run in
+another thread. Appending never syncs: the owner calls ``begin_sync``, runs the work and calls
+``finish_sync``, and only then ``synced_end_offset`` moves (R7). If a write or sync fails for a reason other
+than a full disk, the log is offline for the rest of the process (R26), but can still be read. A damaged log
+can be read up to its sound end (R24). Batches that this process has not written are checked before they
+are read for the first time (R43).
 
-Files are opened when they are first needed: an unused log holds no descriptor and no map. Throughout,
-``now_ms`` is wall-clock time, as are the timestamps of records.
+Files are opened when they are first needed, so an unused log has no open file and no map. ``now_ms`` is
+always wall clock time, like the timestamps of records.
 """
 
 # Long because one object owns the offsets and the failure state that all its operations read and change.
@@ -41,37 +42,42 @@ from kafkalite.records.header import (
     check,
     stamp,
     stamp_log_append_time,
+    stored_crc,
 )
-from kafkalite.storage.checkpoints import CleanEnd, LogState, RecoveryPoint
+from kafkalite.storage.checkpoints import CleanEnd, LogState, PartitionIdentity, RecoveryPoint
 from kafkalite.storage.compaction_pass import CompactionPass
 from kafkalite.storage.compaction_state import Cleanable, CompactionState
 from kafkalite.storage.compaction_swap import SwapWork
-from kafkalite.storage.filesystem import Buffer, FileSystem
+from kafkalite.storage.damage import Damage, repair_hint
+from kafkalite.storage.filesystem import Buffer, FileSystem, unlink_existing
 from kafkalite.storage.index_block import OFFSET_ENTRY_BYTES
 from kafkalite.storage.leader_epochs import EpochEnd, EpochEntry, LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.producer_snapshots import ProducerSnapshots
 from kafkalite.storage.producer_state import ProducerStates
 from kafkalite.storage.recovery import OpenedLog, RecoverySync, open_clean, recover
-from kafkalite.storage.retention import plan_retention
+from kafkalite.storage.retention import RetiredPaths, plan_retention
 from kafkalite.storage.segment import Found, Segment
 from kafkalite.storage.segment_list import BytesEnd, SegmentList
 from kafkalite.storage.sync_work import StateWork, SyncState, SyncWork
 
 logger = logging.getLogger(__name__)
 
+#: How long a torn tail is kept beside the log, from the first retention pass of the session on.
+TORN_KEPT_MS: Final = 7 * 24 * 3_600_000
+
 _NEVER: Final = 2**63 - 1
 _TRANSACTION_BITS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
-#: The process lacked a descriptor or memory to begin a write. After these errors the log stays online.
+#: The process lacked a file descriptor or memory to begin a write. After these errors the log stays online.
 _TRANSIENT: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 class Appended(NamedTuple):
-    """The place of an appended batch. ``last_offset`` is inclusive.
+    """The result of appending a batch. ``last_offset`` is inclusive.
 
-    ``log_append_time_ms`` is NO_TIMESTAMP unless the topic uses LogAppendTime. ``is_duplicate``: the
-    batch was in the log, the offsets are those of its first copy, and nothing was written (R28).
+    ``log_append_time_ms`` is NO_TIMESTAMP unless the topic uses LogAppendTime. ``is_duplicate``: the log
+    already contained the batch. The offsets are then those of its first copy, and nothing was written (R28).
     """
 
     base_offset: int
@@ -82,7 +88,7 @@ class Appended(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """Whole batches, one buffer per segment. The first may begin before the requested offset."""
+    """Complete batches, with one buffer for each segment. The first may begin before the requested offset."""
 
     buffers: list[memoryview]
     size_bytes: int
@@ -92,13 +98,14 @@ class Slice(NamedTuple):
 class Log:
     """The batches of one partition, in segments.
 
-    Invariant: log_start_offset <= synced_end_offset <= log_end_offset, except that records may be
-    deleted before they are synced. The start is inclusive, both ends are exclusive.
+    Invariant: log_start_offset <= synced_end_offset <= log_end_offset, unless records were deleted before
+    they were synced. The start is inclusive, both ends are exclusive.
     """
 
     __slots__ = (
         "_active",
         "_clean_end",
+        "_closed_end",
         "_compaction",
         "_config",
         "_directory",
@@ -107,7 +114,6 @@ class Log:
         "_fs",
         "_index_full_entries",
         "_is_closed",
-        "_is_damaged",
         "_latest_epoch",
         "_log_append_time",
         "_producers",
@@ -118,10 +124,14 @@ class Log:
         "_state",
         "_swap",
         "_sync",
+        "_torn",
+        "damage",
         "log_end_offset",
         "log_start_offset",
         "offline_reason",
+        "on_moved",
         "synced_end_offset",
+        "torn_records",
     )
 
     def __init__(
@@ -132,28 +142,35 @@ class Log:
         self.log_start_offset = start
         self.log_end_offset = end
         self.synced_end_offset = end
-        #: The reason, once the log is offline for the rest of the process; else None.
+        #: The reason if the log is offline, which lasts for the rest of the process; else None.
         self.offline_reason: str | None = None
-        self._is_damaged = False  # implies offline_reason
+        #: The damage, once records are lost or cannot be trusted; implies ``offline_reason``.
+        self.damage: Damage | None = None
+        #: The records that recovery cut off as a torn tail; none was certainly acknowledged.
+        self.torn_records = 0
+        self._torn = RetiredPaths()
+        #: Called in any thread with the directory and the new recovery point, or the sync that moved it.
+        self.on_moved: Callable[[str, SyncWork | RecoveryPoint], None] | None = None
         self._is_closed = False
-        #: Set until a cleanly closed log is first used. Until then no file is read and the parts are empty.
+        #: Set until a cleanly closed log is used for the first time. Until then no file is read.
         self._clean_end: CleanEnd | None = None
+        self._closed_end: CleanEnd | None = None  #: set by an orderly close of a log that was used
         self._segments = SegmentList(fs, directory)
-        #: The last segment, ready for writing; None before the first write and when offline.
+        #: The last segment if it is ready for writing; None before the first write and when offline.
         self._active: Segment | None = None
         #: The durable content of the log-state file.
         self._state = LogState()
         self._epochs = LeaderEpochs()
         #: ``_epochs.latest_epoch``, copied for the append path.
         self._latest_epoch = NO_EPOCH
-        #: The epoch of a leadership that began while ``_clean_end`` was set; NO_EPOCH without one.
+        #: The epoch of a leadership that began while ``_clean_end`` was set, or NO_EPOCH.
         self._epoch_to_start = NO_EPOCH
         self._producers = ProducerSnapshots(fs, directory)
         self._sync = SyncState(fs, directory)
         self._compaction = CompactionState(fs, directory)
-        #: The swap under way; while it is set, no segment closes its file.
+        #: The swap in progress, or None. While it is set, no segment closes its file.
         self._swap: SwapWork | None = None
-        # The active segment is full at this size, time or offset; a size of -1: not computed yet.
+        # The size, time and offset at which the active segment is full; a size of -1 is not computed yet.
         self._roll_size_bytes = -1
         self._roll_ms = self._roll_offset = _NEVER
         self.reconfigure(config)
@@ -166,7 +183,7 @@ class Log:
 
     @classmethod
     def create(cls, fs: FileSystem, directory: str, config: LogConfig) -> Log:
-        """Create a log in a new directory. Nothing is synced before the first sync."""
+        """Create a log in a new directory. The directory is durable after the log's first sync."""
         fs.make_dirs(directory)
         log = cls(fs, directory, config)
         log._sync.is_parent_unsynced = True
@@ -174,38 +191,70 @@ class Log:
 
     @classmethod
     def recover(
-        cls, fs: FileSystem, directory: str, config: LogConfig, point: RecoveryPoint | None = None
+        cls,
+        fs: FileSystem,
+        directory: str,
+        config: LogConfig,
+        point: RecoveryPoint | None = None,
+        *,
+        may_lack_unsynced: bool = False,
     ) -> Log:
-        """Open after anything but an orderly stop. Raises CorruptLogError, OSError."""
-        log, unsynced = cls.begin_recovery(fs, directory, config, point)
+        """Open after anything but an orderly stop. Raises CorruptLogError, OSError.
+
+        ``may_lack_unsynced``: the system, not only the process, may have stopped.
+
+        A log that is damaged behind its start is returned with ``damage``, readable up to its sound end.
+        """
+        log, unsynced = cls.begin_recovery(fs, directory, config, point, may_lack_unsynced=may_lack_unsynced)
         if unsynced is not None:
             unsynced.run()
         return log
 
     @classmethod
     def begin_recovery(
-        cls, fs: FileSystem, directory: str, config: LogConfig, point: RecoveryPoint | None = None
+        cls,
+        fs: FileSystem,
+        directory: str,
+        config: LogConfig,
+        point: RecoveryPoint | None = None,
+        identity: PartitionIdentity | None = None,
+        *,
+        may_lack_unsynced: bool = False,
     ) -> tuple[Log, RecoverySync | None]:
         """Recover without the syncs. They must have succeeded before the log is used."""
-        opened = recover(fs, directory, config, point or RecoveryPoint())
+        opened = recover(fs, directory, config, point or RecoveryPoint(), identity, may_lack_unsynced)
         log = cls(fs, directory, config)
         log._take(opened)
         return log, opened.unsynced
 
     @classmethod
     def open_clean(cls, fs: FileSystem, directory: str, config: LogConfig, end: CleanEnd) -> Log:
-        """Open after an orderly stop that left the log at ``end``. No file is read before the first use."""
+        """Open a log that an orderly stop left at ``end``. No file is read before the first use."""
         log = cls(fs, directory, config, start=end.log_start_offset, end=end.log_end_offset)
         log._clean_end = end
         return log
 
     @classmethod
-    def damaged(cls, fs: FileSystem, directory: str, config: LogConfig, reason: str) -> Log:
+    def damaged(cls, fs: FileSystem, directory: str, config: LogConfig, cause: str) -> Log:
         """Return a placeholder for a log that cannot be opened: every call raises LogOfflineError."""
         log = cls(fs, directory, config)
-        log._is_damaged = True
-        log._go_offline(reason)
+        log.mark_damaged(cause)
         return log
+
+    def mark_damaged(
+        self, cause: str, *, sound_end_offset: int | None = None, records_in_doubt: int | None = None
+    ) -> Damage:
+        """Take the log offline because of damage (R24). Returns the damage; that found first stays.
+
+        ``sound_end_offset`` is exclusive, None for the log start: no record can be trusted. Records below
+        it can still be read. ``records_in_doubt`` as in ``Damage``.
+        """
+        if self.damage is None:
+            sound_end = self.log_start_offset if sound_end_offset is None else sound_end_offset
+            hint = repair_hint(self._directory)
+            self.damage = Damage(cause, min(sound_end, self.log_end_offset), records_in_doubt, hint)
+            self._go_offline(str(self.damage))
+        return self.damage
 
     def _take(self, opened: OpenedLog) -> None:
         self._segments = SegmentList(self._fs, self._directory, opened.segments)
@@ -216,13 +265,19 @@ class Log:
         self._producers = ProducerSnapshots(self._fs, self._directory, opened.producers_offsets)
         self.log_start_offset = opened.state.log_start_offset
         self.log_end_offset = self.synced_end_offset = opened.log_end_offset
+        self.torn_records = opened.torn_records
+        for path in opened.torn_files:
+            self._torn.add(path)
+        if opened.damage is not None:
+            self.damage = opened.damage
+            self._go_offline(str(opened.damage))
 
     def _open(self) -> None:
         """Read the parts of a cleanly closed log at its first use."""
-        if self._is_damaged:
-            raise self._offline_error()
         if self._clean_end is None:
             return
+        if self.damage is not None:
+            raise self._offline_error()
         with self._reading():
             self._take(open_clean(self._fs, self._directory, self._config, self._clean_end))
         self._clean_end = None
@@ -231,7 +286,7 @@ class Log:
             self._latest_epoch = self._epoch_to_start
 
     def close(self, *, clean: bool) -> None:
-        """Release all files; with ``clean``, sync first and raise OSError or DiskFullError if that fails."""
+        """Close all files. If ``clean``, sync before, and raise OSError or DiskFullError if that fails."""
         self._active = None
         self._is_closed = True
         self._sync.take_over_epochs()
@@ -244,25 +299,37 @@ class Log:
                 work.run()
                 self._synced(work)
                 if last is not None:
-                    if last.indexes_loaded:
-                        last.save_indexes(last.size_bytes, final=True)
+                    last.load_indexes()
+                    last.save_indexes(last.size_bytes, final=True)
                     self._save_producers(last, last.base_offset)
+                self._closed_end = self._end_now()
+        except CorruptLogError as error:
+            self._read_failed(error)
         except OSError as error:
             self._go_offline(f"sync failed: {error}")
             raise
         finally:
             self._segments.release()
 
+    def _end_now(self) -> CleanEnd:
+        """Return the entry for the clean-shutdown marker, with the fingerprint of the last segment."""
+        segments = self._segments
+        end = None
+        if len(segments) and segments.last.size_bytes:
+            end = segments.last.fingerprint(segments.last.last_position)
+        truncations, size = self._state.truncations, segments.size_bytes
+        return CleanEnd(self.log_start_offset, self.log_end_offset, truncations, len(segments), size, end)
+
     @property
     def config(self) -> LogConfig:
         return self._config
 
     def reconfigure(self, config: LogConfig) -> None:
-        """Use another configuration from now on."""
+        """Use ``config`` from now on."""
         self._config = config
         self._log_append_time = config.timestamp_type is TimestampType.LOG_APPEND_TIME
         self._index_full_entries = config.segment_index_bytes // OFFSET_ENTRY_BYTES
-        self._roll_size_bytes = -1  # computed again at the next append
+        self._roll_size_bytes = -1  # to be computed at the next append
         self._segments.reconfigure(config)
 
     @property
@@ -272,24 +339,33 @@ class Log:
     @property
     def is_damaged(self) -> bool:
         """Whether records are lost or cannot be trusted, as opposed to a disk that fails."""
-        return self._is_damaged
+        return self.damage is not None
 
     @property
     def is_open(self) -> bool:
         """Whether the log was used, so that its recovery point may have moved."""
-        return self._clean_end is None and not self._is_damaged
+        return self._clean_end is None and self.damage is None
 
     @property
     def clean_end(self) -> CleanEnd | None:
-        """The entry for the clean-shutdown marker; None unless everything is synced."""
+        """The entry for the clean-shutdown marker; None unless the log was closed with everything synced."""
         if self.offline_reason is not None or self.has_unsynced:
             return None
-        return CleanEnd(self.log_start_offset, self.log_end_offset)
+        return self._clean_end or self._closed_end or self._end_now()
 
     @property
     def recovery_point(self) -> RecoveryPoint:
+        """The synced end, with its fingerprint if the log ends there."""
         self._open()
-        return RecoveryPoint(self.synced_end_offset, self._state.truncations)
+        end = None
+        last = self._segments.last if len(self._segments) else None
+        if last is not None and last.last_position >= 0 and last.next_offset == self.synced_end_offset:
+            end = last.fingerprint(last.last_position) if last.size_bytes else None
+        return RecoveryPoint(self.synced_end_offset, self._state.truncations, self.log_start_offset, end)
+
+    def release(self) -> None:
+        """Close all files and maps; they are opened again when they are needed."""
+        self._segments.release()
 
     @property
     def size_bytes(self) -> int:
@@ -312,11 +388,11 @@ class Log:
         leader_epoch: int,
         header: BatchHeader | None = None,
     ) -> Appended:
-        """Append one batch as the leader: its offset and epoch are stamped into it in place.
+        """Append one batch as the leader. Its offset and epoch are written into it in place. It is not
+        synced.
 
-        With ``header`` the caller has checked the batch's length and CRC. The batch is not synced.
-        Raises CorruptBatchError, MessageTooLargeError, DiskFullError (nothing changed, the log stays
-        usable), LogOfflineError.
+        If ``header`` is given, the caller has checked the batch's length and CRC. Raises CorruptBatchError,
+        MessageTooLargeError, DiskFullError (nothing is changed, and the log stays usable), LogOfflineError.
         """
         if header is None:
             header = check(batch)
@@ -345,11 +421,11 @@ class Log:
         return Appended(base_offset, last_offset, append_time_ms, end)
 
     def append_as_follower(self, batches: Buffer, *, now_ms: int, leader_epoch: int | None = None) -> None:
-        """Append whole batches as the leader sent them. The first base offset must be this log's end (R1).
+        """Append complete batches as the leader sent them. They must begin at this log's end (R1).
 
-        Raises CorruptBatchError with nothing written if a batch is damaged, does not follow the one
-        before, or has a newer epoch than ``leader_epoch``, the leader's. Other errors are those of
-        ``append``, with the batches before the failed one written.
+        Raises CorruptBatchError, with nothing written, if a batch is damaged, does not follow the previous
+        one, or has a newer epoch than ``leader_epoch``, that of the leader. Other errors are those of
+        ``append``; the batches before the failed one are then written.
         """
         view = memoryview(batches)
         position, offset, epoch = 0, self.log_end_offset, self.latest_epoch
@@ -380,7 +456,7 @@ class Log:
                 self._note_producer(header, batch, header.base_offset, header.max_timestamp_ms, now_ms)
 
     def _segment_for(self, size: int, last_offset: int, now_ms: int) -> Segment:
-        """Return the segment for a batch of ``size`` bytes. Rolls first if that is due."""
+        """Return the segment for a batch of ``size`` bytes, after a roll if that is due."""
         segment = self._active
         if (
             segment is None
@@ -393,7 +469,7 @@ class Log:
         return segment
 
     def _prepare_segment(self, size: int, last_offset: int, now_ms: int) -> Segment:
-        """The slow path of ``_segment_for``: open, compute the limits, or roll."""
+        """The slow path of ``_segment_for``: open the segment, compute its limits, or roll."""
         segment = self._open_active()
         if segment.size_bytes and self._roll_size_bytes < 0:
             self._arm_roll(segment, now_ms)
@@ -407,18 +483,18 @@ class Log:
         if segment.size_bytes == 0:
             segment.first_append_ms = now_ms
             self._arm_roll(segment, now_ms)
-            # A batch larger than a whole segment gets a segment of its own.
+            # A batch larger than a segment gets its own segment.
             self._roll_size_bytes = max(self._roll_size_bytes, size)
         return segment
 
     def _arm_roll(self, segment: Segment, now_ms: int) -> None:
         """Compute the size, time and offset at which the active segment is full."""
         config = self._config
-        if segment.first_append_ms == NO_TIMESTAMP:  # opened, not created: use the first batch's time
+        if segment.first_append_ms == NO_TIMESTAMP:  # not created by this process: use the first batch
             first_ms = segment.first_timestamp_ms()
             segment.first_append_ms = first_ms if NO_TIMESTAMP < first_ms < now_ms else now_ms
         jitter_ms = 0
-        if config.segment_jitter_ms:  # spread over logs and segments, and the same at each start
+        if config.segment_jitter_ms:  # differs between logs and segments, but not between starts
             seed = zlib.crc32(segment.path().encode())
             jitter_ms = seed % min(config.segment_jitter_ms, config.segment_ms)
         self._roll_size_bytes = config.segment_bytes
@@ -426,7 +502,7 @@ class Log:
         self._roll_offset = segment.base_offset + MAX_SEGMENT_BYTES
 
     def _open_active(self) -> Segment:
-        """Return the active segment, ready for writing. Creates the first one."""
+        """Return the active segment, ready for writing. Create the first one if there is none."""
         if self.offline_reason is not None:
             raise self._offline_error()
         if self._active is not None:
@@ -450,7 +526,7 @@ class Log:
         return segment
 
     def roll(self) -> Segment:
-        """Begin a new segment unless the active one is empty. Returns the active segment.
+        """Begin a new segment unless the active one is empty. Return the active segment.
 
         Raises DiskFullError with nothing changed, LogOfflineError.
         """
@@ -481,16 +557,19 @@ class Log:
     # --- reading ---------------------------------------------------------------------------------------
 
     def read(self, offset: int, *, max_bytes: int, up_to: int, at_least_one: bool = True) -> Slice:
-        """Return whole batches from the one that holds ``offset``, all below ``up_to`` (exclusive).
+        """Return complete batches below ``up_to`` (exclusive), beginning with the one that contains
+        ``offset``.
 
         Returns as many as fit in ``max_bytes``, and the first in any case if ``at_least_one``. The
         views stay valid while held, even if the files are removed. Raises OffsetOutOfRangeError outside
-        [log_start_offset, log_end_offset]; LogOfflineError if the files are damaged.
+        [log_start_offset, log_end_offset]; LogOfflineError from the sound end of a damaged log on.
         """
         limit = min(up_to, self.log_end_offset)
+        if self.damage is not None:
+            limit = min(limit, self.damage.sound_end_offset)
         if not self.log_start_offset <= offset < limit:
             return self._read_nothing(offset)
-        if self._is_damaged or self._clean_end is not None:
+        if self._clean_end is not None:
             self._open()
         try:
             return Slice(*self._segments.read(offset, max_bytes, limit, at_least_one))
@@ -499,7 +578,7 @@ class Log:
 
     def _read_nothing(self, offset: int) -> Slice:
         """Return an empty slice for an offset within the log. Raises OffsetOutOfRangeError for others."""
-        if self._is_damaged:
+        if self.damage is not None and offset >= self.damage.sound_end_offset:
             raise self._offline_error()
         if self.log_start_offset <= offset <= self.log_end_offset:
             return Slice([], 0, offset)
@@ -507,30 +586,29 @@ class Log:
             f"offset {offset} is outside [{self.log_start_offset}, {self.log_end_offset}]"
         )
 
-    # Each lookup uses the segments' sizes and sparse indexes and scans at most about one index interval of
-    # batch headers, however long the log or the requested range.
+    # Each lookup uses the segments' sizes and sparse indexes, and scans at most about one index interval of
+    # batch headers, regardless of the length of the log and the requested range.
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
         """Return (max timestamp, base offset) of the first batch whose max timestamp is at least
-        ``timestamp_ms``, or None. Deleted batches are ignored; the offset is at least the log start."""
+        ``timestamp_ms``, or None. The offset is at least the log start; deleted batches are ignored."""
         self._open()
         with self._reading():
             found = self._segments.find_timestamp(timestamp_ms, self.log_start_offset)
         return None if found is None else (found[0], max(found[1], self.log_start_offset))
 
     def max_timestamp(self) -> tuple[int, int] | None:
-        """Return (largest timestamp, base offset of the first batch that has it); None for an empty log."""
+        """Return (largest timestamp, base offset of the first batch with it), or None for an empty log."""
         self._open()
         with self._reading():
             largest = self._segments.largest_timestamp_ms()
         return None if largest == NO_TIMESTAMP else self.offset_for_timestamp(largest)
 
     def offset_for_bytes(self, start_offset: int, end_offset: int, max_bytes: int) -> BytesEnd:
-        """Return how far [start_offset, end_offset) can be read with at most ``max_bytes`` of batches.
+        """Return the offset up to which [start_offset, end_offset) can be read with ``max_bytes`` of batches.
 
-        A batch counts as a whole if any of its offsets is in the range; the first is included whatever its
-        size. Offsets below the log start, and from the log end on, have no bytes. Raises LogOfflineError if
-        the files are damaged.
+        A batch counts completely if any of its offsets is in the range. The first is included regardless of
+        its size. Offsets outside the log have no bytes. Raises LogOfflineError if the files are damaged.
         """
         self._open()
         start, end = max(start_offset, self.log_start_offset), min(end_offset, self.log_end_offset)
@@ -548,10 +626,11 @@ class Log:
         return self.synced_end_offset < self.log_end_offset or self._sync.has_unsynced
 
     def begin_sync(self) -> SyncWork | None:
-        """Return the work of one sync round. None if nothing is to be synced, a round runs, or offline.
+        """Return the work of one sync round, or None if nothing is unsynced, a round runs, or the log is
+        offline.
 
-        The caller runs it, in any thread, and then calls ``finish_sync`` in its own. Batches appended
-        meanwhile belong to the next round.
+        The caller runs it in any thread and then calls ``finish_sync`` in its own thread. Batches that are
+        appended meanwhile belong to the next round.
         """
         if self._sync.round is not None or self.offline_reason is not None or not self.has_unsynced:
             return None
@@ -569,16 +648,17 @@ class Log:
             end_offset=self.log_end_offset,
             epochs=self._epochs.entries_below(self.log_end_offset),
             truncations=self._state.truncations,
+            log_start_offset=self.log_start_offset,
         )
 
     def finish_sync(self, work: SyncWork, error: BaseException | None) -> None:
-        """Process the result of ``work.run()``. A failed sync is final: the log goes offline (R26).
+        """Process the result of ``work.run()``. After a failed sync the log is offline permanently (R26).
 
-        After a DiskFullError nothing counts as synced, and the next round tries again.
+        After a DiskFullError nothing counts as synced, and the next round retries.
         """
         self._sync.round = None
         if self._is_closed:
-            return  # close has synced everything; the files of a deleted log may be gone
+            return  # ``close`` has synced everything, or the files of a deleted log are gone
         if isinstance(error, DiskFullError):
             logger.warning("sync postponed %s", Fields(directory=self._directory, error=error))
         elif error is not None:
@@ -588,6 +668,8 @@ class Log:
 
     def _synced(self, work: SyncWork) -> None:
         self._sync.complete(work)
+        if self.on_moved is not None:
+            self.on_moved(self._directory, work)
         self.synced_end_offset = max(self.synced_end_offset, work.end_offset)
         active = work.active
         if active is self._active and active is not None:
@@ -599,7 +681,7 @@ class Log:
 
     @property
     def latest_epoch(self) -> int:
-        """The epoch of the last batch, or of the current leadership; NO_EPOCH (-1) without either."""
+        """The epoch of the last batch or of a leadership that began after it, or NO_EPOCH (-1)."""
         if self._clean_end is not None and self.log_start_offset == self.log_end_offset:
             return self._epoch_to_start  # an empty log need not be opened
         self._open()
@@ -611,9 +693,9 @@ class Log:
         return self._epochs.entries()
 
     def start_epoch(self, leader_epoch: int) -> None:
-        """Assign ``leader_epoch`` to the batches from the log end on, when a leader takes over (R2).
+        """Begin ``leader_epoch`` at the log end. Called when a leader takes over (R2).
 
-        This does not open an unused log.
+        An unused log is not opened for this.
         """
         if self._clean_end is not None:
             self._epoch_to_start = leader_epoch
@@ -623,28 +705,28 @@ class Log:
         self._latest_epoch = leader_epoch
 
     def forget_empty_epoch(self) -> None:
-        """Drop the latest leader epoch if it has no batch. Called when becoming a follower (R5)."""
+        """Remove the latest leader epoch if it has no batch. Called when becoming a follower (R5)."""
         self._epoch_to_start = NO_EPOCH
         if self._clean_end is None:
             self._open()
             self._drop_empty_epochs()
 
     def _drop_empty_epochs(self) -> None:
-        """Drop the epochs that start at or above the log end and thus have no batch (R5)."""
+        """Remove the epochs that start at or above the log end, because they have no batch (R5)."""
         self._epochs.truncate_from_end(self.log_end_offset)
         self._latest_epoch = self._epochs.latest_epoch
 
     def end_offset_for_epoch(self, leader_epoch: int) -> EpochEnd:
-        """Return the largest known epoch not above ``leader_epoch``, and its end offset, exclusive (R4)."""
+        """Return the largest known epoch up to ``leader_epoch``, and its end offset (exclusive) (R4)."""
         self._open()
         return self._epochs.end_offset_for(leader_epoch, self.log_end_offset)
 
     # --- truncating ------------------------------------------------------------------------------------
 
     def truncate_to(self, offset: int) -> int:
-        """Remove the batch that holds ``offset`` and all behind it, durably. Returns the new log end.
+        """Durably remove the batch that contains ``offset`` and all later ones. Return the new log end.
 
-        Only a follower does this, as its leader's response requires (R4). Raises OffsetOutOfRangeError
+        Only a follower does this, if its leader's response requires it (R4). Raises OffsetOutOfRangeError
         below the log start, DiskFullError with nothing changed, LogOfflineError.
         """
         self._open_active()
@@ -657,8 +739,8 @@ class Log:
         with self._reading():
             found = self._segments.segments[number].find(offset)
         start = min(self.log_start_offset, found.base_offset)
-        # Written first: the recovery point and the index blocks are valid only below the new end from now on,
-        # so that a crash leaves the old log or a shorter prefix of it.
+        # The state is written first. From then on the recovery point and index blocks are valid only below
+        # the new end, so that a crash leaves the old log or a shorter prefix of it.
         self._write_state(LogState(start, self._state.truncations + 1, found.base_offset))
         self.log_start_offset = start
         try:
@@ -668,7 +750,7 @@ class Log:
         return self.log_end_offset
 
     def _cut(self, number: int, found: Found) -> None:
-        """Remove the segments behind ``number``, and its bytes from ``found`` on; sync the rest."""
+        """Remove all segments after ``number`` and its batches from ``found`` on. Sync the rest."""
         segment = self._segments.segments[number]
         closed = [one for one in self._sync.unsynced if one.base_offset < segment.base_offset]
         self._segments.drop_behind(number)
@@ -684,13 +766,13 @@ class Log:
         self._synced_all()
 
     def reset_to(self, offset: int) -> None:
-        """Remove all batches and continue at ``offset``, durably: the leader's log has no batch that
+        """Durably remove all batches and continue at ``offset``, because the leader's log has no batch that
         follows this log's (R4). Raises DiskFullError with nothing changed, LogOfflineError."""
         if self.offline_reason is not None:
             raise self._offline_error()
         self._open()
-        # Written first: all checkpoints become invalid. A crash after this leaves no batch below the new
-        # start, and above it none or some that diverge again.
+        # The state is written first, which invalidates all checkpoints. After a crash the log then has no
+        # batch below the new start, and above it either none or batches that diverge again.
         self._write_state(LogState(offset, self._state.truncations + 1, 0))
         self.log_start_offset = offset
         try:
@@ -715,11 +797,13 @@ class Log:
         self._sync.forget()
         self._roll_size_bytes = -1
         self.synced_end_offset = self.log_end_offset
+        if self.on_moved is not None:
+            self.on_moved(self._directory, self.recovery_point)
 
     # --- deleting --------------------------------------------------------------------------------------
 
     def delete_before(self, offset: int) -> int:
-        """Move the log start up to ``offset``, durably, and retire the segments below it.
+        """Durably move the log start to ``offset``, and retire the segments below it.
 
         Returns the log start, which never moves back. Raises OffsetOutOfRangeError above the log end,
         DiskFullError with nothing changed, LogOfflineError.
@@ -731,9 +815,9 @@ class Log:
         return self.log_start_offset
 
     def begin_delete(self, offset: int) -> StateWork | None:
-        """Return the blocking part of ``delete_before``, for any thread. None if there is nothing to do.
+        """Return the blocking part of ``delete_before``, for any thread, or None if nothing is to be deleted.
 
-        The caller then calls ``finish_delete``. Appending and syncing continue meanwhile, but nothing
+        The caller runs it and then calls ``finish_delete``. Appends and syncs continue meanwhile, but nothing
         else may remove records. Raises the errors of ``delete_before``, except DiskFullError.
         """
         if self.offline_reason is not None:
@@ -760,7 +844,7 @@ class Log:
         self._delete(work.state.log_start_offset)
 
     def _delete(self, log_start_offset: int) -> None:
-        """Retire the segments below the durable log start. Not synced: the next start removes leftovers."""
+        """Retire the segments below the durable log start. Not synced: the next start removes them too."""
         self.log_start_offset = log_start_offset
         self._epochs.truncate_from_start(log_start_offset)
         count = max(self._segments.number_of(log_start_offset), 0)
@@ -768,11 +852,13 @@ class Log:
             retired = self._segments.retire(count)
             self._producers.delete_before(log_start_offset)
         self._sync.unsynced = [segment for segment in self._sync.unsynced if segment not in retired]
+        if self.on_moved is not None:
+            self.on_moved(self._directory, self.recovery_point)
 
     def retention_offset(self, now_ms: int, *, up_to: int) -> int:
-        """Return the log start that retention.ms and retention.bytes require. Rolls if all may be deleted.
+        """Return the log start that retention.ms and retention.bytes require. Roll if all may be deleted.
 
-        ``up_to`` is the high watermark, exclusive. Raises the errors of ``roll``.
+        ``up_to`` is the high watermark (exclusive). Raises the errors of ``roll``.
         """
         self._open()
         with self._reading():
@@ -792,30 +878,31 @@ class Log:
         return plan.log_start_offset
 
     def remove_retired(self, now_ms: int) -> None:
-        """Unlink the files of segments retired ``file.delete.delay.ms`` before."""
+        """Unlink the files of segments retired ``file.delete.delay.ms`` before, and old torn tails."""
         with self._writing():
             self._segments.remove_retired(now_ms, self._config.file_delete_delay_ms)
+            unlink_existing(self._fs, self._torn.due(now_ms, TORN_KEPT_MS))
 
     def release_idle(self) -> int:
-        """Close files and maps not used since the last call. Returns the number of segments released."""
+        """Close files and maps unused since the last call. Return the number of segments that had any."""
         if self.has_unsynced or self._swap is not None:
             return 0
         return self._segments.release_idle()
 
     # --- compacting ------------------------------------------------------------------------------------
     #
-    # The owner runs the steps of a pass from ``begin_compaction``, takes every ``SwapWork`` among them
-    # through ``begin_swap``, ``run`` in any thread and ``finish_swap``, during which nothing else may remove
-    # records, and calls ``finish_compaction`` at the end.
+    # The owner calls ``begin_compaction`` and runs the steps of the returned pass. For every ``SwapWork``
+    # among them it calls ``begin_swap``, ``run`` in any thread, and ``finish_swap``; meanwhile nothing else
+    # may remove records. At the end it calls ``finish_compaction``.
 
     def cleanable(self, now_ms: int, up_to: int) -> Cleanable:
-        """Return the bytes that a pass could compact below ``up_to``, exclusive. Raises StorageError."""
+        """Return the bytes that a pass could compact below ``up_to`` (exclusive). Raises StorageError."""
         return self._compaction.cleanable(self._cleanable_segments(now_ms, up_to), self._state)
 
     def _cleanable_segments(self, now_ms: int, up_to: int) -> list[Segment]:
-        """Return the closed segments, from the first on, that are synced, committed and old enough."""
+        """Return the longest prefix of closed segments that are synced, committed and old enough."""
         if not self._config.is_compacted or self.offline_reason is not None or self._clean_end is not None:
-            return []  # a log not used since a clean start is not opened for this
+            return []  # a log that is unused since a clean start is not opened for compaction
         limit = min(up_to, self.synced_end_offset)
         lag_ms = self._config.min_compaction_lag_ms
         found: list[Segment] = []
@@ -835,7 +922,7 @@ class Log:
     ) -> CompactionPass | None:
         """Return a pass over the segments that may be compacted, or None if there is none.
 
-        It keeps at most ``max_keys`` different keys in memory. Unless ``may_forget``, it keeps the
+        The pass keeps at most ``max_keys`` different keys in memory. Unless ``may_forget``, it keeps the
         latest tombstone of each key and all markers (R41). Raises StorageError.
         """
         segments = self._cleanable_segments(now_ms, up_to)
@@ -852,17 +939,17 @@ class Log:
         )
 
     def _is_known_producer(self, producer_id: int) -> bool:
-        """Whether the log knows a producer; True while the producers are not loaded."""
+        """Whether the log has state for a producer id; True while the producers are not loaded."""
         states = self._producers.states
         return states is None or states.get(producer_id) is not None
 
     def fits(self, work: CompactionPass | SwapWork) -> bool:
-        """Whether the log was not truncated, closed or taken offline since the pass began."""
+        """Whether the log was neither truncated nor closed nor taken offline since the pass began."""
         is_usable = self.offline_reason is None and not self._is_closed
         return is_usable and work.truncations == self._state.truncations
 
     def begin_swap(self, work: SwapWork) -> SwapWork | None:
-        """Return ``work`` if it still fits the log, else None, which ends the pass.
+        """Return ``work`` if it still fits the log. Return None otherwise, which ends the pass.
 
         The caller runs it and then calls ``finish_swap`` with the result. Raises StorageError.
         """
@@ -873,15 +960,15 @@ class Log:
         if number < 0 or listed[number : number + len(work.old)] != work.old:
             return None
         with self._reading():
-            for segment in work.old:  # readers keep using the old files while the names change
+            for segment in work.old:  # so that readers keep using the old files while the names change
                 segment.load_indexes()
                 segment.view()
         self._swap = work
         return work
 
     def finish_swap(self, work: SwapWork, error: BaseException | None) -> None:
-        """Process the result of ``work.run()``. Raises LogOfflineError if the directory is inconsistent
-        until the next start (R26); DiskFullError, OSError with nothing changed."""
+        """Process the result of ``work.run()``. Raises LogOfflineError if the directory is inconsistent until
+        the next start (R26). Raises DiskFullError and OSError with nothing changed."""
         self._swap = None
         if error is not None:
             if work.is_decided:
@@ -895,14 +982,14 @@ class Log:
         work.is_done = True
 
     def give_up_swap(self, work: SwapWork) -> None:
-        """Undo ``begin_swap`` for work that will not run."""
+        """Undo ``begin_swap`` for work that will not be run."""
         if self._swap is work:
             self._swap = None
 
     def finish_compaction(self, done: CompactionPass, now_ms: int) -> Callable[[], None] | None:
-        """Record how far a complete pass came. Returns the write that makes it durable, or None.
+        """Record a complete pass. Return the write that makes the record durable, or None.
 
-        The write may run in any thread. If it fails, a later pass does the work again.
+        The write may run in any thread. If it fails, a later pass repeats the work.
         """
         if not self.fits(done) or not done.is_complete:
             return None
@@ -912,9 +999,9 @@ class Log:
 
     @property
     def producers(self) -> ProducerStates:
-        """The idempotent producers of all batches in the log, uncommitted ones too (R27).
+        """The idempotent producers of all batches in the log, including uncommitted batches (R27).
 
-        Loaded at the first call, from the newest snapshot and the batch headers behind it.
+        They are loaded on first use, from the newest snapshot and the batch headers after it.
         """
         states = self._producers.states
         if states is not None and self._clean_end is None:
@@ -931,29 +1018,30 @@ class Log:
     def _note_producer(
         self, header: BatchHeader, batch: Buffer, base_offset: int, max_timestamp_ms: int, now_ms: int
     ) -> None:
-        """Add a batch that was appended at ``base_offset`` to its producer's state."""
+        """Add the batch that was appended at ``base_offset`` to its producer's state."""
         states = self._producers.states
         if states is None:
-            self.producers  # noqa: B018 - loaded now, so that a new leader need not scan far
+            self.producers  # noqa: B018 - loaded now, so that a new leader has less to scan
             return
         last_offset = base_offset + header.last_offset_delta
         producer_id, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
+        crc = stored_crc(batch)  # not the header's: LogAppendTime has changed it
         if not header.attributes & _TRANSACTION_BITS:
-            states.note(producer_id, epoch, sequence, base_offset, last_offset, max_timestamp_ms, now_ms)
+            states.note(producer_id, epoch, sequence, base_offset, last_offset, max_timestamp_ms, now_ms, crc)
             return
-        times = (max_timestamp_ms, now_ms)
+        rest = (max_timestamp_ms, now_ms, crc)
         states.note_transactional(
-            batch, header.attributes, producer_id, epoch, sequence, base_offset, last_offset, *times
+            batch, header.attributes, producer_id, epoch, sequence, base_offset, last_offset, *rest
         )
 
     def _save_producers(self, active: Segment, keep_from: int) -> None:
         self._producers.save(self.log_end_offset, self._state.truncations, active.size_bytes, keep_from)
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the exclusive end below which the outcome of every transaction is known (R33).
+        """Return the offset (exclusive) below which the outcome of every transaction is known (R33).
 
-        That is the high watermark, or the first offset of a transaction that is open or whose marker is
-        not below the high watermark.
+        It is the high watermark, or the lowest first offset of the transactions that are open or whose
+        marker is not below the high watermark.
         """
         states = self.producers
         if not states.open and not states.ended:
@@ -968,7 +1056,7 @@ class Log:
         return self.last_stable_offset(high_watermark)
 
     def forget_stable_transactions(self, high_watermark: int) -> None:
-        """Forget the ended transactions whose marker is below ``high_watermark``: they are stable."""
+        """Forget the ended transactions whose markers are below ``high_watermark``, which are stable."""
         states = self._producers.states
         if states is not None and states.ended:
             states.forget_stable(high_watermark)
@@ -980,14 +1068,14 @@ class Log:
         return [(one.producer_id, one.first_offset) for one in found]
 
     def expire_producers(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget producers that were idle for ``expiration_ms`` (R29). Returns their number."""
+        """Forget producers that were idle for ``expiration_ms`` (R29), and return their number."""
         states = self._producers.states
         return 0 if states is None else states.expire(now_ms, expiration_ms)
 
     # --- failing ---------------------------------------------------------------------------------------
 
     def _write_state(self, state: LogState) -> None:
-        """Write ``state`` durably. On a full disk, first release the space allocated ahead (R26)."""
+        """Write ``state`` durably. If the disk is full, first release the space allocated ahead (R26)."""
         work = self._state_work(state)
         with self._writing():
             try:
@@ -1003,14 +1091,14 @@ class Log:
         return StateWork(self._fs, self._directory, state, is_parent_unsynced=self._sync.is_parent_unsynced)
 
     def _take_state(self, state: LogState) -> None:
-        """Use ``state``, which is durable now, and mark the log directory's name as durable."""
+        """Use ``state``, which is now durable, and record that the log directory's name is durable too."""
         self._sync.is_parent_unsynced = False
         self._state = state
         self._segments.set_state(state)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Turn an error of reading into a StorageError; see ``_read_failed``."""
+        """Convert errors of reading to StorageErrors; see ``_read_failed``."""
         try:
             yield
         except (CorruptLogError, OSError) as error:
@@ -1018,17 +1106,17 @@ class Log:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn an OSError of writing into a StorageError; see ``_write_failed``."""
+        """Convert an OSError of writing to a StorageError; see ``_write_failed``."""
         try:
             yield
         except OSError as error:
             raise self._write_failed(error) from error
 
     def _offline_error(self) -> LogOfflineError:
-        return LogOfflineError(
-            f"the log in {self._directory} is offline: {self.offline_reason}",
-            hint="repair the disk, then restart the broker; see the broker's log for the cause",
-        )
+        hint = "repair the disk, then restart the broker; see the broker's log for the cause"
+        if self.damage is not None:
+            hint = self.damage.hint
+        return LogOfflineError(f"the log in {self._directory} is offline: {self.offline_reason}", hint=hint)
 
     def _go_offline(self, reason: str) -> None:
         if self.offline_reason is None:
@@ -1037,16 +1125,20 @@ class Log:
         self._active = None
 
     def _write_failed(self, error: BaseException) -> StorageError:
-        """Take the log offline, because a failed write is final (R26), unless the error is transient."""
+        """Return the StorageError for a failed write. Unless the error is transient, it is final and takes
+        the log offline (R26)."""
         if isinstance(error, OSError) and error.errno in _TRANSIENT:
             return StorageError(f"the log in {self._directory} cannot be written now: {error}")
         self._go_offline(f"write failed: {error}")
         return self._offline_error()
 
     def _read_failed(self, error: CorruptLogError | OSError) -> StorageError:
-        """Take the log offline, also for reads, if files are damaged (R24); not for other errors."""
+        """Mark the log as damaged if its files are (R24); not for other errors."""
         if not isinstance(error, CorruptLogError):
             return StorageError(f"the log in {self._directory} cannot be read now: {error}")
-        self._is_damaged = True
-        self._go_offline(str(error))
+        sound_end, lost = self.log_start_offset, self.log_end_offset - self.log_start_offset
+        for segment in self._segments:
+            if segment.path() == error.path:
+                sound_end, lost = segment.sound_part()
+        self.mark_damaged(error.message, sound_end_offset=sound_end, records_in_doubt=lost)
         return self._offline_error()

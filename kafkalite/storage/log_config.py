@@ -1,4 +1,4 @@
-"""The part of a topic's configuration that its logs need, as typed values under Kafka's names."""
+"""The topic options that a log uses, as typed values with Kafka's names."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _SEVEN_DAYS_MS: Final = 7 * _DAY_MS
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Settings of one log. Immutable; ``Log.reconfigure`` takes new ones.
+    """The settings of one log. Immutable; ``Log.reconfigure`` replaces them.
 
-    Behaviour: ``retention_ms`` and ``retention_bytes`` (-1: no limit), ``max_message_bytes`` (of one
-    record batch), ``timestamp_type``, ``durability`` (``fsync``: only synced bytes are acknowledged;
-    ``page-cache``: as Kafka), ``file_delete_delay_ms`` (how long retired files stay).
+    Behaviour: ``retention_ms`` and ``retention_bytes`` (-1: no limit), ``max_message_bytes`` (of one record
+    batch), ``timestamp_type``, ``durability`` (``fsync``: only synced bytes are acknowledged;
+    ``page-cache``: as in Kafka), ``file_delete_delay_ms`` (how long retired files are kept).
 
-    Performance: ``segment_bytes``, ``segment_ms`` minus up to ``segment_jitter_ms``,
-    ``segment_index_bytes`` and ``index_interval_bytes`` (bytes of log per index entry); a file grows by
-    ``preallocate_min_bytes`` first, later by its size, up to ``preallocate_max_bytes``.
+    Performance: ``segment_bytes``; ``segment_ms``, reduced by up to ``segment_jitter_ms``;
+    ``segment_index_bytes``; ``index_interval_bytes`` (bytes of log for each index entry). A file first grows
+    by ``preallocate_min_bytes``, later by its own size, up to ``preallocate_max_bytes``.
 
-    Compaction, with ``is_compacted``: begins when ``min_cleanable_dirty_ratio`` of the cleanable bytes
-    were never compacted; records younger than ``min_compaction_lag_ms`` are not compacted, and a
-    tombstone stays for ``delete_retention_ms`` after everything before it was compacted.
+    Compaction, if ``is_compacted``: it begins when ``min_cleanable_dirty_ratio`` of the cleanable bytes were
+    never compacted. Records younger than ``min_compaction_lag_ms`` are not compacted. A tombstone stays for
+    ``delete_retention_ms`` after all earlier offsets were compacted.
     """
 
     segment_bytes: int = 1024 * MIB

@@ -1,18 +1,19 @@
-"""LogStore: one data directory, and the logs in it.
+"""LogStore: a data directory and the logs in it.
 
-The directory is formatted once with a cluster id, a node id and a directory id; a directory of another
-node is refused. One process at a time holds its lock. Unknown directories are reported and not touched;
-only ``delete_log``, which names the topic id, deletes data (R25).
+The directory is formatted once with a cluster id, a node id and a directory id. A directory of another node
+is refused. Only one process at a time can lock it. Unknown directories are reported but not changed; only
+``delete_log``, which takes a topic id, deletes data (R25).
 
-A start after an orderly stop reads the marker and opens no log. Any other start recovers each log from
-its recovery point. A log that cannot be recovered is offline, with the reason; the others are used.
+A start after an orderly stop reads the marker and opens no log. Any other start recovers each log from its
+recovery point. A log that cannot be recovered is offline, with the reason; the other logs are used.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 from kafkalite.errors import CorruptLogError, DataDirectoryError, DiskFullError, StorageError
 from kafkalite.log_fields import Fields
@@ -23,28 +24,32 @@ from kafkalite.storage.checkpoints import (
     CleanEnd,
     CleanShutdown,
     NodeIdentity,
+    PartitionIdentity,
     RecoveryPoint,
     decode_clean_shutdown,
     decode_node,
-    decode_recovery_points,
     encode_clean_shutdown,
     encode_node,
     encode_partition,
-    encode_recovery_points,
 )
 from kafkalite.storage.filesystem import FileSystem, Lock
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
-from kafkalite.storage.recovery import RecoverySync
+from kafkalite.storage.recovery import RecoverySync, is_as_left
+from kafkalite.storage.recovery_points import Change, RecoveryPointsFile
 from kafkalite.storage.retention import RetiredPaths
+from kafkalite.storage.sync_work import SyncWork
 
 logger = logging.getLogger(__name__)
+
+#: The name under which the offset of the metadata is among the recovery points.
+METADATA_POINT: Final = "__cluster_metadata"
 
 
 def format_data_dir(
     fs: FileSystem, path: str, *, cluster_id: str | None, node_id: int, rng: Rng | None = None
 ) -> NodeIdentity:
-    """Format ``path`` as a data directory, durably. ``cluster_id`` None generates an id for a new cluster.
+    """Format ``path`` durably as a data directory. If ``cluster_id`` is None, generate an id.
 
     Raises DataDirectoryError if it is already formatted or not empty.
     """
@@ -84,10 +89,10 @@ def read_identity(fs: FileSystem, path: str) -> NodeIdentity | None:
 
 
 class LogStore:
-    """The logs of one data directory by topic and partition. Created by ``open``, closed once.
+    """The logs of one data directory by topic and partition. Create it with ``open``, and close it once.
 
-    ``clean_start``: the last session stopped orderly. ``last_broker_epoch``: from its marker (R21),
-    NO_BROKER_EPOCH without one. ``unknown_directories``: found, but not loaded.
+    ``clean_start``: the previous process stopped in an orderly way. ``last_broker_epoch``: the epoch in its
+    marker (R21), or NO_BROKER_EPOCH. ``unknown_directories``: directories that were found but not loaded.
     """
 
     def __init__(self, fs: FileSystem, path: str, identity: NodeIdentity, lock: Lock) -> None:
@@ -96,11 +101,19 @@ class LogStore:
         self._lock = lock
         self._logs: dict[TopicPartition, Log] = {}
         self._names: dict[TopicPartition, str] = {}
-        self._points: dict[str, RecoveryPoint] = {}
+        self._points = RecoveryPointsFile(fs, path)
+        #: The points that moved since the last checkpoint, by log directory.
+        self._moved: dict[str, SyncWork | RecoveryPoint] = {}
+        self._forgotten: dict[str, None] = {}  #: the logs whose points the next checkpoint removes
+        self._unrecorded: list[tuple[str, Log]] = []  #: new logs, whose existence is not recorded yet
         self._clean_ends: dict[str, CleanEnd] = {}
         self._retired = RetiredPaths()
-        self._has_stale_point = False
+        self._metadata_offset = 0
         self._closed = False
+        #: Called in any thread when a recovery point has moved, or a log was created or deleted, and may be
+        #: called again before the next ``begin_checkpoint``.
+        self.on_moved: Callable[[], None] | None = None
+        self._may_lack_unsynced = True  #: the system may have lost unsynced bytes since the last session
         self.identity = identity
         self.clean_start = False
         self.last_broker_epoch = NO_BROKER_EPOCH
@@ -108,8 +121,6 @@ class LogStore:
 
     def __repr__(self) -> str:
         return f"<LogStore {self._path} of node {self.identity.node_id}, {len(self._logs)} logs>"
-
-    # --- opening and closing ---------------------------------------------------------------------------
 
     @classmethod
     def open(
@@ -122,11 +133,11 @@ class LogStore:
         rng: Rng | None = None,
         format_if_empty: bool = True,
     ) -> LogStore:
-        """Open a data directory; an empty or missing one is formatted first.
+        """Open a data directory. If it is empty or missing, format it first.
 
-        ``cluster_id`` None accepts any. The clean-shutdown marker is read and durably removed here,
-        before anything is appended (R21). Raises DataDirectoryError, CorruptLogError for an unreadable
-        checkpoint, OSError.
+        If ``cluster_id`` is None, any cluster id is accepted. The clean-shutdown marker is read and durably
+        removed before anything is appended (R21). Raises DataDirectoryError, CorruptLogError if a checkpoint
+        cannot be read, OSError.
         """
         path = path.rstrip("/") or "/"
         _make_dirs_durably(fs, path)
@@ -148,15 +159,14 @@ class LogStore:
         return store
 
     def _read_checkpoints(self) -> None:
-        points_path = self._join(layout.RECOVERY_POINTS_FILE)
-        if self._fs.exists(points_path):
-            self._points = decode_recovery_points(self._fs.read_bytes(points_path), points_path)
+        self._points.open()
+        self._read_boot_id()
         marker_path = self._join(layout.CLEAN_SHUTDOWN_FILE)
         if not self._fs.exists(marker_path):
             return
         try:
             marker = decode_clean_shutdown(self._fs.read_bytes(marker_path), marker_path)
-        except (CorruptLogError, ValueError) as error:  # recovery works without it
+        except (CorruptLogError, ValueError) as error:  # recovery works without the file
             logger.warning("clean shutdown marker ignored %s", Fields(path=marker_path, error=error))
         else:
             self.clean_start = True
@@ -165,62 +175,96 @@ class LogStore:
         self._fs.unlink(marker_path)
         self._fs.sync_dir(self._path)
 
-    def load(self, logs: Mapping[TopicPartition, tuple[str, LogConfig]], *, are_all: bool = True) -> None:
-        """Open the logs {topic and partition: (topic id, configuration)}; missing ones are created.
+    def _read_boot_id(self) -> None:
+        """Find out whether the system was started again since the last session, and note it for the next."""
+        path, boot_id = self._join(layout.BOOT_ID_FILE), self._fs.boot_id()
+        content = boot_id.encode() + b"\n"
+        try:
+            last = self._fs.read_bytes(path)
+        except FileNotFoundError:
+            last = b""
+        self._may_lack_unsynced = not boot_id or last != content
+        if self._may_lack_unsynced:
+            self._fs.write_atomically(path, content)
 
-        After an orderly stop no file of a log is read. A log that is damaged, or whose directory is
-        missing although the checkpoint has records of it, is offline. ``are_all``: the logs are
-        complete, so report all other directories.
+    def load(self, logs: Mapping[TopicPartition, tuple[str, LogConfig]], *, are_all: bool = True) -> None:
+        """Open the logs {topic and partition: (topic id, configuration)}, and create missing ones.
+
+        After an orderly stop no file of a log is read. A log is offline if it is damaged, or if its directory
+        is missing although the checkpoint lists records in it. ``are_all``: ``logs`` is complete, so other
+        directories are reported.
         """
         names = set(self._fs.list_dir(self._path))
         if not self.clean_start:
-            self._fs.sync_dir(self._path)  # a crash may have left this directory's names unsynced
+            self._fs.sync_dir(self._path)  # a crash may have left names in this directory unsynced
         recovered: list[tuple[TopicPartition, Log, RecoverySync]] = []
         for tp, (topic_id, config) in logs.items():
             name = layout.log_directory_name(topic_id, tp.partition)
             if tp in self._logs:
                 continue
             if name in names:
-                log, unsynced = self._open_log(name, config)
+                log, unsynced = self._open_log(name, tp, config)
                 self._add(tp, name, log)
                 if unsynced is not None:
                     recovered.append((tp, log, unsynced))
-            elif self._known_to_hold_records(name):
-                reason = f"{self._join(name)} is missing, but the checkpoint has records of it"
-                self._add(tp, name, Log.damaged(self._fs, self._join(name), config, reason))
+            elif (missing := self._missing_log(name, config)) is not None:
+                self._add(tp, name, missing)
             else:
                 self.create_log(tp, topic_id, config)
         self._sync_recovered(recovered)
         if are_all:
             self._look_around(names)
 
-    def _open_log(self, name: str, config: LogConfig) -> tuple[Log, RecoverySync | None]:
+    def _open_log(self, name: str, tp: TopicPartition, config: LogConfig) -> tuple[Log, RecoverySync | None]:
         """Return the log, and the syncs that must run before it is used."""
         directory = self._join(name)
+        identity = PartitionIdentity(tp.topic, *_parts(name))
+        point = self._points.points.get(name)
         end = self._clean_ends.pop(name, None)
         if end is not None:
-            return Log.open_clean(self._fs, directory, config, end), None
+            if is_as_left(self._fs, directory, config, end, identity):
+                return Log.open_clean(self._fs, directory, config, end), None
+            logger.warning("log differs from its orderly stop %s", Fields(directory=directory))
+            point = max(point or RecoveryPoint(), end.point, key=_age)
+        may_lack_unsynced = self._may_lack_unsynced and end is None
         try:
-            return Log.begin_recovery(self._fs, directory, config, self._points.get(name))
+            return Log.begin_recovery(
+                self._fs, directory, config, point, identity, may_lack_unsynced=may_lack_unsynced
+            )
         except (StorageError, OSError, ValueError) as error:
             return Log.damaged(self._fs, directory, config, str(error)), None
 
+    def _missing_log(self, name: str, config: LogConfig) -> Log | None:
+        """Return a damaged log for a directory that is missing; None if it was empty or never existed."""
+        end, point = self._clean_ends.get(name), self._points.points.get(name)
+        records = None
+        if end is not None:
+            records = end.log_end_offset - end.log_start_offset
+            if not records:
+                return None
+        elif point is None:
+            return None
+        elif point.recovery_point > point.log_start_offset:
+            records = point.recovery_point - point.log_start_offset
+        log = Log(self._fs, self._join(name), config)
+        cause = f"the directory {self._join(name)} is missing, but the checkpoint has its records"
+        log.mark_damaged(cause, records_in_doubt=records)
+        return log
+
     def _sync_recovered(self, recovered: Sequence[tuple[TopicPartition, Log, RecoverySync]]) -> None:
-        """Run the syncs of all recoveries together; a log that cannot be synced is not used (R24)."""
+        """Run the syncs of all recoveries together. A log that cannot be synced is not used (R24)."""
         errors = self._fs.run_all([unsynced.run for _, _, unsynced in recovered])
         for (tp, log, _), error in zip(recovered, errors, strict=True):
             if isinstance(error, (StorageError, OSError)):
                 self._logs[tp] = Log.damaged(self._fs, log.directory, log.config, str(error))
             elif error is not None:
                 raise error
-
-    def _known_to_hold_records(self, name: str) -> bool:
-        end = self._clean_ends.get(name)
-        point = self._points.get(name, RecoveryPoint())
-        return point.recovery_point > 0 or (end is not None and end.log_end_offset > 0)
+            else:
+                self._on_moved(log.directory, log.recovery_point)
+                log.release()
 
     def _look_around(self, names: Iterable[str]) -> None:
-        """Report unknown directories; remove the deleted logs of an earlier session."""
+        """Report unknown directories, and remove the logs that an earlier process deleted."""
         ours = set(self._names.values())
         unknown: list[str] = []
         for name in sorted(names):
@@ -235,15 +279,16 @@ class LogStore:
         self.unknown_directories = unknown
 
     def close(self, *, clean: bool = True, broker_epoch: int = NO_BROKER_EPOCH) -> None:
-        """Close every log and release the directory. Idempotent.
+        """Close every log and unlock the directory. Idempotent.
 
-        With ``clean`` everything is synced and checkpointed before the marker is written (R21). A log
-        that cannot be synced is left out of the marker and will be recovered; the marker then has no
-        broker epoch, which would claim that every acknowledged record is on this disk.
+        If ``clean``, everything is synced and checkpointed before the marker is written (R21). A log that
+        cannot be synced is omitted from the marker and will be recovered. The marker then has no broker
+        epoch, which would claim that every acknowledged record is on this disk.
         """
         if self._closed:
             return
         self._closed = True
+        self.on_moved = None
         try:
             logs = list(self._logs.values())
             errors = self._fs.run_all([partial(log.close, clean=clean) for log in logs])
@@ -263,7 +308,7 @@ class LogStore:
             end = log.clean_end
             if end is not None:
                 ends[self._names[tp]] = end
-            elif not log.is_damaged:  # a damaged log is never trusted
+            elif not log.is_damaged:  # a damaged log is never listed
                 broker_epoch = NO_BROKER_EPOCH
         marker = encode_clean_shutdown(CleanShutdown(broker_epoch, ends))
         try:
@@ -272,11 +317,9 @@ class LogStore:
         except (OSError, DiskFullError) as error:
             logger.error("clean shutdown not marked %s", Fields(path=self._path, error=error))
 
-    # --- logs ------------------------------------------------------------------------------------------
-
     def create_log(self, tp: TopicPartition, topic_id: str, config: LogConfig) -> Log:
-        """Create an empty log, or return the existing one if it has the same topic id. The log is durable
-        after its first sync.
+        """Create an empty log, or return the existing log with the same topic id. A new log is durable after
+        its first sync.
 
         Raises DataDirectoryError if ``tp`` belongs to another topic id; DiskFullError.
         """
@@ -290,7 +333,7 @@ class LogStore:
             return existing
         directory = self._join(name)
         if self._fs.exists(directory):
-            log, unsynced = self._open_log(name, config)
+            log, unsynced = self._open_log(name, tp, config)
             self._add(tp, name, log)
             if unsynced is not None:
                 self._sync_recovered([(tp, log, unsynced)])
@@ -299,24 +342,28 @@ class LogStore:
         file = self._fs.open(layout.join(directory, layout.PARTITION_FILE), create=True)
         file.write_at(0, encode_partition(tp.topic, topic_id, tp.partition))
         file.close()
+        self._forgotten.pop(name, None)
+        self._unrecorded.append((name, log))
         self._add(tp, name, log)
+        self._wake()
         return log
 
     def _add(self, tp: TopicPartition, name: str, log: Log) -> None:
         self._logs[tp] = log
         self._names[tp] = name
+        log.on_moved = self._on_moved
 
     def get(self, tp: TopicPartition) -> Log | None:
         return self._logs.get(tp)
 
     def logs(self) -> Mapping[TopicPartition, Log]:
-        """All logs, offline ones included: a live view, valid until a log is added or removed."""
+        """A live view of all logs, including offline ones, valid until a log is added or removed."""
         return self._logs
 
     def delete_log(self, tp: TopicPartition, topic_id: str | None = None) -> None:
-        """Retire a log with all its records, durably; a later ``remove_retired`` unlinks its files.
+        """Durably retire a log with all its records. A later ``remove_retired`` unlinks its files.
 
-        With ``topic_id``, only if the log is of that topic (R25). A missing log is no error.
+        If ``topic_id`` is given, the log must belong to that topic (R25). Has no effect if there is no log.
         """
         log, name = self._logs.get(tp), self._names.get(tp)
         if log is None or name is None:
@@ -326,17 +373,16 @@ class LogStore:
         log.close(clean=False)
         del self._logs[tp]
         del self._names[tp]
-        self._has_stale_point = self._points.pop(name, None) is not None or self._has_stale_point
+        self._forget(log, name)
         if self._fs.exists(log.directory):
             self._fs.rename(log.directory, log.directory + layout.DELETED_SUFFIX)
             self._fs.sync_dir(self._path)
             self._retired.add(log.directory + layout.DELETED_SUFFIX)
 
     def replace_damaged(self, tp: TopicPartition, topic_id: str, config: LogConfig) -> Log:
-        """Replace a damaged log by an empty one; the damaged files are kept beside it for inspection
-        (R24).
+        """Replace a damaged log by an empty one. The damaged files are kept beside it for inspection (R24).
 
-        Only for a replica that is in no in-sync set. Raises DiskFullError, OSError.
+        Use it only for a replica that is in no in-sync set. Raises DiskFullError, OSError.
         """
         damaged, name = self._logs[tp], self._names[tp]
         assert damaged.is_damaged, f"{tp} is not damaged"
@@ -347,38 +393,106 @@ class LogStore:
                 number += 1
             self._fs.rename(damaged.directory, kept)
             self._fs.sync_dir(self._path)
-        self._has_stale_point = self._points.pop(name, None) is not None or self._has_stale_point
+        self._forget(damaged, name)
         self._clean_ends.pop(name, None)
-        self.checkpoint()  # with the old recovery point the new log would count as damaged
+        self.checkpoint()  # with the old recovery point, the new log would be considered damaged
         del self._logs[tp]
         del self._names[tp]
         return self.create_log(tp, topic_id, config)
 
     def remove_retired(self, now_ms: int, delay_ms: int = 60_000) -> None:
-        """Remove the directories of logs deleted at least ``delay_ms`` ago."""
+        """Remove the directories of logs that were deleted at least ``delay_ms`` ago."""
         for path in self._retired.due(now_ms, delay_ms):
             self._fs.remove_tree(path)
 
-    # --- passes ----------------------------------------------------------------------------------------
-
     def release_idle(self) -> int:
-        """Close files and maps not used since the last call. Returns the number of segments released."""
+        """Close files and maps unused since the last call. Return the number of segments that had any."""
         return sum(log.release_idle() for log in self._logs.values())
 
+    def _forget(self, log: Log, name: str) -> None:
+        """Remove the recovery point of a log with the next checkpoint."""
+        self._moved.pop(log.directory, None)
+        self._unrecorded = [one for one in self._unrecorded if one[0] != name]
+        self._forgotten[name] = None
+        self._wake()
+
+    def _on_moved(self, directory: str, change: SyncWork | RecoveryPoint) -> None:
+        """Note that the recovery point of a log has moved. Called in any thread."""
+        is_first = not self._moved
+        self._moved[directory] = change
+        if is_first:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self.on_moved is not None:
+            self.on_moved()
+
+    @property
+    def metadata_offset(self) -> int | None:
+        """The offset up to which an earlier session had the metadata, at least; None if there was none.
+
+        0 if only its logs show that there was one. The metadata that a node finds must not be older (R25).
+        """
+        point = self._points.points.get(METADATA_POINT)
+        if point is not None:
+            return point.recovery_point
+        names = self._fs.list_dir(self._path)
+        return 0 if any(map(layout.parse_log_directory_name, names)) else None
+
+    def note_metadata_offset(self, offset: int) -> None:
+        """Record with the next checkpoint that this node has the metadata up to ``offset``."""
+        if offset > self._metadata_offset:
+            self._metadata_offset = offset
+            self._on_moved(METADATA_POINT, RecoveryPoint(offset))
+
     def checkpoint(self) -> None:
-        """Write the recovery points if any moved. Raises OSError, DiskFullError: the old ones stay valid."""
-        points = dict(self._points)
-        for tp, log in self._logs.items():
-            if log.is_open:
-                points[self._names[tp]] = log.recovery_point
-        if points == self._points and not self._has_stale_point:
-            return
-        self._fs.write_atomically(self._join(layout.RECOVERY_POINTS_FILE), encode_recovery_points(points))
-        self._points = points
-        self._has_stale_point = False
+        """Write the recovery points that moved. Raises OSError, DiskFullError: the old ones stay valid."""
+        work = self.begin_checkpoint()
+        if work is not None:
+            work()
+
+    def begin_checkpoint(self) -> Callable[[], None] | None:
+        """Return the write of the recovery points that moved, for any thread; None if none did (R24).
+
+        It costs what has moved, not the number of logs. It raises OSError, DiskFullError: the old points stay
+        valid, and the next checkpoint writes these.
+        """
+        if not (self._moved or self._forgotten or self._unrecorded or self._points.has_failed):
+            return None
+        changes: dict[str, Change] = dict.fromkeys(self._forgotten)
+        created = [name for name, log in self._unrecorded if log.damage is None]
+        changes |= {name: RecoveryPoint() for name in created}
+        for directory, change in list(self._moved.items()):
+            changes[directory.rpartition("/")[2]] = change
+        # Cleared, not replaced: the logs hold it. No sync is finished in between, since this is the loop; a
+        # truncation in another thread may add one, which then stays for the next checkpoint.
+        for directory in [one for one, change in self._moved.items() if change is changes.get(_name(one))]:
+            del self._moved[directory]
+        self._forgotten.clear()
+        self._unrecorded.clear()
+        return partial(self._write_points, changes, are_new=bool(created))
+
+    def _write_points(self, changes: Mapping[str, Change], *, are_new: bool) -> None:
+        if are_new:  # a recorded log must exist after a power loss
+            self._fs.sync_dir(self._path)
+        self._points.write(changes)
 
     def _join(self, name: str) -> str:
         return layout.join(self._path, name)
+
+
+def _name(directory: str) -> str:
+    return directory.rpartition("/")[2]
+
+
+def _parts(name: str) -> layout.LogDirectoryName:
+    parsed = layout.parse_log_directory_name(name)
+    assert parsed is not None, f"{name} was built by log_directory_name"
+    return parsed
+
+
+def _age(point: RecoveryPoint) -> tuple[int, int]:
+    return point.truncations, point.recovery_point
 
 
 def _refuse_strange(path: str, identity: NodeIdentity, cluster_id: str | None, node_id: int) -> None:

@@ -1,9 +1,9 @@
-"""A file system in memory: for brokers without a disk, and for tests that simulate faults of a disk.
+"""A file system in memory, for brokers without a disk and for tests that simulate disk faults.
 
-Files behave like real ones: a map taken before a file grows shows the old contents only. With
-``crashable`` it also records the synced pages, and ``crash`` produces a state that a power loss may
-leave: every unsynced 4 KiB page kept, dropped or torn at a 512-byte sector, sizes old or new, and every
-directory operation since the last sync of its directory done or undone.
+Files behave like real ones: a map that was taken before a file grew shows the old contents only. With
+``crashable`` it also records the synced pages, and ``crash`` produces a state that a power loss may leave:
+every unsynced 4 KiB page is kept, lost or torn at a 512-byte sector, each size is old or new, and every
+directory operation since the last sync of its directory is done or undone.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from kafkalite.storage.layout import parent
 
 PAGE_BYTES: Final = 4096
 SECTOR_BYTES: Final = 512
-#: From this size on the content is an anonymous map: pages that were never written use no memory.
+#: Files of at least this size use an anonymous map, in which pages that were never written use no memory.
 _MAP_FROM_BYTES: Final = 64 * 1024
 
 
 class _Inode:
-    """The content of one file; ``synced`` and ``dirty_pages`` are kept only if the disk is crashable."""
+    """The content of one file. ``synced`` and ``dirty_pages`` are used only if the disk is crashable."""
 
-    __slots__ = ("_buffer", "_view", "crashable", "dirty_pages", "size", "synced")
+    __slots__ = ("_buffer", "_view", "crashable", "dirty_pages", "lost_pages", "size", "synced")
 
     def __init__(self, data: bytes = b"", *, crashable: bool) -> None:
         self._buffer: bytearray | mmap.mmap = bytearray(data)
@@ -36,6 +36,7 @@ class _Inode:
         self.crashable = crashable
         self.synced = bytes(data)
         self.dirty_pages: set[int] = set()
+        self.lost_pages: set[int] = set()  # clean, but not on disk
 
     def read(self, position: int, length: int) -> bytes:
         return bytes(self._view[position : min(position + length, self.size)])
@@ -48,7 +49,9 @@ class _Inode:
         self.resize(max(end, self.size))
         self._view[position:end] = buffer
         if self.crashable and end > position:
-            self.dirty_pages.update(range(position // PAGE_BYTES, (end - 1) // PAGE_BYTES + 1))
+            written = range(position // PAGE_BYTES, (end - 1) // PAGE_BYTES + 1)
+            self.dirty_pages.update(written)
+            self.lost_pages.difference_update(written)
 
     def resize(self, size: int) -> None:
         if size > len(self._buffer):
@@ -58,7 +61,7 @@ class _Inode:
         self.size = size
 
     def _reserve(self, size: int) -> None:
-        """Use a larger buffer with the same content. Maps taken before keep the old one."""
+        """Move the content to a larger buffer. Maps that were taken before keep the old buffer."""
         if size < _MAP_FROM_BYTES:
             buffer: bytearray | mmap.mmap = bytearray(size)
         else:
@@ -69,11 +72,21 @@ class _Inode:
 
     def sync(self) -> None:
         if self.crashable:
-            self.synced = bytes(self._view[: self.size])
+            content = bytearray(self._view[: self.size])
+            for page in self.lost_pages:
+                position, end = page * PAGE_BYTES, min((page + 1) * PAGE_BYTES, self.size)
+                if position < end:
+                    content[position:end] = self.synced[position:end].ljust(end - position, b"\0")
+            self.synced = bytes(content)
             self.dirty_pages.clear()
 
+    def lose_dirty_pages(self) -> None:
+        """Mark the pages clean that a failed sync did not write: later syncs leave them out."""
+        self.lost_pages |= self.dirty_pages
+        self.dirty_pages.clear()
+
     def after_crash(self, rng: Rng) -> _Inode:
-        """Return a possible content of the file after a power loss."""
+        """Return a content that the file may have after a power loss."""
         size = self.size if rng.randrange(2) else len(self.synced)
         contents = bytearray(size)
         contents[: len(self.synced)] = self.synced[:size]
@@ -85,9 +98,9 @@ class _Inode:
             new = bytes(self._view[position:end])
             sectors = -(-len(new) // SECTOR_BYTES)
             choice = rng.randrange(3)
-            if choice == 0:  # all of the page reached the disk
+            if choice == 0:  # the whole page reached the disk
                 contents[position:end] = new
-            elif choice == 1:  # it was torn: only its head or its tail reached the disk
+            elif choice == 1:  # the page was torn: only its head or its tail reached the disk
                 cut = rng.randrange(sectors + 1) * SECTOR_BYTES
                 if rng.randrange(2):
                     contents[position : min(position + cut, end)] = new[:cut]
@@ -97,7 +110,7 @@ class _Inode:
 
 
 class _Directory:
-    """{name: inode or directory} now and as of the last sync, and the operations in between."""
+    """{name: file or directory} now and at the last sync, and the operations since then."""
 
     __slots__ = ("entries", "pending", "synced")
 
@@ -107,7 +120,7 @@ class _Directory:
         self.pending: list[tuple[str, str, _Inode | _Directory | None]] = []
 
     def after_crash(self, rng: Rng) -> _Directory:
-        """Return the directory after a power loss: each operation since the last sync is done or undone."""
+        """Return the directory after a power loss. Each operation since the last sync is done or undone."""
         names = dict(self.synced)
         prefix = rng.randrange(len(self.pending) + 1) if rng.randrange(2) else None
         for number, operation in enumerate(self.pending):
@@ -124,7 +137,7 @@ class _Directory:
 def apply_name_operation(
     names: dict[str, _Inode | _Directory], operation: tuple[str, str, _Inode | _Directory | None]
 ) -> None:
-    """Apply one operation, if it is still possible: operations before it may have been undone."""
+    """Apply an operation if it is possible; operations that it depends on may have been undone."""
     kind, name, node = operation
     if kind == "unlink":
         names.pop(name, None)
@@ -149,7 +162,7 @@ class MemoryFile:
 
     def write_at(self, position: int, buffer: Buffer) -> None:
         room = self._fs.room_for(self._inode.size, position + len(buffer))
-        if room < position + len(buffer):  # a disk writes what fits before it reports that it is full
+        if room < position + len(buffer):  # like a disk, write what fits before reporting that it is full
             self._inode.write(position, memoryview(buffer)[: max(room - position, 0)])
             raise DiskFullError(f"no space left for {self._path}", hint="free space; nothing was lost")
         self._fs.check_writable(self._path)
@@ -176,7 +189,12 @@ class MemoryFile:
         self._inode.resize(length)
 
     def sync(self) -> None:
-        self._fs.check_sync(self._path)
+        try:
+            self._fs.check_sync(self._path)
+        except OSError:
+            if self._fs.loses_pages:
+                self._inode.lose_dirty_pages()
+            raise
         self._inode.sync()
 
     def close(self) -> None:
@@ -195,37 +213,42 @@ class MemoryLock:
 
 
 class MemoryFileSystem:
-    """Files in memory. ``capacity_bytes`` limits the sum of file sizes (None: no limit); may be changed.
+    """Files in memory. ``capacity_bytes`` limits the sum of file sizes and may be changed; None: no limit.
 
-    ``crashable`` enables ``crash``, at the cost of copying a file at every sync.
+    ``crashable`` enables ``crash``, at the cost of copying each file when it is synced.
     """
 
     def __init__(self, *, capacity_bytes: int | None = None, crashable: bool = False) -> None:
         self._root = _Directory()
         self._crashable = crashable
         self._failing_syncs = 0
+        self.loses_pages = False
         self._failing_writes = 0
         self.capacity_bytes = capacity_bytes
         self.locked: set[str] = set()
         self.sync_count = 0
-
-    # --- faults ----------------------------------------------------------------------------------------
+        self.boot_count = 0
 
     def crash(self, rng: Rng) -> None:
-        """Lose power: unsynced pages and names survive or not, as ``rng`` decides; locks are released.
+        """Simulate a power loss. ``rng`` decides which unsynced pages and names survive. Locks are released.
 
-        Files that are open now show the old content and must not be used any more.
+        Files that are open now show the old content and must not be used again.
         """
         assert self._crashable, "made without crashable=True: nothing is known of what was synced"
         self._root = self._root.after_crash(rng)
+        self.boot_count += 1
         self.locked.clear()
 
-    def fail_next_sync(self, count: int = 1) -> None:
-        """Make the next ``count`` syncs of a file fail, with its pages marked clean, as Linux does (R26)."""
+    def fail_next_sync(self, count: int = 1, *, loses_pages: bool = False) -> None:
+        """Make the next ``count`` syncs of files fail (R26).
+
+        If ``loses_pages``, their pages are marked clean, as Linux does: no later sync writes them.
+        """
         self._failing_syncs = count
+        self.loses_pages = loses_pages
 
     def fail_next_write(self, count: int = 1) -> None:
-        """Make the next ``count`` writes fail, for another reason than a full disk."""
+        """Make the next ``count`` writes fail with an error other than a full disk."""
         self._failing_writes = count
 
     def check_sync(self, path: str) -> None:
@@ -247,12 +270,10 @@ class MemoryFileSystem:
         return used(self._root)
 
     def room_for(self, size: int, wanted: int) -> int:
-        """Return the length, up to ``wanted``, to which a file of ``size`` bytes can grow."""
+        """Return the length (at most ``wanted``) to which a file of ``size`` bytes can grow."""
         if self.capacity_bytes is None or wanted <= size:
             return wanted
         return min(wanted, size + max(self.capacity_bytes - self.used_bytes(), 0))
-
-    # --- the FileSystem interface ----------------------------------------------------------------------
 
     def open(self, path: str, *, create: bool = False) -> File:
         directory, name = self._directory(parent(path)), _name(path)
@@ -309,6 +330,9 @@ class MemoryFileSystem:
         directory.synced = dict(directory.entries)
         directory.pending.clear()
 
+    def boot_id(self) -> str:
+        return f"memory-{self.boot_count}"
+
     def read_bytes(self, path: str) -> bytes:
         inode = self._inode(path)
         return inode.read(0, inode.size)
@@ -324,8 +348,6 @@ class MemoryFileSystem:
         self.open(path, create=True)
         self.locked.add(path)
         return MemoryLock(self, path)
-
-    # --- names -----------------------------------------------------------------------------------------
 
     def _change(self, directory: _Directory, operation: tuple[str, str, _Inode | _Directory | None]) -> None:
         apply_name_operation(directory.entries, operation)

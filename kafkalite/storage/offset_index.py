@@ -1,10 +1,10 @@
 """The sparse offset index of one segment: relative offset -> position.
 
-An entry is added for a batch that starts at least ``index.interval.bytes`` behind the batch of the last
-entry; the start of the segment counts as an entry that is not stored. So less than one interval of
-batch starts must be walked to find any offset.
+An entry is added for a batch that starts at least ``index.interval.bytes`` behind the batch of the previous
+entry. The start of the segment counts as an entry but is not stored. To find an offset, less than one
+interval must be scanned.
 
-Pure: arrays of numbers, no file. Relative offsets and positions fit 32 bits by the segment's limits.
+Pure: arrays of numbers, no file. The limits of segments ensure that the numbers fit in 32 bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ assert array("I").itemsize == 4
 
 
 class OffsetIndex:
-    """Invariants: ``relative_offsets`` and ``positions`` have equal length, and both strictly increase."""
+    """The index of one segment. Invariants: both arrays have equal length and strictly increase."""
 
     __slots__ = ("positions", "relative_offsets")
 
@@ -34,12 +34,12 @@ class OffsetIndex:
 
     @property
     def last_position(self) -> int:
-        """The position of the last entry; 0, the segment's start, without one."""
+        """The position of the last entry, or 0, the start of the segment, without one."""
         return self.positions[-1] if self.positions else 0
 
     @property
     def last_relative_offset(self) -> int:
-        """The relative offset of the last entry; 0 without one."""
+        """The relative offset of the last entry, or 0 without one."""
         return self.relative_offsets[-1] if self.relative_offsets else 0
 
     def append(self, relative_offset: int, position: int) -> None:
@@ -51,27 +51,27 @@ class OffsetIndex:
         self.positions.append(position)
 
     def position_before_offset(self, relative_offset: int) -> int:
-        """Return the position of the last entry not above ``relative_offset``; 0 without one."""
+        """Return the position of the last entry at or below ``relative_offset``, or 0 without one."""
         index = bisect_right(self.relative_offsets, relative_offset)
         return self.positions[index - 1] if index else 0
 
     def position_before_position(self, position: int) -> int:
-        """Return the largest indexed batch start that is not above ``position``; 0 without one."""
+        """Return the largest indexed batch start at or below ``position``, or 0 without one."""
         index = bisect_right(self.positions, position)
         return self.positions[index - 1] if index else 0
 
     def truncate_to_position(self, position: int) -> None:
-        """Forget the entries of batches that start at ``position`` or above."""
+        """Remove the entries of batches that start at or above ``position``."""
         index = bisect_left(self.positions, position)
         del self.relative_offsets[index:]
         del self.positions[index:]
 
     def count_up_to_position(self, position: int) -> int:
-        """Return the number of entries for batches that start at ``position`` or below."""
+        """Return the number of entries of batches that start at or below ``position``."""
         return bisect_right(self.positions, position)
 
     def entries(self, start: int, end: int) -> bytes:
-        """Return the entries number ``start`` to ``end`` (exclusive), encoded as in a file."""
+        """Return the entries with indexes [``start``, ``end``), encoded as in a file."""
         pairs = array("I", [0]) * (2 * (end - start))
         pairs[0::2] = self.relative_offsets[start:end]
         pairs[1::2] = self.positions[start:end]
@@ -80,7 +80,7 @@ class OffsetIndex:
         return pairs.tobytes()
 
     def extend(self, entries: bytes) -> bool:
-        """Append the entries of a file. Returns False, with no change, if they don't continue the index."""
+        """Append the entries of a file. Change nothing and return False if they do not continue the index."""
         assert len(entries) % OFFSET_ENTRY_BYTES == 0
         pairs = array("I")
         pairs.frombytes(entries)

@@ -1,11 +1,10 @@
-"""The producers and transactions of one log: in memory once needed, saved in snapshots, restored after a
-start.
+"""The state of a log's producers and transactions: in memory once needed, saved in snapshots.
 
-A snapshot ``<20-digit offset>.producers`` holds the state that follows from all batches below its
-offset. A snapshot is written when a segment is closed, at an orderly stop, and every
-SNAPSHOT_EVERY_BYTES within the active segment, so that restoring the state takes the newest snapshot
-and a scan of the headers behind it. Snapshots are plain writes with a checksum and never synced: a torn
-or missing one only makes the scan longer. A log whose producers are never requested is not scanned.
+A snapshot ``<20-digit offset>.producers`` holds the state that results from all batches below its offset. A
+snapshot is written when a segment is closed, at an orderly stop, and every SNAPSHOT_EVERY_BYTES in the active
+segment. So the state is restored from the newest snapshot and a scan of the headers after it. Snapshots have
+a checksum and are written without a sync: a torn or missing snapshot only makes the scan longer. A log is not
+scanned until its producers are requested.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ logger = logging.getLogger(__name__)
 
 _TRANSACTION_BITS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
-#: The maximum number of bytes scanned to restore the producers, if all snapshots could be written.
+#: The maximum number of bytes to scan when producers are restored, if no snapshot failed.
 SNAPSHOT_EVERY_BYTES: Final = 64 * MIB
 
 
 class ProducerSnapshots:
-    """Invariants: ``states``, unless None, follows from all batches of the log up to its end; ``_offsets``
-    are those of the snapshots on the disk, ascending."""
+    """The producer states of one log. Invariants: ``states``, unless None, results from all batches of the
+    log. ``_offsets`` are the offsets of the snapshots on disk, ascending."""
 
     __slots__ = ("_directory", "_fs", "_offsets", "_saved_bytes", "states")
 
     def __init__(self, fs: FileSystem, directory: str, offsets: Iterable[int] | None = None) -> None:
-        """``offsets`` of the snapshots found; None for a new log, which has no producers."""
+        """``offsets`` are those of the snapshots on disk; None for a new log, which has no producers."""
         self._fs = fs
         self._directory = directory
         self._offsets = sorted(offsets or ())
@@ -52,7 +51,7 @@ class ProducerSnapshots:
     def load(
         self, segments: SegmentList, state: LogState, log_start_offset: int, end_offset: int
     ) -> ProducerStates:
-        """Restore the states as of ``end_offset``, the log end. Raises CorruptLogError, OSError."""
+        """Restore the states as of ``end_offset``, which is the log end. Raises CorruptLogError, OSError."""
         states, offset = self._newest(state, end_offset)
         for segment in segments:
             if segment.next_offset <= offset:
@@ -63,7 +62,7 @@ class ProducerSnapshots:
         return states
 
     def _newest(self, state: LogState, end_offset: int) -> tuple[ProducerStates, int]:
-        """Return (the newest snapshot that is valid for a log with this end, its offset), or (empty, 0)."""
+        """Return (states, offset) of the newest snapshot that is valid for this log end, or (empty, 0)."""
         while self._offsets:
             offset = self._offsets[-1]
             states = self._read(offset, state) if offset <= end_offset else None
@@ -81,13 +80,11 @@ class ProducerSnapshots:
             return None
         return states if state.cap(offset, truncations) == offset else None
 
-    # --- saving ----------------------------------------------------------------------------------------
-
     def save(self, offset: int, truncations: int, active_bytes: int, keep_from: int) -> None:
-        """Write a snapshot as of ``offset``, the log end, if the states are in memory.
+        """Write a snapshot as of ``offset``, which is the log end, if the states are in memory.
 
-        It replaces the snapshots above ``keep_from``, the start of the active segment. A failure is
-        only logged.
+        It replaces the snapshots above ``keep_from``, the start of the active segment. Errors are only
+        logged.
         """
         self._saved_bytes = active_bytes
         if self.states is None or (self._offsets and self._offsets[-1] == offset):
@@ -105,20 +102,18 @@ class ProducerSnapshots:
             logger.warning("producers not saved %s", Fields(path=path, error=error))
 
     def is_due(self, active_bytes: int) -> bool:
-        """Whether enough bytes were appended since the last snapshot for another one."""
+        """Whether enough bytes were appended since the last snapshot to write another one."""
         return self.states is not None and active_bytes - self._saved_bytes >= SNAPSHOT_EVERY_BYTES
 
-    # --- removing --------------------------------------------------------------------------------------
-
     def truncate(self, end_offset: int) -> None:
-        """Forget the states and snapshots above ``end_offset``, the new log end."""
+        """Drop the states, and the snapshots above ``end_offset``, which is the new log end."""
         self.states = None
         self._saved_bytes = 0
         for offset in [one for one in self._offsets if one > end_offset]:
             self._remove(offset)
 
     def delete_before(self, log_start_offset: int) -> None:
-        """Remove all snapshots at or below the log start except the newest of them."""
+        """Remove the snapshots at or below the log start, except the newest of them."""
         if self.states is not None:
             self.states.aborted.delete_before(log_start_offset)
         passed = [one for one in self._offsets if one <= log_start_offset]
@@ -137,13 +132,14 @@ def _walk(states: ProducerStates, segment: Segment, offset: int) -> None:
     """Add every batch of ``segment`` from ``offset`` on to ``states``."""
     start = segment.find(offset).position if offset > segment.base_offset else 0
     view = segment.view()
-    for position, attributes, base_offset, last_delta, max_ms, producer_id, epoch, sequence in scan_producers(
+    for position, attributes, base_offset, last_delta, max_ms, *producer, crc in scan_producers(
         view, start, segment.size_bytes
     ):
+        producer_id, epoch, sequence = producer
         if producer_id == NO_PRODUCER_ID or base_offset < offset:
             continue
         last_offset = base_offset + last_delta
-        batch = (producer_id, epoch, sequence, base_offset, last_offset, max_ms, NO_TIMESTAMP)
+        batch = (producer_id, epoch, sequence, base_offset, last_offset, max_ms, NO_TIMESTAMP, crc)
         if attributes & _TRANSACTION_BITS:
             states.note_transactional(view[position : position + MARKER_BYTES], attributes, *batch)
         else:

@@ -1,13 +1,13 @@
-"""The state of a log's producers: the last five batches of each, and which transactions are open.
+"""The state of a log's producers: the last five batches of each producer, and the open transactions.
 
-It follows from the log's batches and markers from the oldest snapshot on (R27), except for the time of
-a producer's last append. It decides whether a new batch is next in sequence, was appended before, or
-must be refused (R28). Sequences count a producer's records in this partition from 0 in each epoch, and
-wrap from 2^31 - 1 to 0.
+The state follows from the log's batches and markers (R27), except for the time of a producer's last append.
+It determines whether a new batch is next in sequence, is a repetition, or must be refused (R28). Sequences
+number a producer's records in this partition from 0 in each epoch, and wrap from 2^31 - 1 to 0. A batch
+repeats another batch only if its checksum is equal too. If the checksum differs, another client used the
+producer's id, and the batch is not in the log.
 
-A producer's transaction is open here from its first batch to the marker that ends it. The marker has
-the transaction's epoch plus one, which becomes the producer's epoch, so that late batches are refused
-(R31).
+A producer's transaction is open here from its first batch until its marker. The marker has the transaction's
+epoch plus one. This becomes the producer's epoch, so that late batches are refused (R31).
 """
 
 from __future__ import annotations
@@ -27,34 +27,49 @@ from kafkalite.errors import (
 )
 from kafkalite.model import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from kafkalite.records.control import parse_marker
-from kafkalite.records.header import CONTROL_BIT, BatchHeader, Buffer
+from kafkalite.records.header import CONTROL_BIT, BatchHeader, Buffer, log_append_time_crc
 from kafkalite.storage.aborted_index import ABORTED, Aborted, AbortedIndex
 
 KEPT_BATCHES: Final = 5  #: the maximum number of batches that a producer may have in flight
 SEQUENCES: Final = 2**31
+UNKNOWN_CRC: Final = -1  #: of a batch in a snapshot that has no checksums
 
 _ENDED: Final = "ended"
 
 
 class SequencedBatch(NamedTuple):
-    """One batch of a producer. Both ends of both ranges are inclusive."""
+    """One batch of a producer. The ranges of offsets and of sequences are inclusive at both ends.
+
+    ``crc`` is the checksum of the batch in the log.
+    """
 
     first_sequence: int
     last_sequence: int
     base_offset: int
     last_offset: int
     max_timestamp_ms: int
+    crc: int = UNKNOWN_CRC
+
+    def is_repeated_by(self, header: BatchHeader, batch: Buffer) -> bool:
+        """Whether ``batch``, which has the same sequences, is the same batch: its checksum is equal (R28).
+
+        The CRC covers the attributes with the transactional bit. LogAppendTime changes it, so the batch is
+        also compared as if it were stamped with that time.
+        """
+        if self.crc in (header.crc, UNKNOWN_CRC):
+            return True
+        return self.crc == log_append_time_crc(batch, self.max_timestamp_ms)
 
 
 class EndedTransaction(NamedTuple):
-    """A transaction with its marker at ``marker_offset``; both offsets are inclusive."""
+    """A transaction whose marker is at ``marker_offset``. Both offsets are inclusive."""
 
     first_offset: int
     marker_offset: int
 
 
 class OpenTransaction(NamedTuple):
-    """A transaction without its marker here. ``start_offset`` is the offset of its first batch."""
+    """A transaction without a marker in this log. ``start_offset`` is the offset of its first batch."""
 
     producer_id: int
     producer_epoch: int
@@ -63,20 +78,20 @@ class OpenTransaction(NamedTuple):
 
 @dataclass(slots=True)
 class ProducerState:
-    """One producer. Invariant: ``batches`` are the last five of ``epoch`` with a sequence, in order."""
+    """One producer. Invariant: ``batches`` are its last five sequenced batches of ``epoch``, in order."""
 
     epoch: int
-    last_append_ms: int = field(compare=False)  #: wall clock; NO_TIMESTAMP: restored from the log
+    last_append_ms: int = field(compare=False)  #: wall clock; NO_TIMESTAMP if restored from the log
     batches: list[SequencedBatch]
-    coordinator_epoch: int = NO_EPOCH  #: of the last marker; NO_EPOCH before any
-    transaction_start_offset: int = NO_OFFSET  #: NO_OFFSET: no transaction is open here
+    coordinator_epoch: int = NO_EPOCH  #: of the last marker; NO_EPOCH before the first
+    transaction_start_offset: int = NO_OFFSET  #: NO_OFFSET if no transaction is open here
 
     def is_from_current_coordinator(self, coordinator_epoch: int) -> bool:
-        """Whether a marker's coordinator is not older than that of the producer's last marker (R32)."""
+        """Whether the coordinator of a marker is at least as new as that of the last marker (R32)."""
         return coordinator_epoch >= self.coordinator_epoch
 
     def fence(self, marker_epoch: int) -> None:
-        """Adopt the epoch of a marker: late batches of the transaction that it ended are refused (R31)."""
+        """Adopt the epoch of a marker, so that late batches of the ended transaction are refused (R31)."""
         self.epoch = marker_epoch
         self.batches = []
 
@@ -84,8 +99,8 @@ class ProducerState:
 class ProducerStates:
     """{producer id: state} of one log.
 
-    Invariants: ``open`` is {producer id: first offset} of each open transaction, in ascending order of
-    offsets; ``aborted`` has every aborted transaction whose marker is still in the log.
+    Invariants: ``open`` is {producer id: first offset} of the open transactions, in ascending order of
+    offsets. ``aborted`` has every aborted transaction whose marker is in the log.
     """
 
     __slots__ = ("_producers", "aborted", "ended", "open")
@@ -98,7 +113,7 @@ class ProducerStates:
             if one.transaction_start_offset != NO_OFFSET
         )
         self.open: dict[int, int] = {producer_id: first for first, producer_id in sorted(opened)}
-        #: Transactions whose marker may be uncommitted, in the order of the markers.
+        #: Transactions whose markers may be uncommitted, in the order of the markers.
         self.ended: list[EndedTransaction] = []
         self.aborted = AbortedIndex()
 
@@ -120,12 +135,12 @@ class ProducerStates:
 
     # --- checks before an append -----------------------------------------------------------------------
 
-    def check(self, header: BatchHeader) -> SequencedBatch | None:
-        """Return None if the batch is next in sequence, or the batch that it repeats (R28).
+    def check(self, header: BatchHeader, batch: Buffer) -> SequencedBatch | None:
+        """Return None if ``batch`` is next in sequence. If it is a repetition, return the first copy (R28).
 
-        A repeated batch older than the last five is returned with NO_OFFSET as base offset. Raises
-        InvalidRecordError (no sequence), UnknownProducerIdError, InvalidProducerEpochError,
-        OutOfOrderSequenceNumberError.
+        Raises InvalidRecordError (no sequence), UnknownProducerIdError, InvalidProducerEpochError,
+        OutOfOrderSequenceNumberError. The last is also raised for the sequences of one of the last five
+        batches with other content, and for earlier sequences, because the batch may not be in the log.
         """
         first = header.base_sequence
         if first < 0 or header.producer_epoch < 0:
@@ -135,9 +150,12 @@ class ProducerStates:
             batches = producer.batches
             if first == ((batches[-1].last_sequence + 1) % SEQUENCES if batches else 0):
                 return None
-            found = _repeated(batches, first, (first + header.last_offset_delta) % SEQUENCES)
-            if found is not None:
-                return found
+            last = (first + header.last_offset_delta) % SEQUENCES
+            for known in batches:
+                if (known.first_sequence, known.last_sequence) == (first, last):
+                    if known.is_repeated_by(header, batch):
+                        return known
+                    raise _other_content(header, known)
         elif producer is not None and header.producer_epoch < producer.epoch:
             raise _old_epoch(header, producer)
         elif first == 0:
@@ -155,18 +173,18 @@ class ProducerStates:
         )
 
     def needs_verification(self, producer_id: int, epoch: int) -> bool:
-        """Whether a batch of that epoch would begin a transaction here, so that the coordinator must add
-        the partition first (R31). A batch of an earlier epoch needs no verification: it is refused."""
+        """Whether a batch of that epoch would begin a transaction here, so that the coordinator must first
+        add the partition (R31). False for an earlier epoch, because such a batch is refused."""
         producer = self._producers.get(producer_id)
         if producer is None or epoch > producer.epoch:
             return True
         return epoch == producer.epoch and producer.transaction_start_offset == NO_OFFSET
 
     def check_open(self, header: BatchHeader) -> None:
-        """Raise an error if the batch does not belong to its producer's open transaction, if there is one.
+        """Raise an error if the producer has an open transaction and the batch does not belong to it.
 
-        Raises InvalidTxnStateError: the batch is not transactional; ConcurrentTransactionsError: it is
-        of a later transaction; InvalidProducerEpochError: of an earlier epoch.
+        Raises InvalidTxnStateError if the batch is not transactional, ConcurrentTransactionsError if it is of
+        a later epoch, and InvalidProducerEpochError if it is of an earlier epoch.
         """
         producer = self._producers.get(header.producer_id)
         if producer is None:
@@ -188,11 +206,11 @@ class ProducerStates:
             )
 
     def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> bool:
-        """Whether a marker must be appended; False if the log has it already.
+        """Whether a marker must be appended. False if the log already contains it.
 
-        A marker ends a transaction of an earlier epoch than its own. An open transaction of the same
-        epoch is a later one, which a repeated marker must not end. Raises
-        TransactionCoordinatorFencedError, InvalidProducerEpochError.
+        A marker ends a transaction of an earlier epoch than its own. An open transaction with the marker's
+        epoch is a later one, which a repeated marker must not end. Raises TransactionCoordinatorFencedError,
+        InvalidProducerEpochError.
         """
         producer = self._producers.get(producer_id)
         if producer is None:
@@ -219,13 +237,14 @@ class ProducerStates:
         last_offset: int,
         max_timestamp_ms: int,
         now_ms: int,
+        crc: int = UNKNOWN_CRC,
     ) -> None:
-        """Add a batch of an idempotent producer. Called for each batch, in order.
+        """Add a batch of an idempotent producer. Called for each batch, in log order.
 
-        For a batch that is part of a transaction, ``note_open`` is called first.
+        ``crc`` is the checksum in the log. For a transactional batch, ``note_open`` must be called first.
         """
         last_sequence = (first_sequence + last_offset - base_offset) % SEQUENCES
-        batch = SequencedBatch(first_sequence, last_sequence, base_offset, last_offset, max_timestamp_ms)
+        batch = SequencedBatch(first_sequence, last_sequence, base_offset, last_offset, max_timestamp_ms, crc)
         producer = self._producers.get(producer_id)
         if producer is None:
             self._producers[producer_id] = ProducerState(epoch, now_ms, [batch])
@@ -241,7 +260,7 @@ class ProducerStates:
             del batches[0]
 
     def note_open(self, producer_id: int, epoch: int, base_offset: int, now_ms: int) -> None:
-        """Add a batch that is part of a transaction: the first one opens it here."""
+        """Add a transactional batch. The first batch of a transaction opens it in this log."""
         producer = self._active(producer_id, epoch, now_ms)
         if producer.epoch != epoch:
             producer.epoch = epoch
@@ -261,10 +280,12 @@ class ProducerStates:
         last_offset: int,
         max_timestamp_ms: int,
         now_ms: int,
+        crc: int = UNKNOWN_CRC,
     ) -> None:
         """Add a batch whose ``attributes`` have the transactional or the control bit.
 
-        ``batch`` need only have the length of a marker. Raises CorruptBatchError for a bad marker.
+        Only as much of ``batch`` as a marker contains is read. Raises CorruptBatchError for a malformed
+        marker.
         """
         if attributes & CONTROL_BIT:
             is_commit, coordinator_epoch = parse_marker(batch)
@@ -272,7 +293,8 @@ class ProducerStates:
             return
         self.note_open(producer_id, epoch, base_offset, now_ms)
         if first_sequence >= 0:
-            self.note(producer_id, epoch, first_sequence, base_offset, last_offset, max_timestamp_ms, now_ms)
+            times = (max_timestamp_ms, now_ms)
+            self.note(producer_id, epoch, first_sequence, base_offset, last_offset, *times, crc)
 
     def note_marker(
         self,
@@ -284,7 +306,7 @@ class ProducerStates:
         *,
         is_commit: bool,
     ) -> None:
-        """Add a marker at ``offset``: it ends the producer's transaction here."""
+        """Add the marker at ``offset``, which ends the producer's transaction in this log."""
         producer = self._active(producer_id, epoch, now_ms)
         producer.coordinator_epoch = coordinator_epoch
         producer.fence(epoch)
@@ -298,7 +320,7 @@ class ProducerStates:
             self.aborted.add(Aborted(producer_id, first_offset, offset, bound))
 
     def _active(self, producer_id: int, epoch: int, now_ms: int) -> ProducerState:
-        """Return the producer, marked as active now. A marker counts too: its epoch must not expire (R29)."""
+        """Return the producer's state, marked as active now. A marker counts, so its epoch is kept (R29)."""
         producer = self._producers.get(producer_id)
         if producer is None:
             producer = self._producers[producer_id] = ProducerState(epoch, now_ms, [])
@@ -306,7 +328,7 @@ class ProducerStates:
         return producer
 
     def forget_stable(self, high_watermark: int) -> None:
-        """Forget the ended transactions whose marker is below ``high_watermark``: they are stable."""
+        """Forget the ended transactions whose markers are below ``high_watermark``, which are stable."""
         ended = self.ended
         count = 0
         while count < len(ended) and ended[count].marker_offset < high_watermark:
@@ -314,31 +336,33 @@ class ProducerStates:
         del ended[:count]
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the high watermark, or the first offset of a transaction that is open or whose marker is
-        not committed, if that is less (R33). Exclusive. The high watermark never moves back."""
+        """Return the last stable offset (exclusive): the lowest of the high watermark, the first offsets of
+        open transactions, and those of transactions whose marker is uncommitted (R33). ``high_watermark``
+        must never decrease between calls."""
         return min(self.first_open_offset(high_watermark), self.first_uncommitted_offset(high_watermark))
 
     def first_open_offset(self, high_watermark: int) -> int:
-        """Return the first offset of the oldest open transaction, or ``high_watermark`` if that is less."""
+        """Return the first offset of the oldest open transaction, but at most ``high_watermark``."""
         return min(high_watermark, next(iter(self.open.values()), high_watermark))
 
     def first_uncommitted_offset(self, high_watermark: int) -> int:
-        """Return the first offset of an ended transaction whose marker is uncommitted, or the argument."""
+        """Return the lowest first offset of the transactions whose marker is uncommitted, or the argument if
+        there are none."""
         self.forget_stable(high_watermark)
         return min((one.first_offset for one in self.ended), default=high_watermark)
 
     def open_transactions(self) -> list[OpenTransaction]:
-        """Return the transactions without a marker here, by first offset."""
+        """Return the transactions without a marker in this log, by first offset."""
         return [
             OpenTransaction(producer_id, self._producers[producer_id].epoch, first_offset)
             for producer_id, first_offset in self.open.items()
         ]
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget producers that were inactive for ``expiration_ms`` (R29). Returns their number.
+        """Forget producers that were inactive for ``expiration_ms`` (R29), and return their number.
 
-        A producer with an open transaction is kept. For a producer restored from the log the time
-        begins now, because the timestamps of its records are arbitrary.
+        A producer with an open transaction is kept. For a producer restored from the log, the time begins
+        with this call, because the timestamps of its records are arbitrary.
         """
         gone: list[int] = []
         for producer_id, producer in self._producers.items():
@@ -353,11 +377,12 @@ class ProducerStates:
     # --- as text ---------------------------------------------------------------------------------------
 
     def lines(self) -> Iterator[str]:
-        """Yield the content of a snapshot.
+        """Yield the lines of a snapshot.
 
-        One line per producer: id, epoch, last append, coordinator epoch, first offset of its open
-        transaction, and its batches with colons between the fields. Then the ended transactions:
-        ``ended`` first if their marker may be uncommitted, ``aborted`` for the index.
+        Each producer has one line: id, epoch, last append, coordinator epoch, first offset of its open
+        transaction, and its batches, whose fields are separated by colons. The ended transactions follow.
+        Their first word is ``ended`` if the marker may be uncommitted, and ``aborted`` for entries of the
+        index.
         """
         for producer_id in sorted(self._producers):
             one = self._producers[producer_id]
@@ -370,7 +395,7 @@ class ProducerStates:
 
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> ProducerStates:
-        """Parse the output of ``lines``. Raises ValueError for other text."""
+        """Parse the output of ``lines``. Raises ValueError if it is malformed."""
         producers: dict[int, ProducerState] = {}
         ended: list[EndedTransaction] = []
         aborted = AbortedIndex()
@@ -394,24 +419,19 @@ def _old_epoch(header: BatchHeader, producer: ProducerState) -> InvalidProducerE
     )
 
 
+def _other_content(header: BatchHeader, known: SequencedBatch) -> OutOfOrderSequenceNumberError:
+    return OutOfOrderSequenceNumberError(
+        f"producer {header.producer_id} in epoch {header.producer_epoch} has another batch with sequences"
+        f" {known.first_sequence} to {known.last_sequence}, at offset {known.base_offset}: this one has CRC"
+        f" {header.crc:#010x}, and is not in the log"
+    )
+
+
 def _producer(text: str) -> ProducerState:
     epoch, last_append_ms, coordinator_epoch, start_offset, *texts = text.split()
     fields = [one.split(":") for one in texts]
-    if any(len(one) != len(SequencedBatch._fields) for one in fields):
+    # Snapshots of earlier versions have no CRC.
+    if any(len(one) not in (len(SequencedBatch._fields) - 1, len(SequencedBatch._fields)) for one in fields):
         raise ValueError(f"not the batches of a producer: {text!r}")
-    batches = [SequencedBatch._make(map(int, one)) for one in fields]
+    batches = [SequencedBatch(*map(int, one)) for one in fields]
     return ProducerState(int(epoch), int(last_append_ms), batches, int(coordinator_epoch), int(start_offset))
-
-
-def _repeated(batches: list[SequencedBatch], first: int, last: int) -> SequencedBatch | None:
-    for batch in batches:
-        if (batch.first_sequence, batch.last_sequence) == (first, last):
-            return batch
-    if not batches:
-        return None
-    oldest = batches[0]
-    # The distance before the oldest batch. Sequences wrap: a distance of less than half counts as before.
-    before_oldest = (oldest.first_sequence - 1 - last) % SEQUENCES
-    if before_oldest < SEQUENCES // 2 and (oldest.first_sequence - first) % SEQUENCES < SEQUENCES // 2:
-        return SequencedBatch(first, last, NO_OFFSET, oldest.base_offset - 1, NO_TIMESTAMP)
-    return None

@@ -1,21 +1,29 @@
-"""Opening the log of a directory: after an orderly stop, and after a crash.
+"""Opens the log of a directory, after an orderly stop or after a crash.
 
-After an orderly stop the marker has the log's range, and no batch is read (``open_clean``).
+After an orderly stop the marker has the log's range, and no batch is read (``open_clean``), if the files
+are as the marker says (``is_as_left``).
 
-After a crash (``recover``) any subset of the pages and file names written since the last sync may be on
-the disk. All offsets below the recovery point of the last checkpoint, and below the end of an intact
-index block, are *proven* to have been synced, since both are written only after a sync; a later
-truncation caps both. So (R24):
+Otherwise (``recover``) any subset of the pages and file names written since the last sync may be on the
+disk. All offsets below the recovery point of the last checkpoint, and below the end of an intact index
+block, are *proven* to have been synced, since both are written only after a sync; a later truncation caps
+both. Both have fingerprints, which show whether a segment is the one that was synced (R42). So (R24):
 
-* segments wholly below the proven end are not read;
+* segments wholly below the proven end are not read, but their fingerprints are checked;
 * the rest is read, from the last trusted index entry on, and every batch must have its CRC and its offset;
-* a bad batch, a gap or an early end **below** the proven end is damage: CorruptLogError, nothing is changed;
-* **at or above** it, it is a torn tail: everything from there on is removed, with one log event;
+* a bad batch, a gap or an early end **below** the proven end is damage;
+* **above** it, it is a torn tail if the system may have lost unsynced bytes, in any order, since it was
+  written: everything from there on is moved to files beside the log, with one log event;
+* if only the process ended, all that it wrote is there, except the rest of the last batch. So a bad batch
+  with an intact one behind it, in the segment or in a later one, or one that was written completely, is
+  damage, and only a batch whose end is missing is a torn tail;
 * zeros behind the last batch are space allocated ahead, and stay;
 * all that remains is synced before the log is used, so that the next recovery cannot find less.
 
-If recovery is interrupted at any point, the next one finds the same log.
+A damaged log is opened read-only up to its sound end, and none of its files is changed. If recovery is
+interrupted at any point, the next one finds the same log.
 """
+
+# Long because planning, judging and changing share what was found in one directory.
 
 from __future__ import annotations
 
@@ -28,18 +36,25 @@ from typing import Final, NamedTuple
 
 from kafkalite.errors import CorruptBatchError, CorruptLogError
 from kafkalite.log_fields import Fields
+from kafkalite.model import NO_OFFSET
 from kafkalite.records.header import HEADER_BYTES, BatchHeader, check, parse_header, total_length
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import (
     CleanEnd,
+    Fingerprint,
     LogState,
+    PartitionIdentity,
     RecoveryPoint,
     decode_leader_epochs,
     decode_log_state,
+    decode_partition,
     decode_producers,
     encode_leader_epochs,
+    encode_log_state,
+    encode_partition,
 )
 from kafkalite.storage.compaction_swap import finish_swaps
+from kafkalite.storage.damage import Damage, Intact, find_batch, intact_runs, is_complete, repair_hint
 from kafkalite.storage.filesystem import FileSystem, unlink_existing
 from kafkalite.storage.index_block import OFFSET_ENTRY_BYTES, OFFSET_MAGIC, Block, last_block
 from kafkalite.storage.leader_epochs import EpochEntry, LeaderEpochs
@@ -48,7 +63,7 @@ from kafkalite.storage.segment import Segment
 
 logger = logging.getLogger(__name__)
 
-#: The number of bytes at the end of an index file that are searched for its last block.
+#: The number of bytes at the end of an index file in which its last block is searched.
 _LAST_BLOCK_BYTES: Final = 4096
 
 _ZERO_BLOCK: Final = bytes(1 << 20)
@@ -56,7 +71,7 @@ _ZERO_BLOCK: Final = bytes(1 << 20)
 
 @dataclass(slots=True)
 class OpenedLog:
-    """The parts of a log as found. ``segments`` may be empty; otherwise the last one is active."""
+    """The parts of a log as found. If ``segments`` is not empty, its last segment is the active one."""
 
     segments: list[Segment]
     state: LogState
@@ -64,25 +79,31 @@ class OpenedLog:
     epochs: LeaderEpochs
     epochs_saved: bool
     producers_offsets: list[int] | None
-    """Of the snapshots found; None if the log never had a batch, so that it has no producers."""
+    """Offsets of the snapshots found, or None if the log never had a batch and so has no producers."""
     unsynced: RecoverySync | None = None
     """The syncs that must run before the log is used (R24)."""
+    damage: Damage | None = None
+    """Set for a damaged log: the other fields describe its sound part."""
+    torn_records: int = 0
+    """The records in a torn tail, as far as its headers show: none was certainly acknowledged."""
+    torn_files: tuple[str, ...] = ()
+    """Paths of the torn tails that are kept beside the log."""
 
 
 @dataclass(slots=True)
 class RecoverySync:
-    """The syncs that a recovery requires. ``run`` blocks; those of many logs may run concurrently."""
+    """The syncs that a recovery requires. ``run`` blocks. The syncs of several logs may run concurrently."""
 
     fs: FileSystem
     directory: str
     paths: list[str]
-    #: Path and content of the leader-epochs file, if it must be written.
+    #: Path and content of the leader-epochs file, or None if it need not be written.
     epochs_file: tuple[str, bytes] | None
     are_names_unsynced: bool
 
     def run(self) -> None:
         """Sync the files. After an OSError or DiskFullError the log must not be used: data may be lost."""
-        if self.epochs_file is not None:  # before the batches count as synced
+        if self.epochs_file is not None:  # written before the batches count as synced
             self.fs.write_atomically(*self.epochs_file, sync_name=False)
         for path in self.paths:
             file = self.fs.open(path)
@@ -92,8 +113,28 @@ class RecoverySync:
             self.fs.sync_dir(self.directory)
 
 
+#: Files with torn tails that are kept beside a log; older ones are removed.
+MAX_TORN_FILES: Final = 4
+
+
+FIRST_DAMAGED: Final = Intact(1, 1, 0, 0, 0, 0)
+
+
+class _Cut(NamedTuple):
+    """A torn tail: the bytes of ``segment`` from ``position`` on, and the segments behind it.
+
+    ``records`` is their number as far as headers show it.
+    """
+
+    segment: Segment
+    position: int
+    segments_behind: int
+    problem: str
+    records: int
+
+
 class _Stop(NamedTuple):
-    """The end of a segment's intact batches, and the ``problem`` found there; None if only zeros follow."""
+    """The end of a segment's intact batches, and the ``problem`` there; None if only zeros follow."""
 
     position: int
     offset: int
@@ -101,7 +142,7 @@ class _Stop(NamedTuple):
 
 
 def open_clean(fs: FileSystem, directory: str, config: LogConfig, end: CleanEnd) -> OpenedLog:
-    """Open after an orderly stop: lists the directory, reads no batch. Raises CorruptLogError."""
+    """Open a log after an orderly stop. Lists the directory but reads no batch. Raises CorruptLogError."""
     state = read_log_state(fs, directory)
     names = finish_swaps(fs, directory, fs.list_dir(directory))
     bases = _segment_bases(names)
@@ -136,13 +177,68 @@ def open_clean(fs: FileSystem, directory: str, config: LogConfig, end: CleanEnd)
     )
 
 
-def recover(fs: FileSystem, directory: str, config: LogConfig, point: RecoveryPoint) -> OpenedLog:
-    """Open after a crash. Raises CorruptLogError for damage, with the files unchanged; OSError.
+def is_as_left(
+    fs: FileSystem, directory: str, config: LogConfig, end: CleanEnd, identity: PartitionIdentity | None
+) -> bool:
+    """Whether the files are those that an orderly stop left, by their number, sizes and fingerprints.
 
-    Nothing is synced yet: ``unsynced`` of the result must run before the log is used.
+    No batch is read, only the CRC fields of each segment's first and last one (R42).
     """
-    state = read_log_state(fs, directory)
-    return _Recovery(fs, directory, config, state, point).run()
+    try:
+        state = read_log_state(fs, directory)
+        if state.is_older_than(end.point) or _identity_problem(fs, directory, identity) is not None:
+            return False
+        names = fs.list_dir(directory)
+        bases = _segment_bases(names)
+        paths = [layout.join(directory, layout.segment_file_name(base, layout.LOG_SUFFIX)) for base in bases]
+        if end.segment_count < 0 or any(map(layout.parse_swap_file_name, names)):
+            return end.segment_count < 0
+        if (len(bases), sum(map(fs.file_size, paths))) != (end.segment_count, end.size_bytes):
+            return False
+        for base, next_offset in pairwise(bases):
+            segment = _closed_segment(fs, directory, config, state, base, next_offset)
+            block = _last_index_block(fs, segment.path(layout.OFFSET_INDEX_SUFFIX))
+            is_known = block is not None and block.end_position == segment.size_bytes
+            if block is None or not is_known or not segment.has(block):
+                return False
+        if end.end is not None:
+            last = _closed_segment(fs, directory, config, state, bases[-1], end.log_end_offset)
+            return last.base_offset == end.end.base_offset and last.fingerprint(end.end.position) == end.end
+    except (CorruptLogError, OSError, ValueError):
+        return False
+    return True
+
+
+def recover(
+    fs: FileSystem,
+    directory: str,
+    config: LogConfig,
+    point: RecoveryPoint,
+    identity: PartitionIdentity | None = None,
+    may_lack_unsynced: bool = False,
+) -> OpenedLog:
+    """Open after a crash. A damaged log is opened up to its sound end, with the files unchanged.
+
+    ``identity`` is compared with ``partition.json``; None skips that. ``may_lack_unsynced``: the system may
+    have lost unsynced bytes, and not only the process ended. Raises CorruptLogError if nothing of
+    the log can be trusted; OSError. Nothing is synced yet: ``unsynced`` of the result must run before the
+    log is used.
+    """
+    return _Recovery(fs, directory, config, point, identity, may_lack_unsynced).run()
+
+
+def diagnose(
+    fs: FileSystem,
+    directory: str,
+    config: LogConfig,
+    point: RecoveryPoint,
+    identity: PartitionIdentity | None,
+) -> Damage | None:
+    """Return the damage that ``recover`` would find if only the process ended. Raises as ``recover``.
+
+    The caller passes a file system that ignores changes.
+    """
+    return _Recovery(fs, directory, config, point, identity, False).diagnose()
 
 
 def read_log_state(fs: FileSystem, directory: str) -> LogState:
@@ -154,38 +250,104 @@ def read_log_state(fs: FileSystem, directory: str) -> LogState:
     return decode_log_state(data, path)
 
 
+def restored_state(fs: FileSystem, directory: str, point: RecoveryPoint) -> tuple[LogState, bool]:
+    """Return the log's state, and whether it was restored from the recovery point, which has a copy.
+
+    Raises CorruptLogError for an unreadable file without a recovery point.
+    """
+    try:
+        state = read_log_state(fs, directory)
+    except (CorruptLogError, ValueError) as error:
+        if point == RecoveryPoint():
+            raise
+        problem = str(error)
+    else:
+        if not state.is_older_than(point):
+            return state, False
+        problem = f"the file has {state}"
+    logger.warning("log state restored %s", Fields(directory=directory, problem=problem))
+    # Statements from before the last truncation are not used at all: where it ended is not known any more.
+    return LogState(point.log_start_offset, point.truncations, 0), True
+
+
+def is_own(fs: FileSystem, segment: Segment, end: Fingerprint | None) -> bool:
+    """Whether a segment is of this log, by the first batch that ``end`` or its index names (R42).
+
+    If the first batch is damaged, the segment is taken for this log's.
+    """
+    head_crc = 0
+    if end is not None and end.base_offset == segment.base_offset:
+        head_crc = end.head_crc
+    else:
+        block = _last_index_block(fs, segment.path(layout.OFFSET_INDEX_SUFFIX))
+        if block is not None and block.owner == segment.owner:
+            head_crc = block.head_crc
+    if not head_crc or segment.fingerprint(0).head_crc == head_crc:
+        return True
+    view = segment.file.map(segment.file.size())
+    return next(intact_runs(view, 0, segment.base_offset), FIRST_DAMAGED).position > 0
+
+
+def _identity_problem(fs: FileSystem, directory: str, identity: PartitionIdentity | None) -> str | None:
+    """Return why ``partition.json`` does not show that the directory holds this log, or None."""
+    if identity is None:
+        return None
+    path = layout.join(directory, layout.PARTITION_FILE)
+    try:
+        found = decode_partition(fs.read_bytes(path))
+    except FileNotFoundError:
+        return f"{path} is missing"
+    if found is None:
+        return f"{path} cannot be read"
+    if found != identity:
+        return f"{path} is of {found.topic}-{found.partition} with topic id {found.topic_id}"
+    return None
+
+
 class _Recovery:
-    """The recovery of one directory. First it reads and plans, then it changes files."""
+    """The recovery of one directory. It first reads and plans, and then changes files."""
 
     def __init__(
-        self, fs: FileSystem, directory: str, config: LogConfig, state: LogState, point: RecoveryPoint
+        self,
+        fs: FileSystem,
+        directory: str,
+        config: LogConfig,
+        point: RecoveryPoint,
+        identity: PartitionIdentity | None,
+        may_lack_unsynced: bool,
     ) -> None:
+        self._may_lack_unsynced = may_lack_unsynced
         self._fs = fs
         self._directory = directory
         self._config = config
-        self._state = state
+        self._state, self._is_restored = restored_state(fs, directory, point)
         self._point = point
-        self._proven = state.cap(point.recovery_point, point.truncations)
+        self._identity = identity
+        self._proven = self._state.cap(point.recovery_point, point.truncations)
+        #: The fingerprint of the recovery point; None if it does not hold any more.
+        self._end = point.end if self._proven == point.recovery_point else None
+        self._is_identified = False  # the fingerprint was found
+        self._is_foreign = False  # another one was found
         self._bases: list[int] = []
+        self._number = 0  # of the segment in ``_bases`` that is examined
         self._indexed: set[int] = set()  # bases of the segments that have an index file
         self._segments: list[Segment] = []
         self._read: list[Segment] = []  # the segments that were read: those above the proven end
-        self._offset = state.log_start_offset
+        self._offset = self._state.log_start_offset
         self._epochs = LeaderEpochs()
-        self._cut: Fields | None = None
+        self._cut: _Cut | None = None
 
     def run(self) -> OpenedLog:
         start = self._state.log_start_offset
         names = finish_swaps(self._fs, self._directory, self._fs.list_dir(self._directory))
-        found = _segment_bases(names)
-        self._indexed = _index_bases(names)
-        self._bases = found[max(bisect_right(found, start) - 1, 0) :]
-        saved = _saved_epochs(self._fs, self._directory, self._state)
-        self._read_segments(saved)
+        found, saved, damaged = self._read_all(names)
+        if damaged is not None:
+            return damaged
         if self._offset < start:  # the rest had been deleted; the following batches were never synced
             self._segments.clear()
             self._read.clear()
             self._offset = start
+        torn_files = self._keep_torn(names)
         changed = self._apply(names, found)
         offsets, dropped = self._take_producers(names)
         self._epochs.truncate_from_end(self._offset)
@@ -199,34 +361,42 @@ class _Recovery:
             epochs_saved=True,
             producers_offsets=offsets if self._segments or offsets else None,
             unsynced=unsynced,
+            torn_records=0 if self._cut is None else self._cut.records,
+            torn_files=torn_files,
         )
 
     # --- reading ---------------------------------------------------------------------------------------
 
     def _read_segments(self, saved_epochs: list[EpochEntry] | None) -> None:
-        """Fill ``_segments`` and ``_epochs`` up to the end of the intact log."""
+        """Fill ``_segments`` and ``_epochs`` up to the end of the intact log. Raises CorruptLogError."""
         bases, start = self._bases, self._state.log_start_offset
         first = max(bisect_right(bases, self._proven) - 1, 0)
         candidates = {base: self._open_segment(base) for base in bases[first:]}
+        # An index without its segment proves that the segment was there.
+        lone = [one for one in self._indexed if one not in bases and one >= max([start, *bases])]
         indexed = [one for one in candidates.values() if one.base_offset in self._indexed]
+        indexed += [self._open_segment(base) for base in lone]
         self._proven = max([self._proven, *(one.saved_end_offset() for one in indexed)])
         first = max(bisect_right(bases, self._proven) - 1, 0)
-        for base, next_offset in pairwise(bases[: first + 1]):
-            segment = _closed_segment(self._fs, self._directory, self._config, self._state, base, next_offset)
-            self._check_end(segment)
-            self._segments.append(segment)
         self._offset = min(bases[0], start) if bases else start
         if bases and bases[0] > start and first:
             raise candidates[bases[first]].damaged(
                 0, f"a segment with offset {start}", f"none below {bases[0]}"
             )
-        if first:
-            self._offset = bases[first]
+        for base, next_offset in pairwise(bases[: first + 1]):
+            segment = _closed_segment(self._fs, self._directory, self._config, self._state, base, next_offset)
+            self._check_fingerprint(segment)
+            self._check_end(segment)
+            self._segments.append(segment)
+            self._number += 1
+            self._offset = next_offset
         for number in range(first, len(bases)):
+            self._number = number
             segment = candidates[bases[number]]
             if segment.base_offset != self._offset:
                 self._stop_at_gap(segment, len(bases) - number)
                 return
+            self._check_fingerprint(segment)
             position, offset = self._resume(segment)
             if number == first:
                 self._take_epochs(saved_epochs, segment, offset)
@@ -239,14 +409,34 @@ class _Recovery:
                 return
         self._refuse_early_end()
 
-    def _check_end(self, segment: Segment) -> None:
-        """Check, with one small read, that a closed segment ends where the next one begins.
+    def _check_fingerprint(self, segment: Segment) -> None:
+        """Check that the segment of the recovery point is the one that was synced (R42).
 
-        If the last index block does not show that, the indexes are loaded. Raises CorruptLogError.
+        A closed segment of a compacted log may have been compacted since.
+        """
+        end = self._end
+        is_last = segment.base_offset == self._bases[-1]
+        if end is None or segment.base_offset != end.base_offset:
+            return
+        if segment.fingerprint(end.position) == end:
+            self._is_identified = True
+        elif is_last or not self._config.is_compacted:
+            raise segment.damaged(
+                end.position, f"the batch that ends at offset {self._point.recovery_point}", "another one"
+            )
+
+    def _check_end(self, segment: Segment) -> None:
+        """Check that a closed segment ends where the next one begins, by one small read.
+
+        If the last index block does not prove that, load the indexes. Raises CorruptLogError.
         """
         block = None
         if segment.base_offset in self._indexed:
             block = _last_index_block(self._fs, segment.path(layout.OFFSET_INDEX_SUFFIX))
+        if block is not None and block.owner != segment.owner:
+            block = None
+        if block is not None and not segment.has(block):
+            raise segment.damaged(0, "the batches that its index names", "others")
         if block is not None and self._state.cap(block.end_offset, block.truncations) == segment.next_offset:
             if block.end_position == segment.size_bytes:
                 return
@@ -254,6 +444,9 @@ class _Recovery:
                 raise segment.damaged(
                     segment.size_bytes, f"batches up to offset {segment.next_offset}", "the end of the file"
                 )
+        if block is not None and block.tail_crc and block.end_position == segment.size_bytes:
+            expected = f"batches up to offset {segment.next_offset}"
+            raise segment.damaged(segment.size_bytes, expected, f"the end at {block.end_offset}")
         segment.load_indexes()
         segment.release()
 
@@ -263,7 +456,7 @@ class _Recovery:
         )
 
     def _resume(self, segment: Segment) -> tuple[int, int]:
-        """Return the (position, offset) from which ``segment`` must be read: its last proven index entry."""
+        """Return (position, offset) of the last proven index entry, from which ``segment`` must be read."""
         if segment.base_offset not in self._indexed:
             return 0, segment.base_offset
         end_offset, _ = segment.take_saved_indexes(self._proven)
@@ -274,14 +467,15 @@ class _Recovery:
         return index.last_position, segment.base_offset + index.last_relative_offset
 
     def _take_epochs(self, saved: list[EpochEntry] | None, segment: Segment, offset: int) -> None:
-        """Set ``_epochs`` to those of all batches below ``offset``, which are not read."""
+        """Set ``_epochs`` to the epochs of all batches below ``offset``, which are not read."""
         self._epochs = LeaderEpochs(saved) if saved else _walk_epochs([*self._segments, segment], offset)
         self._epochs.truncate_from_end(offset)
 
     def _read_batches(self, segment: Segment, position: int, offset: int) -> _Stop:
-        """Check and index the batches of ``segment`` from ``position`` on."""
+        """Check and index the batches of ``segment`` from ``position`` on. Return where they end and why."""
         length = segment.size_bytes = segment.file.size()
         view = segment.view()
+        segment.note_verified(position)
         problem: str | None = None
         while position < length:
             try:
@@ -302,7 +496,7 @@ class _Recovery:
         return _Stop(position, offset, problem)
 
     def _checked(self, view: memoryview, position: int, offset: int) -> BatchHeader | None:
-        """Return the header of the intact batch at ``position``; None if twelve zero bytes are there."""
+        """Return the header of the intact batch at ``position``, or None if twelve zero bytes are there."""
         left = len(view) - position
         if left < HEADER_BYTES:
             if not any(view[position:]):
@@ -323,17 +517,46 @@ class _Recovery:
     # --- judging ---------------------------------------------------------------------------------------
 
     def _stop_at_tear(self, segment: Segment, stop: _Stop, segments_behind: int) -> None:
+        """Decide whether a bad place is damage, and raise CorruptLogError, or note it as a torn tail."""
+        expected = f"an intact batch with offset {stop.offset}"
         if stop.offset < self._proven:
-            raise segment.damaged(
-                stop.position, f"an intact batch with offset {stop.offset}", str(stop.problem)
-            )
+            raise segment.damaged(stop.position, expected, str(stop.problem))
+        if not self._is_cut_expected(stop.offset):
+            view = segment.file.map(segment.file.size())
+            behind = find_batch(view, stop.position + 1, stop.offset)
+            if behind is not None:
+                actual = f"{stop.problem}, with the intact batch {behind.header.base_offset} behind it"
+                raise segment.damaged(stop.position, expected, actual)
+            self._refuse_later_batches(self._number + 1, segment, stop.position, expected)
+            if is_complete(view, stop.position, stop.offset):
+                raise segment.damaged(stop.position, expected, f"{stop.problem}, of which no byte is missing")
         self._note_cut(segment, segments_behind, str(stop.problem))
 
     def _stop_at_gap(self, segment: Segment, segments_behind: int) -> None:
         expected, actual = f"a segment with base offset {self._offset}", f"base offset {segment.base_offset}"
         if self._offset < self._proven:
             raise segment.damaged(0, expected, actual)
-        self._note_cut(self._segments[-1] if self._segments else segment, segments_behind, actual)
+        before = self._segments[-1] if self._segments else segment
+        if not self._is_cut_expected(self._offset):
+            self._refuse_later_batches(self._number, before, before.size_bytes, expected)
+        self._note_cut(before, segments_behind, actual)
+
+    def _is_cut_expected(self, offset: int) -> bool:
+        """Whether intact batches may follow a bad place at ``offset``: unsynced bytes were lost, or a
+        truncation to that offset, or of everything, was interrupted."""
+        truncated_to = self._state.truncated_to if self._state.truncations else NO_OFFSET
+        is_reset = truncated_to == 0 and not self._segments
+        return self._may_lack_unsynced or truncated_to == offset or is_reset
+
+    def _refuse_later_batches(self, first: int, segment: Segment, position: int, expected: str) -> None:
+        """Raise CorruptLogError for ``segment`` if a segment from number ``first`` on has an intact batch."""
+        for base_offset in self._bases[first:]:
+            later = self._open_segment(base_offset)
+            view = later.file.map(later.file.size())
+            found = find_batch(view, 0, self._offset)
+            later.release()
+            if found is not None:
+                raise segment.damaged(position, expected, f"the intact segment {base_offset} behind it")
 
     def _refuse_early_end(self) -> None:
         if self._offset >= self._proven:
@@ -343,22 +566,189 @@ class _Recovery:
             last.size_bytes, f"batches up to offset {self._proven}", f"the end at {self._offset}"
         )
 
+    def _check_identity(self) -> None:
+        """Compare ``partition.json`` with the log that should be here (R42).
+
+        If it cannot be read, the fingerprint of the recovery point, which is kept under the directory's
+        name, proves that the directory is the right one; then the file is written again.
+        """
+        problem = _identity_problem(self._fs, self._directory, self._identity)
+        if problem is None or self._identity is None:
+            return
+        if not self._is_identified and any(one.size_bytes for one in self._segments) and self._was_synced:
+            self._is_foreign = True
+            path = layout.join(self._directory, layout.PARTITION_FILE)
+            raise CorruptLogError(
+                path=path, position=0, expected=f"the identity {self._identity}", actual=problem
+            )
+        logger.warning("identity of a log restored %s", Fields(directory=self._directory, problem=problem))
+        path = layout.join(self._directory, layout.PARTITION_FILE)
+        self._fs.write_atomically(path, encode_partition(*self._identity))
+
+    @property
+    def _was_synced(self) -> bool:
+        """Whether a recovery point shows that the identity was synced, or the file names another log."""
+        return self._names_another_log or self._point.recovery_point > 0
+
+    @property
+    def _names_another_log(self) -> bool:
+        path = layout.join(self._directory, layout.PARTITION_FILE)
+        if self._identity is None or not self._fs.exists(path):
+            return False
+        found = decode_partition(self._fs.read_bytes(path))
+        return found is not None and found != self._identity
+
     def _note_cut(self, segment: Segment, segments_behind: int, problem: str) -> None:
-        self._cut = Fields(
-            path=segment.path(),
-            position=segment.size_bytes,
-            offset=self._offset,
-            bytes=segment.allocated_bytes - segment.size_bytes,
-            segments_removed=segments_behind,
-            problem=problem,
+        position, end = segment.size_bytes, segment.file.size()
+        view = segment.file.map(end)
+        self._cut = _Cut(segment, position, segments_behind, problem, _records_at(view, position))
+
+    # --- damage ----------------------------------------------------------------------------------------
+
+    def _open_damaged(
+        self, error: CorruptLogError, names: Sequence[str], saved: list[EpochEntry] | None
+    ) -> OpenedLog:
+        """Return the sound part of a damaged log: the segments before the damaged one, and its intact start.
+
+        Changes no file.
+        """
+        bases, number, start = self._bases, self._number, self._state.log_start_offset
+        position = 0
+        if not self._is_identified and self._names_another_log:
+            self._is_foreign = True
+        named = layout.parse_segment_file_name(error.path.rpartition("/")[2])
+        if named is not None and named.base_offset in bases[: len(self._segments)]:
+            at = bases.index(named.base_offset)
+            if self._segments[at] not in self._read:  # its batches were not read
+                number = at
+                del self._segments[at:]
+        if self._is_foreign:
+            self._segments.clear()
+        end_offset = self._segments[-1].next_offset if self._segments else start
+        if len(self._segments) > number:  # it was read up to the bad place
+            position = self._segments[number].size_bytes
+        elif number < len(bases) and not self._is_foreign and bases[number] <= end_offset:
+            segment = self._open_segment(bases[number])
+            if is_own(self._fs, segment, self._end):
+                position, end_offset, _ = self._read_batches(segment, 0, segment.base_offset)
+                self._segments.append(segment)
+        if end_offset <= start:
+            end_offset = start
+            self._segments.clear()
+        damage = Damage(
+            error.message,
+            end_offset,
+            self._records_in_doubt(number, position, end_offset),
+            repair_hint(self._directory),
         )
+        for one in self._segments:
+            one.release()
+        try:
+            self._epochs = LeaderEpochs(saved) if saved else _walk_epochs(self._segments, end_offset)
+        except CorruptLogError:  # in a batch that was not read
+            self._epochs = LeaderEpochs()
+        self._epochs.truncate_from_end(end_offset)
+        self._epochs.truncate_from_start(start)
+        offsets = [one for one in _producers_offsets(names) if one <= end_offset]
+        return OpenedLog(
+            self._segments,
+            self._state,
+            end_offset,
+            self._epochs,
+            epochs_saved=True,
+            producers_offsets=offsets if self._segments else None,
+            damage=damage,
+        )
+
+    def _records_in_doubt(self, number: int, position: int, end_offset: int) -> int:
+        """Return the number of offsets from ``end_offset`` on that are known, and have no intact batch.
+
+        Only the damaged segment and the last one are read; those in between count as intact.
+        """
+        known, intact = max(self._proven, end_offset), 0
+        if self._is_foreign:
+            return known - end_offset
+        for index in range(number, len(self._bases)):
+            segment = self._open_segment(self._bases[index])
+            view = segment.file.map(segment.file.size())
+            from_offset = max(end_offset, segment.base_offset)
+            if number < index < len(self._bases) - 1:
+                intact += self._bases[index + 1] - from_offset
+            elif index > number or is_own(self._fs, segment, self._end):
+                for run in intact_runs(view, position if index == number else 0, from_offset):
+                    intact += run.end_offset - run.start_offset
+                    known = max(known, run.end_offset)
+            segment.release()
+        return max(known - end_offset - intact, 0)
 
     # --- changing --------------------------------------------------------------------------------------
 
+    def diagnose(self) -> Damage | None:
+        """Return the damage, without the changes of ``run``."""
+        names = self._fs.list_dir(self._directory)
+        if any(map(layout.parse_swap_file_name, names)):
+            return None  # the next start completes the swap first
+        _, _, damaged = self._read_all(names)
+        return None if damaged is None else damaged.damage
+
+    def _read_all(self, names: Sequence[str]) -> tuple[list[int], list[EpochEntry] | None, OpenedLog | None]:
+        """Read the log. Returns the bases of its segments, the saved epochs, and the sound part if it is
+        damaged."""
+        found = _segment_bases(names)
+        self._indexed = _index_bases(names)
+        self._bases = found[max(bisect_right(found, self._state.log_start_offset) - 1, 0) :]
+        saved = _saved_epochs(self._fs, self._directory, self._state)
+        try:
+            self._read_segments(saved)
+            self._check_identity()
+        except CorruptLogError as error:
+            return found, saved, self._open_damaged(error, names, saved)
+        return found, saved, None
+
+    def _keep_torn(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Keep the bytes behind a tear in files beside the log, durably. Returns the paths of all such files.
+
+        At most MAX_TORN_FILES are kept, each without the zeros at its end.
+        """
+        kept = sorted(filter(None, map(layout.parse_torn_file_name, names)), key=lambda one: one.number)
+        cut = self._cut
+        if cut is not None:
+            number = kept[-1].number + 1 if kept else 1
+            segments = [(cut.segment, cut.position)]
+            behind = self._bases[self._bases.index(cut.segment.base_offset) + 1 :]
+            segments += [(self._open_segment(base), 0) for base in behind]
+            for segment, position in segments:
+                data = segment.file.read_at(position, segment.file.size() - position).rstrip(b"\0")
+                if data:
+                    name = layout.torn_file_name(
+                        segment.base_offset if position == 0 else self._offset, number
+                    )
+                    self._fs.write_atomically(layout.join(self._directory, name), data)
+                    kept.append(layout.TornFileName(int(name[:20]), number))
+                    number += 1
+            logger.warning(
+                "torn tail cut %s",
+                Fields(
+                    path=cut.segment.path(),
+                    position=cut.position,
+                    offset=self._offset,
+                    bytes=cut.segment.file.size() - cut.position,
+                    segments_removed=cut.segments_behind,
+                    records_in_doubt=cut.records,
+                    problem=cut.problem,
+                ),
+            )
+        paths = [layout.join(self._directory, layout.torn_file_name(*one)) for one in kept]
+        for path in paths[:-MAX_TORN_FILES]:
+            self._fs.unlink(path)
+        return tuple(paths[-MAX_TORN_FILES:])
+
     def _apply(self, names: Sequence[str], found: Sequence[int]) -> bool:
         """Remove the files that are not part of the log. Returns whether any were removed."""
-        if self._cut is not None:
-            logger.warning("torn tail cut %s", self._cut)
+        if self._is_restored:
+            path = layout.join(self._directory, layout.LOG_STATE_FILE)
+            data = encode_log_state(self._state, self._directory.rpartition("/")[2])
+            self._fs.write_atomically(path, data)
         kept = {segment.base_offset for segment in self._segments}
         for base_offset in reversed(found):
             if base_offset not in kept:
@@ -374,8 +764,8 @@ class _Recovery:
         return leftovers or bool(orphans) or len(kept) != len(found)
 
     def _take_producers(self, names: Sequence[str]) -> tuple[list[int], bool]:
-        """Return the offsets of the valid snapshots, and whether others were removed. An invalid one would
-        become valid again once the log has grown past its offset."""
+        """Return the offsets of the valid snapshots, and whether others were removed. An invalid snapshot
+        would appear valid again when the log has grown past its offset."""
         kept: list[int] = []
         offsets = _producers_offsets(names)
         for offset in offsets:
@@ -388,7 +778,7 @@ class _Recovery:
 
     def _holds(self, path: str, offset: int) -> bool:
         if self._state.truncations == 0:
-            return True  # nothing to compare with; it is checked when it is read
+            return True  # there is nothing to compare with; the snapshot is checked when it is read
         try:
             _, truncations = decode_producers(self._fs.read_bytes(path), path)
         except (CorruptLogError, ValueError):
@@ -396,9 +786,10 @@ class _Recovery:
         return self._state.cap(offset, truncations) == offset
 
     def _cut_files(self, saved: list[EpochEntry] | None, changed: bool) -> RecoverySync | None:
-        """Cut the files to their contents. Returns the syncs of all that was not proven to be synced.
+        """Truncate the files to their contents. Return the syncs of everything that is not proven to be
+        synced.
 
-        The active segment keeps its zeros for the next batches: releasing them can take milliseconds.
+        The active segment keeps its zeros for the next batches, because releasing them can take milliseconds.
         """
         unproven: list[str] = []
         for segment in self._read:
@@ -423,7 +814,7 @@ class _Recovery:
 
 
 def _segment_bases(names: Sequence[str]) -> list[int]:
-    """Return the base offsets of the segments, ascending."""
+    """Return the base offsets of the segments in ascending order."""
     parsed = map(layout.parse_segment_file_name, names)
     return sorted(name.base_offset for name in parsed if name and name.suffix == layout.LOG_SUFFIX)
 
@@ -434,7 +825,7 @@ def _index_bases(names: Sequence[str]) -> set[int]:
 
 
 def _last_index_block(fs: FileSystem, path: str) -> Block | None:
-    """Return the last block of an index file if it is small and intact."""
+    """Return the last block of an index file, or None unless the block is small and intact."""
     try:
         file = fs.open(path)
     except FileNotFoundError:
@@ -465,16 +856,16 @@ def _closed_segment(
 
 
 def _remove_segment(fs: FileSystem, directory: str, base_offset: int) -> None:
-    suffixes = reversed(layout.SEGMENT_SUFFIXES)  # the batches last: a start removes lone indexes
+    suffixes = reversed(layout.SEGMENT_SUFFIXES)  # batches last, because a start removes lone indexes
     names = (layout.segment_file_name(base_offset, suffix) for suffix in suffixes)
     unlink_existing(fs, (layout.join(directory, name) for name in names))
 
 
 def _saved_epochs(fs: FileSystem, directory: str, state: LogState) -> list[EpochEntry] | None:
-    """Return the entries of the checkpoint, or None if it is missing, damaged or empty.
+    """Return the entries of the leader-epochs file, or None if it is missing, damaged or empty.
 
-    The checkpoint is only a hint (R5). It is synced before any batch of a new epoch counts as synced,
-    so an intact checkpoint has every epoch that began below the proven end.
+    The file is only a hint (R5). It is synced before any batch of a new epoch counts as synced, so an intact
+    file has every epoch that began below the proven end.
     """
     path = layout.join(directory, layout.LEADER_EPOCHS_FILE)
     try:
@@ -482,7 +873,7 @@ def _saved_epochs(fs: FileSystem, directory: str, state: LogState) -> list[Epoch
     except FileNotFoundError:
         return None
     if not content.strip(b"\0"):
-        return None  # the first checkpoint is not synced: a power loss may leave only its name, or zeros
+        return None  # the first version is not synced, so a power loss may leave only its name, or zeros
     try:
         entries, truncations = decode_leader_epochs(content, path)
     except (CorruptLogError, ValueError) as error:
@@ -492,13 +883,13 @@ def _saved_epochs(fs: FileSystem, directory: str, state: LogState) -> list[Epoch
 
 
 def _walk_epochs(segments: Sequence[Segment], end_offset: int) -> LeaderEpochs:
-    """Return the epochs of the batch headers below ``end_offset``."""
+    """Return the leader epochs in the batch headers below ``end_offset``."""
     epochs = LeaderEpochs()
     for segment in segments:
         size_bytes = segment.size_bytes
         length = segment.size_bytes = segment.file.size()
         view = segment.view()
-        segment.size_bytes = size_bytes  # as found: the file may be longer, by zeros allocated ahead
+        segment.size_bytes = size_bytes  # restored: the file may be longer because of zeros allocated ahead
         position, offset = 0, segment.base_offset
         while offset < end_offset and position + HEADER_BYTES <= length:
             try:
@@ -513,6 +904,19 @@ def _walk_epochs(segments: Sequence[Segment], end_offset: int) -> LeaderEpochs:
             offset = header.next_offset
         segment.release()
     return epochs
+
+
+def _records_at(view: memoryview, position: int) -> int:
+    """Return the number of records that the batch headers from ``position`` on show; at least one."""
+    count = 0
+    while position < len(view):
+        try:
+            header = parse_header(view, position)
+        except CorruptBatchError:
+            break
+        count += header.record_count
+        position += header.length_bytes
+    return max(count, 1)
 
 
 def _only_zeros(segment: Segment, position: int, end: int) -> bool:

@@ -1,11 +1,10 @@
-"""Decides which segments retention removes: segment summaries, the policy and the time in, a plan out.
+"""Decides which segments retention removes. Pure: takes summaries, the policy and the time, returns a plan.
 
-Kafka's rules: only whole segments, oldest first, and only below ``up_to`` (the high watermark). A
-segment is removed if it is below the log start, if its largest timestamp is older than
-``retention.ms``, or if the log without it still has ``retention.bytes``. The active segment is only
-planned together with a roll, so that a log always has a segment. A segment without any timestamp does
-not expire; a segment without records, left by compaction, is removed with the next segment that has
-records.
+Kafka's rules: only whole segments below ``up_to`` (the high watermark) are removed, oldest first. A segment
+is removed if it is below the log start, if its largest timestamp is older than ``retention.ms``, or if the
+log without it still has ``retention.bytes``. The active segment is planned for removal only together with a
+roll, so that a log always has a segment. A segment without any timestamp does not expire. A segment without
+records, left by compaction, is removed together with the next segment that has records.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from kafkalite.model import NO_TIMESTAMP
 
 
 class SegmentSummary(NamedTuple):
-    """The facts of one segment. ``next_offset`` is exclusive; ``max_timestamp_ms`` may be NO_TIMESTAMP.
+    """The properties of one segment. ``next_offset`` is exclusive. ``max_timestamp_ms`` may be NO_TIMESTAMP.
 
-    ``is_gap``: the segment has no record.
+    ``is_gap``: the segment contains no records.
     """
 
     base_offset: int
@@ -30,12 +29,12 @@ class SegmentSummary(NamedTuple):
 
 
 class RetiredPaths:
-    """Files or directories to remove after a delay, which begins with the first ``due`` after ``add``."""
+    """Paths to remove after a delay, which begins with the first ``due`` that follows their ``add``."""
 
     __slots__ = ("_due",)
 
     def __init__(self) -> None:
-        self._due: dict[str, int | None] = {}  # by path, in order; None: the delay has not begun
+        self._due: dict[str, int | None] = {}  # by path, in order; None before the delay begins
 
     def add(self, path: str) -> None:
         self._due[path] = None
@@ -48,7 +47,7 @@ class RetiredPaths:
 
 
 class RetentionPlan(NamedTuple):
-    """The number of oldest segments to remove and the log start after that. Removing all requires a roll."""
+    """The number of oldest segments to remove and the resulting log start. Removing all requires a roll."""
 
     segment_count: int
     log_start_offset: int
@@ -64,10 +63,10 @@ def plan_retention(
     retention_bytes: int,
     now_ms: int,
 ) -> RetentionPlan:
-    """Plan for ``segments``, oldest first, the active one last; read only as far as needed.
+    """Plan for ``segments``, the oldest first and the active one last. Reads only as many as needed.
 
-    ``log_size_bytes`` is the size of all of them. -1 disables a rule. ``now_ms`` is wall-clock time, as
-    are the records' timestamps; ``up_to`` is exclusive.
+    ``log_size_bytes`` is the size of all segments. -1 disables a rule. ``now_ms`` is wall clock time, like
+    the records' timestamps. ``up_to`` is exclusive.
     """
     count, start = 0, log_start_offset
     excess_bytes = log_size_bytes - retention_bytes

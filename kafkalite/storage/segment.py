@@ -1,25 +1,29 @@
 """One segment: a file of record batches, its map, and its two sparse indexes.
 
-Batches are written with pwrite and read through a shared read-only map. The active segment's file is
-longer than its contents: space is allocated ahead, in growing steps, so that a full disk is reported
-before a byte of a batch is written. ``size_bytes`` is the exclusive end of the contents.
+Batches are written with pwrite and read through a shared read-only map. The active segment's file is longer
+than its content: space is allocated ahead, in growing steps, so that a full disk is reported before any byte
+of a batch is written. ``size_bytes`` is the exclusive end of the content.
 
-Indexes are arrays of numbers in memory. They are saved in blocks after syncs, loaded at the first use,
-and rebuilt from batch headers wherever the files do not cover the log.
+Indexes are arrays of numbers in memory. They are saved in blocks after syncs, loaded on first use, and
+rebuilt from batch headers where the files do not cover the log.
 """
+
+# Long because one object owns a file together with its map, its indexes and what is known of both.
 
 from __future__ import annotations
 
 import logging
 from typing import Final, NamedTuple
 
-from kafkalite.errors import CorruptLogError, DiskFullError
+from kafkalite.errors import CorruptBatchError, CorruptLogError, DiskFullError
 from kafkalite.limits import KIB
 from kafkalite.log_fields import Fields
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP
-from kafkalite.records.header import scan
+from kafkalite.records.checksum import crc32c
+from kafkalite.records.header import CRC_POSITION, check, scan, total_length
 from kafkalite.storage import layout
-from kafkalite.storage.checkpoints import LogState
+from kafkalite.storage.checkpoints import Fingerprint, LogState
+from kafkalite.storage.damage import intact_runs
 from kafkalite.storage.filesystem import Buffer, File, FileSystem, unlink_existing
 from kafkalite.storage.index_block import (
     OFFSET_ENTRY_BYTES,
@@ -36,37 +40,58 @@ from kafkalite.storage.time_index import TimeIndex
 
 logger = logging.getLogger(__name__)
 
-#: Save the indexes of the active segment after this many new entries. 64 entries of 4 KiB of log each
-#: limit the bytes that a start after a crash reads again to 256 KiB; a small batch causes no index write.
+#: Save the indexes of the active segment after this many new entries. With one entry for each 4 KiB of log, a
+# start after a crash reads at most 256 KiB again; a small batch causes no index write.
 SAVE_INDEX_ENTRIES: Final = 64
 
 
-#: Allocated behind the last batch at all times, and released if the disk is too full for a small file,
-#: such as the log state that retention must write before it can free space (R26).
+#: Always allocated behind the last batch, and released if the disk is too full for a small file, such as the
+# log state that retention must write before it can free space (R26).
 RESERVE_BYTES: Final = 16 * KIB
+
+CRC_BYTES: Final = 4
 
 #: Above every offset: the last batch is unknown.
 _UNKNOWN: Final = 2**63 - 1
 
 
 class Found(NamedTuple):
-    """A batch: its position in the file, and its base offset."""
+    """The position of a batch in the file, and its base offset."""
 
     position: int
     base_offset: int
 
 
 class Run(NamedTuple):
-    """Contiguous whole batches; ``next_offset`` follows the last of them."""
+    """Contiguous complete batches. ``next_offset`` is the offset after the last of them."""
 
     view: memoryview
     next_offset: int
 
 
+def read_crc(file: File, position: int) -> int:
+    """Return the CRC field of the batch at ``position``, unchecked; 0 beyond the end of the file."""
+    return int.from_bytes(file.read_at(position + CRC_POSITION, CRC_BYTES), "big")
+
+
+class Checked(NamedTuple):
+    """The end of an intact batch."""
+
+    next_position: int
+    next_offset: int
+
+
+class SoundPart(NamedTuple):
+    """The intact start of a segment, exclusive, and the number of lost offsets behind it."""
+
+    end_offset: int
+    lost: int
+
+
 class Segment:
     """Batches with offsets in [base_offset, next_offset), at positions [0, size_bytes) of the file.
 
-    Invariants: size_bytes <= allocated_bytes = the length of the file; the indexes, when loaded, describe
+    Invariants: size_bytes <= allocated_bytes = the length of the file. The indexes, if loaded, describe
     exactly the batches below size_bytes.
     """
 
@@ -90,15 +115,21 @@ class Segment:
         "_saved_end_position",
         "_time_saved_bytes",
         "_time_saved_entries",
+        "_verified_from",
+        "_verified_offset",
+        "_verified_tail",
+        "_verified_to",
         "_writable_bytes",
         "allocated_bytes",
         "base_offset",
         "first_append_ms",
+        "head_crc",
         "indexes_loaded",
         "max_timestamp_ms",
         "max_timestamp_offset",
         "next_offset",
         "offset_index",
+        "owner",
         "size_bytes",
         "state",
         "time_index",
@@ -118,6 +149,7 @@ class Segment:
     ) -> None:
         self._fs = fs
         self._directory = directory
+        self.owner = crc32c(directory.rpartition("/")[2].encode())
         self._config = config
         self._interval_bytes = max(config.index_interval_bytes, 1)
         self.state = state
@@ -137,6 +169,11 @@ class Segment:
         self._last_base_offset = _UNKNOWN
         self._hint_offset = self._hint_position = NO_OFFSET
         self._end_limit_offset = self._end_limit_position = NO_OFFSET
+        # The CRCs of the batches in these two ranges of positions were checked, or written, by this process.
+        self._verified_from = self._verified_to = 0
+        self._verified_offset = base_offset  #: at ``_verified_to``
+        self._verified_tail = size_bytes  #: to the end of the contents
+        self.head_crc = 0  #: the CRC field of the first batch; 0: not read yet
         self.max_timestamp_ms = NO_TIMESTAMP
         self.max_timestamp_offset = NO_OFFSET
         self.offset_index = OffsetIndex()
@@ -150,15 +187,15 @@ class Segment:
     def create(
         cls, fs: FileSystem, directory: str, base_offset: int, config: LogConfig, state: LogState
     ) -> Segment:
-        """Create an empty segment and its file, without a sync. Raises DiskFullError, OSError."""
+        """Create an empty segment and its file without a sync. Raises DiskFullError, OSError."""
         segment = cls(fs, directory, base_offset, config, state, next_offset=base_offset, size_bytes=0)
         file = segment._file = fs.open(segment.path(), create=True)
-        if file.size():  # left behind by an earlier session; its bytes belong to no log
+        if file.size():  # an earlier process left it; its bytes belong to no log
             file.truncate(0)
         return segment
 
     def take_file(self, file: File, size_bytes: int, next_offset: int) -> None:
-        """Use ``file``, a segment written under another name, whose batches are all indexed."""
+        """Use ``file``, a segment that was written under another name and whose batches are all indexed."""
         self._file = file
         self.size_bytes, self.next_offset = size_bytes, next_offset
         self._set_allocated(size_bytes)
@@ -180,9 +217,9 @@ class Segment:
     # --- writing ---------------------------------------------------------------------------------------
 
     def append(self, batches: Buffer, base_offset: int, last_offset: int, max_timestamp_ms: int) -> None:
-        """Write one batch behind the last. Raises DiskFullError with nothing changed; OSError.
+        """Write one batch after the last one. Raises DiskFullError, with nothing changed, and OSError.
 
-        After an OSError nothing may be appended to the segment any more.
+        After an OSError the segment must not be appended to again.
         """
         position = self.size_bytes
         end = position + len(batches)
@@ -220,18 +257,18 @@ class Segment:
     def _grow(self, end: int) -> None:
         """Allocate space up to ``end`` plus the reserve, and more if the disk has room.
 
-        Raises DiskFullError with nothing changed; the rest of the reserve is for small files (R26).
+        Raises DiskFullError, with nothing changed. The rest of the reserve is for small files (R26).
         """
         config, allocated = self._config, self.allocated_bytes
         needed = end + min(RESERVE_BYTES, config.preallocate_min_bytes)
         step = min(max(allocated, config.preallocate_min_bytes), config.preallocate_max_bytes)
         ahead = max(min(allocated + step, config.segment_bytes), needed)
-        self._mapped_bytes = 0  # a map need not show bytes written after growth
+        self._mapped_bytes = 0  # the map may not show bytes that are written after growth
         for length in dict.fromkeys((ahead, needed)):
             try:
                 self.file.allocate(length)
             except DiskFullError:
-                self.file.truncate(allocated)  # release a partial allocation
+                self.file.truncate(allocated)  # release the partial allocation
                 if length == needed:
                     raise
             else:
@@ -243,7 +280,7 @@ class Segment:
         self._writable_bytes = length - min(RESERVE_BYTES, self._config.preallocate_min_bytes)
 
     def _zero(self, position: int, end: int) -> None:
-        """Overwrite [position, end), so that recovery does not take the bytes for a batch."""
+        """Overwrite [position, end) with zeros, so that recovery does not mistake the bytes for a batch."""
         block = bytes(min(max(end - position, 0), 1 << 20))
         while position < end:
             part = block[: end - position]
@@ -252,11 +289,11 @@ class Segment:
 
     @property
     def has_space_ahead(self) -> bool:
-        """Whether space is allocated behind the contents; False if the file was not opened yet."""
+        """Whether space is allocated behind the content; False if the file has not been opened yet."""
         return self.allocated_bytes != self.size_bytes
 
     def close_for_append(self) -> None:
-        """Release the space allocated ahead. Readers' views end at ``size_bytes`` and stay valid."""
+        """Release the space allocated ahead. Views of readers end at ``size_bytes`` and stay valid."""
         file = self.file
         if self.allocated_bytes != self.size_bytes:
             file.truncate(self.size_bytes)
@@ -264,14 +301,17 @@ class Segment:
             self._mapped_bytes = 0
 
     def truncate_to_position(self, found: Found) -> None:
-        """Remove the batch at ``found`` and all behind it by overwriting them with zeros. Not synced.
+        """Remove the batch at ``found`` and all later ones by overwriting them with zeros, without a sync.
 
-        The file keeps its length, since readers may hold views of it.
+        The file keeps its length, because readers may hold views of it.
         """
         self.load_indexes()
         self._zero(found.position, self.size_bytes)
         self.size_bytes = found.position
         self.next_offset = found.base_offset
+        self._verified_tail = min(self._verified_tail, self.size_bytes)
+        if not found.position:
+            self.head_crc = 0
         self._rebuild_tail()
 
     def _rebuild_tail(self) -> None:
@@ -285,7 +325,7 @@ class Segment:
     # --- reading ---------------------------------------------------------------------------------------
 
     def view(self) -> memoryview:
-        """Return the map. Only [0, size_bytes) may be touched."""
+        """Return a map of the file. Only [0, size_bytes) may be accessed."""
         if self._mapped_bytes < self.size_bytes:
             file = self.file
             self._map = file.map(self.allocated_bytes)
@@ -294,7 +334,7 @@ class Segment:
         return self._map
 
     def find(self, offset: int) -> Found:
-        """Return the batch that holds ``offset``, which must be in [base_offset, next_offset).
+        """Return the batch that contains ``offset``, which must be in [base_offset, next_offset).
 
         Scans less than one index interval. Raises CorruptLogError.
         """
@@ -313,9 +353,10 @@ class Segment:
         raise self.damaged(start, f"a batch with offset {offset}", "none")
 
     def read(self, offset: int, max_bytes: int, up_to: int, at_least_one: bool) -> Run:
-        """Return whole batches from the one that holds ``offset`` on, all below ``up_to`` (exclusive).
+        """Return complete batches below ``up_to`` (exclusive), beginning with the one that contains
+        ``offset``.
 
-        Returns as many as fit in ``max_bytes``, and the first in any case if ``at_least_one``.
+        Returns as many as fit in ``max_bytes``, and always the first one if ``at_least_one``.
         """
         start, start_offset = self.find(offset)
         if up_to >= self.next_offset:
@@ -333,19 +374,73 @@ class Segment:
             end, next_offset = self.last_boundary(
                 Found(start, start_offset), start + max_bytes, at_least_one=at_least_one
             )
-        self._hint_offset, self._hint_position = next_offset, end
         view = self._map if self._mapped_bytes >= end else self.view()
+        if start < self._verified_tail and not self._verified_from <= start <= end <= self._verified_to:
+            self._verify(view, start, start_offset, end)
+        self._hint_offset, self._hint_position = next_offset, end
         self.used = True
         return Run(view[start:end], next_offset)
 
+    def _verify(self, view: memoryview, start: int, offset: int, end: int) -> None:
+        """Check the CRCs and offsets of the batches in [start, end) that were not checked before (R43).
+
+        ``offset`` is that of the batch at ``start``. Raises CorruptLogError at the first damaged batch.
+        """
+        position, end = start, min(end, self._verified_tail)
+        touches = self._verified_from <= start <= self._verified_to
+        if touches and end > self._verified_to:
+            position, offset = self._verified_to, self._verified_offset
+        while position < end:
+            position, offset = self._check_batch(view, position, offset, end)
+        if touches:
+            if end > self._verified_to:
+                self._verified_to, self._verified_offset = end, offset
+        elif start <= self._verified_from <= end:
+            self._verified_from = start
+            if end > self._verified_to:
+                self._verified_to, self._verified_offset = end, offset
+        else:
+            self._verified_from, self._verified_to, self._verified_offset = start, end, offset
+
+    def _check_batch(self, view: memoryview, position: int, offset: int, end: int) -> Checked:
+        """Check the batch at ``position``, which must have ``offset``. Raises CorruptLogError."""
+        try:
+            length = total_length(view[:end], position)
+            header = check(view[position : min(position + length, end)])
+            if header.base_offset != offset:
+                raise CorruptBatchError(f"base offset {header.base_offset}")
+        except CorruptBatchError as error:
+            raise self.damaged(position, f"an intact batch with offset {offset}", error.message) from error
+        return Checked(position + length, header.next_offset)
+
+    def note_verified(self, from_position: int) -> None:
+        """Record that the CRCs of all batches from ``from_position`` on were checked."""
+        self._verified_tail = from_position
+
+    def sound_part(self) -> SoundPart:
+        """Return how far the batches are intact, and how many offsets behind that have no intact batch.
+
+        Reads the whole segment: only for one that is known to be damaged.
+        """
+        position, offset = 0, self.base_offset
+        length = min(self.size_bytes, self.file.size())
+        view = self.file.map(length)
+        while position < length:
+            try:
+                position, offset = self._check_batch(view, position, offset, length)
+            except CorruptLogError:
+                break
+        intact = sum(run.end_offset - run.start_offset for run in intact_runs(view, position, offset))
+        return SoundPart(offset, self.next_offset - offset - intact)
+
     def end_position(self, found: Found) -> int:
-        """Return the end of the batch at ``found`` in the file, exclusive."""
+        """Return the end position (exclusive) of the batch at ``found``."""
         for position, _, _, _, length in scan(self.view(), found.position, self.size_bytes):
             return position + length
         raise self.damaged(found.position, f"the batch with offset {found.base_offset}", "none")
 
     def last_boundary(self, begin: Found, target: int, *, at_least_one: bool) -> Found:
-        """Return the last batch start from ``begin`` to ``target``; if ``at_least_one``, not the first."""
+        """Return the last batch start from ``begin`` to ``target``, after ``begin`` if ``at_least_one``."""
         start, start_offset = begin
         if not self.indexes_loaded:
             self.load_indexes()
@@ -356,22 +451,22 @@ class Segment:
                 break
             end, next_offset = position, base_offset
             if position == start and at_least_one:
-                # The first batch is included whatever its size; the loop adds those that fit behind it.
+                # The first batch is included regardless of its size. The loop adds batches that fit after it.
                 end, next_offset = position + length, base_offset + last_delta + 1
         return Found(end, next_offset)
 
     def find_timestamp(self, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
         """Return (max timestamp, base offset) of the first batch with at least ``timestamp_ms``, or None.
 
-        Batches wholly below ``from_offset`` are ignored. Less than one index interval is scanned,
-        unless the batch in the index is below ``from_offset``.
+        Batches entirely below ``from_offset`` are ignored. Less than one index interval is scanned, unless
+        the indexed batch is below ``from_offset``.
         """
         self.load_indexes()
         if timestamp_ms > self.max_timestamp_ms:
             return None
         relative = self.time_index.first_not_below(timestamp_ms)
         offset = self.max_timestamp_offset if relative is None else self.base_offset + relative
-        if offset < from_offset:  # that batch was deleted, so the index does not help
+        if offset < from_offset:  # the indexed batch was deleted, so the index does not help
             start = self.find(from_offset).position if from_offset < self.next_offset else self.size_bytes
         else:
             start = self.offset_index.position_before_offset(offset - self.base_offset)
@@ -389,7 +484,7 @@ class Segment:
         self._take_tail_from_indexes()
 
     def _take_tail_from_indexes(self) -> None:
-        """Reset the position of the last batch to the last index entry; a scan continues from there."""
+        """Reset the last known batch to that of the last index entry. A scan continues from there."""
         self._indexed_position = self.offset_index.last_position
         self.max_timestamp_ms = self.time_index.last_timestamp_ms
         self.max_timestamp_offset = (
@@ -401,14 +496,14 @@ class Segment:
         self._end_limit_offset = self._end_limit_position = NO_OFFSET
 
     def load_indexes(self) -> None:
-        """Load the indexes from their files, and index the batches behind their end.
+        """Load the indexes from their files, and index the batches that the files do not cover.
 
-        Raises CorruptLogError if the batches do not lead to ``next_offset`` and ``size_bytes``.
+        Raises CorruptLogError if the batches do not end at ``next_offset`` and ``size_bytes``.
         """
         if self.indexes_loaded:
             return
         self.take_saved_indexes(self.next_offset)
-        # The blocks may reach further than the last entry; a scan from that entry also finds the last batch.
+        # The blocks may reach beyond the last entry, but a scan from that entry also finds the last batch.
         index = self.offset_index
         position, reached = self._walk(index.last_position, self.base_offset + index.last_relative_offset)
         if reached != self.next_offset and len(index):
@@ -418,11 +513,11 @@ class Segment:
             position, reached = self._walk(0, self.base_offset)
         if reached != self.next_offset:
             raise self.damaged(position, f"the batch with offset {reached}", "none")
-        self.size_bytes = position  # the file may be longer, by zeros allocated ahead
+        self.size_bytes = position  # the file may be longer because of zeros allocated ahead
         self.indexes_loaded = True
 
     def _walk(self, position: int, offset: int) -> tuple[int, int]:
-        """Index the batches from ``position`` and ``offset`` on. Return the (position, offset) reached."""
+        """Index the batches from ``position`` and ``offset`` on. Return the (position, offset) at the end."""
         for start, base_offset, last_delta, max_ms, length in scan(self.view(), position, self.size_bytes):
             if base_offset != offset:
                 break
@@ -432,10 +527,10 @@ class Segment:
         return position, offset
 
     def take_saved_indexes(self, up_to: int) -> tuple[int, int]:
-        """Load the entries below offset ``up_to`` (exclusive) on which both index files agree.
+        """Load the entries below ``up_to`` (exclusive) on which both index files agree.
 
-        Returns (end_offset, end_position): a batch boundary that is proven to have been synced, and not
-        below the last entry. Files with any other content are removed and written again later.
+        Return (end_offset, end_position): a batch boundary that is proven to be synced and is not below the
+        last entry. Other content is removed from the files and written again later.
         """
         self._forget_indexes()
         offset_blocks = self._read_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES)
@@ -445,7 +540,11 @@ class Segment:
         for (offsets, offsets_end), (times, times_end) in zip(offset_blocks, time_blocks, strict=False):
             block_end = (offsets.end_offset, offsets.end_position)
             trusted = self.state.cap(offsets.end_offset, offsets.truncations)
-            if block_end != (times.end_offset, times.end_position) or trusted > up_to or block_end < end:
+            is_own = offsets.owner == times.owner == self.owner
+            if not is_own or block_end != (times.end_offset, times.end_position) or block_end < end:
+                whole = False
+                break
+            if trusted > up_to:
                 whole = False
                 break
             if trusted < offsets.end_offset or not self._take_entries(offsets.entries, times.entries):
@@ -474,15 +573,34 @@ class Segment:
         return False
 
     def saved_end_offset(self) -> int:
-        """Return the largest offset (exclusive) proven by an index block to have been synced, or 0."""
+        """Return the largest offset (exclusive) that an index block proves to be synced, or 0."""
         end = 0
         for suffix, magic, entry_bytes in (
             (layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES),
             (layout.TIME_INDEX_SUFFIX, TIME_MAGIC, TIME_ENTRY_BYTES),
         ):
             for block, _ in self._read_blocks(suffix, magic, entry_bytes):
-                end = max(end, self.state.cap(block.end_offset, block.truncations))
+                if block.owner == self.owner:
+                    end = max(end, self.state.cap(block.end_offset, block.truncations))
         return end
+
+    def fingerprint(self, position: int) -> Fingerprint:
+        """Return the fingerprint of the segment up to the batch at ``position`` (R42)."""
+        if not self.head_crc:
+            self.head_crc = read_crc(self.file, 0)
+        return Fingerprint(self.base_offset, self.head_crc, position, read_crc(self.file, position))
+
+    @property
+    def last_position(self) -> int:
+        """The position of the last batch; NO_OFFSET if it is not known."""
+        return NO_OFFSET if self._last_base_offset == _UNKNOWN else self._last_position
+
+    def has(self, block: Block) -> bool:
+        """Whether the file has the batches that an index block names (R42); True if it is of another log."""
+        if block.owner != self.owner or not block.tail_crc:
+            return True
+        found = self.fingerprint(block.tail_position)
+        return (found.head_crc, found.tail_crc) == (block.head_crc, block.tail_crc)
 
     def _read_blocks(self, suffix: str, magic: bytes, entry_bytes: int) -> list[tuple[Block, int]]:
         try:
@@ -502,7 +620,7 @@ class Segment:
         return True
 
     def drop_saved_indexes(self) -> None:
-        """Remove the index files, so that the next save writes everything."""
+        """Remove the index files, so that the next save writes all entries."""
         unlink_existing(self._fs, map(self.path, (layout.OFFSET_INDEX_SUFFIX, layout.TIME_INDEX_SUFFIX)))
         self._index_saved_bytes = self._time_saved_bytes = 0
         self._index_saved_entries = self._time_saved_entries = 0
@@ -511,8 +629,9 @@ class Segment:
     def save_indexes(self, synced_position: int, *, final: bool) -> None:
         """Append new entries to the index files, up to ``synced_position``.
 
-        ``final``: all new entries, and the end of the segment. Otherwise only if SAVE_INDEX_ENTRIES are
-        new. Plain writes; errors are only logged, since indexes can be rebuilt from the log.
+        If ``final``, append all new entries and the end of the segment. Otherwise append only if
+        SAVE_INDEX_ENTRIES entries are new. Errors of these plain writes are only logged, because indexes can
+        be rebuilt from the log.
         """
         if not self.indexes_loaded:
             return
@@ -542,11 +661,16 @@ class Segment:
             (OFFSET_MAGIC, offset_entries, OFFSET_ENTRY_BYTES),
             (TIME_MAGIC, time_entries, TIME_ENTRY_BYTES),
         )
-        encoded = [
-            encode_block(magic, Block(self.state.truncations, end_offset, end_position, entries), size)
-            for magic, entries, size in blocks
-        ]
         try:
+            marks = self.fingerprint(self._last_position)[1:] if final else (0, 0, 0)
+            encoded = [
+                encode_block(
+                    magic,
+                    Block(self.state.truncations, end_offset, end_position, entries, self.owner, *marks),
+                    size,
+                )
+                for magic, entries, size in blocks
+            ]
             self._write_index(layout.OFFSET_INDEX_SUFFIX, self._index_saved_bytes, encoded[0])
             self._write_index(layout.TIME_INDEX_SUFFIX, self._time_saved_bytes, encoded[1])
         except (OSError, DiskFullError) as error:
@@ -570,13 +694,13 @@ class Segment:
         return self._file is not None or self._mapped_bytes > 0
 
     def release(self) -> None:
-        """Close the file and the map. They are opened again when needed; existing views stay valid."""
+        """Close the file and the map. They are reopened when needed. Existing views stay valid."""
         self._file = None
         self._map = memoryview(b"")
         self._mapped_bytes = 0
 
     def first_timestamp_ms(self) -> int:
-        """Return the largest timestamp of the first batch; NO_TIMESTAMP if there is no batch."""
+        """Return the largest timestamp of the first batch, or NO_TIMESTAMP if there is no batch."""
         for _, _, _, timestamp_ms, _ in scan(self.view(), 0, self.size_bytes):
             return timestamp_ms
         return NO_TIMESTAMP

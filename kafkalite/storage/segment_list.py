@@ -1,6 +1,6 @@
-"""SegmentList: the segments of one log in order, and the creation and removal of their files.
+"""SegmentList: the segments of one log in order. Creates and removes their files.
 
-``Log`` decides which offsets may be read, what is synced, and when a failure is final.
+``Log`` decides which offsets may be read, which batches are synced, and when a failure is final.
 """
 
 # Tests: tests/storage/test_log.py
@@ -23,16 +23,16 @@ from kafkalite.storage.segment import Found, Segment
 
 
 class BytesEnd(NamedTuple):
-    """The result of ``find_bytes``. Ends are exclusive: the end of a batch or of the requested range."""
+    """The result of ``find_bytes``. Its end (exclusive) is that of a batch or of the requested range."""
 
     end_offset: int
-    size_bytes: int  #: of the batches with an offset from the start to ``end_offset``
-    total_bytes: int  #: of the batches up to the end of the requested range
+    size_bytes: int  #: of the batches from the start to ``end_offset``
+    total_bytes: int  #: of the batches from the start to the end of the requested range
 
 
 class SegmentList:
-    """Invariants: ``bases`` are the base offsets of ``segments`` and strictly increase; each segment begins
-    where the one before ends; the last one is the active segment."""
+    """The segments of one log. Invariants: ``bases`` are their base offsets and strictly increase. Each
+    segment begins where the previous one ends. The last one is the active segment."""
 
     __slots__ = ("_directory", "_fs", "_retired", "bases", "segments")
 
@@ -54,22 +54,20 @@ class SegmentList:
         return self.segments[-1]
 
     def number_of(self, offset: int) -> int:
-        """Return the number of the segment that holds ``offset``, from 0; the last one if it is higher."""
+        """Return the index of the segment that contains ``offset``, or of the last one if it is higher."""
         return bisect_right(self.bases, offset) - 1
 
     def create(self, base_offset: int, config: LogConfig, state: LogState) -> Segment:
-        """Create an active segment, unsynced. Raises DiskFullError, OSError with nothing changed."""
+        """Create an active segment without a sync. Raises DiskFullError and OSError with nothing changed."""
         segment = Segment.create(self._fs, self._directory, base_offset, config, state)
         self.segments.append(segment)
         self.bases.append(base_offset)
         return segment
 
-    # --- reading ---------------------------------------------------------------------------------------
-
     def read(
         self, offset: int, max_bytes: int, up_to: int, at_least_one: bool
     ) -> tuple[list[memoryview], int, int]:
-        """Return (buffers, their size, next offset) of whole batches from ``offset`` on, as ``Log.read``."""
+        """Return (buffers, their size, next offset) of complete batches from ``offset``. See ``Log.read``."""
         number = bisect_right(self.bases, offset) - 1
         segments = self.segments
         view, next_offset = segments[number].read(offset, max_bytes, up_to, at_least_one)
@@ -93,11 +91,11 @@ class SegmentList:
         return buffers, size_bytes, next_offset
 
     def find_bytes(self, start_offset: int, end_offset: int, max_bytes: int) -> BytesEnd:
-        """Do ``Log.offset_for_bytes`` for a range that is not empty and within the log."""
+        """Implements ``Log.offset_for_bytes`` for a range that is not empty and within the log."""
         first, last = self.number_of(start_offset), self.number_of(end_offset - 1)
         start = self.segments[first].find(start_offset)
         stop = self.segments[last].end_position(self.segments[last].find(end_offset - 1))
-        # From here on positions count from the start of the first segment.
+        # From here on, positions count from the start of the first segment of the range.
         bases = list(accumulate((one.size_bytes for one in self.segments[first:last]), initial=0))
         total_bytes = bases[-1] + stop - start.position
         if total_bytes <= max_bytes:
@@ -112,7 +110,8 @@ class SegmentList:
         return BytesEnd(min(offset, end_offset), size_bytes, total_bytes)
 
     def find_timestamp(self, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
-        """Return (max timestamp, base offset) of the first batch not older and not below ``from_offset``."""
+        """Return (max timestamp, base offset) of the first batch with at least ``timestamp_ms`` that does not
+        end below ``from_offset``, or None."""
         for segment in self.segments:
             if segment.next_offset > from_offset:
                 found = segment.find_timestamp(timestamp_ms, from_offset)
@@ -126,7 +125,7 @@ class SegmentList:
         return max((segment.max_timestamp_ms for segment in self.segments), default=NO_TIMESTAMP)
 
     def summaries(self) -> Iterator[SegmentSummary]:
-        """Yield summaries for retention. Indexes are loaded one by one, as far as the caller iterates."""
+        """Yield summaries for retention. Indexes are loaded as far as the caller iterates."""
         for segment in self.segments:
             was_in_use = segment.is_in_use
             segment.load_indexes()
@@ -142,10 +141,8 @@ class SegmentList:
     def size_bytes(self) -> int:
         return sum(segment.size_bytes for segment in self.segments)
 
-    # --- removing --------------------------------------------------------------------------------------
-
     def drop_behind(self, number: int) -> None:
-        """Unlink every segment behind ``number``, the last one first. The names are not synced."""
+        """Unlink every segment after index ``number``, from the end. The names are not synced."""
         while len(self.segments) > number + 1:
             segment = self.segments.pop()
             self.bases.pop()
@@ -168,7 +165,7 @@ class SegmentList:
         return retired
 
     def replace(self, old: list[Segment], new: Segment) -> None:
-        """Replace adjacent segments by ``new``, which has their offsets. Readers keep their old views."""
+        """Replace adjacent segments by ``new``, which has the same offsets. Readers keep their old views."""
         number = self.segments.index(old[0])
         self.segments[number : number + len(old)] = [new]
         self.bases[number : number + len(old)] = [new.base_offset]
@@ -176,11 +173,9 @@ class SegmentList:
             segment.release()
 
     def remove_retired(self, now_ms: int, delay_ms: int) -> None:
-        """Unlink the files retired at least ``delay_ms`` before; the delay of new ones begins now."""
+        """Unlink the files that were retired at least ``delay_ms`` ago. The delay of new ones begins now."""
         for path in self._retired.due(now_ms, delay_ms):
             self._fs.unlink(path)
-
-    # --- open and closed -------------------------------------------------------------------------------
 
     def reconfigure(self, config: LogConfig) -> None:
         for segment in self.segments:
@@ -195,7 +190,7 @@ class SegmentList:
             segment.release()
 
     def release_idle(self) -> int:
-        """Close files and maps not used since the last call. Returns the number of segments that had one."""
+        """Close files and maps unused since the last call. Return the number of segments that had any."""
         released = 0
         for segment in self.segments:
             if segment.used:
@@ -207,6 +202,6 @@ class SegmentList:
 
 
 def _is_gap(segment: Segment) -> bool:
-    """Whether compaction has removed every record of the segment; a marker counts as a record."""
+    """Whether compaction has removed every record of the segment. Markers count as records."""
     headers = scan_producers(segment.view(), 0, segment.size_bytes)
     return all(one[1] & (CONTROL_BIT | TRANSACTIONAL_BIT) == CONTROL_BIT for one in headers)

@@ -1,4 +1,6 @@
-"""Syncing one log: which changes are not durable yet, and the work of one round.
+"""Tracks the changes of a log that are not on disk yet, and makes them durable.
+
+``SyncState`` tracks them; one run of a ``SyncWork`` is called a round.
 
 ``run_together`` syncs several logs in one round and shares work between them.
 """
@@ -10,32 +12,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from kafkalite.model import NO_OFFSET
 from kafkalite.storage import layout
-from kafkalite.storage.checkpoints import LogState, encode_leader_epochs, encode_log_state
+from kafkalite.storage.checkpoints import (
+    Fingerprint,
+    LogState,
+    RecoveryPoint,
+    encode_leader_epochs,
+    encode_log_state,
+)
 from kafkalite.storage.filesystem import File, FileSystem, run_one
 from kafkalite.storage.leader_epochs import EpochEntry
-from kafkalite.storage.segment import Segment
+from kafkalite.storage.segment import Segment, read_crc
 
 
 @dataclass(slots=True, eq=False)
 class SyncState:
-    """The unsynced changes of a log on the disk, except the batches of its active segment.
+    """The unsynced changes of a log on disk, except the batches of its active segment.
 
-    Invariants: ``unsynced`` are the closed segments with bytes that no sync has covered, in order of
-    offsets; names_synced <= names_changed.
+    Invariants: ``unsynced`` are the closed segments with unsynced bytes, in order of offsets.
+    ``names_synced`` <= ``names_changed``.
     """
 
     fs: FileSystem
     directory: str
     unsynced: list[Segment] = field(default_factory=list)
-    #: The number of names created in the log's directory; ``names_synced`` of them are durable.
+    #: The number of names created in the log's directory. The first ``names_synced`` of them are durable.
     names_changed: int = 0
     names_synced: int = 0
-    #: Whether the name of the log's directory itself is not durable.
+    #: Whether the name of the log's own directory is not durable yet.
     is_parent_unsynced: bool = False
-    #: The content of the leader-epochs file; None if unknown.
+    #: The content of the leader-epochs file, or None if unknown.
     saved_epochs: list[EpochEntry] | None = field(default_factory=list)
-    #: The round in progress.
+    #: The round that is in progress, or None.
     round: SyncWork | None = None
 
     @property
@@ -51,6 +60,7 @@ class SyncState:
         end_offset: int,
         epochs: list[EpochEntry],
         truncations: int,
+        log_start_offset: int,
     ) -> SyncWork:
         """Return the work of one round. ``epochs`` are the epochs with a batch below ``end_offset``."""
         files = [segment.file for segment in self.unsynced]
@@ -69,12 +79,15 @@ class SyncState:
             closed=list(self.unsynced),
             active=active,
             active_position=active.size_bytes if active is not None else 0,
+            active_file=active.file if active is not None and active.size_bytes else None,
+            last_position=active.last_position if active is not None else NO_OFFSET,
+            log_start_offset=log_start_offset,
             truncations=truncations,
             names_changed=self.names_changed,
         )
 
     def complete(self, work: SyncWork) -> None:
-        """Record that ``work`` has succeeded."""
+        """Record that the round ``work`` has succeeded."""
         self.saved_epochs = work.epochs
         self.names_synced = work.names_changed
         if work.names_changed:
@@ -90,9 +103,9 @@ class SyncState:
         self.names_synced = self.names_changed
 
     def _epochs_file(self, epochs: list[EpochEntry], truncations: int) -> tuple[str, bytes] | None:
-        """Return the path and content of the leader-epochs file, or None if the saved content is the same.
+        """Return the path and content of the leader-epochs file, or None if it need not be written.
 
-        It must be durable before batches of a new epoch count as synced: recovery relies on that.
+        It must be durable before batches of a new epoch count as synced, because recovery relies on it.
         """
         if epochs == self.saved_epochs:
             return None
@@ -100,7 +113,7 @@ class SyncState:
         return path, encode_leader_epochs(epochs, truncations)
 
     def write_epochs(self, epochs: list[EpochEntry], truncations: int) -> None:
-        """Write the leader-epochs file, if it changes, outside of a round: synced, but not its name."""
+        """Write the leader-epochs file outside of a round if it has changed. Its name is not synced."""
         epochs_file = self._epochs_file(epochs, truncations)
         self.saved_epochs = epochs
         self.take_over_epochs()
@@ -115,49 +128,59 @@ class SyncState:
 
 @dataclass(slots=True, eq=False)
 class SyncWork:
-    """One sync round of one log. ``run`` blocks, in any thread; only the log uses the rest.
+    """One sync round of one log. ``run`` blocks, in any thread. Only the log uses the other members.
 
-    It holds the files themselves, so that they stay open whatever the log does meanwhile.
+    It holds the files, so that they stay open whatever the log does during the round.
     """
 
     fs: FileSystem
     directory: str
     files: list[File]
     are_names_unsynced: bool
-    #: The parent of the log's directory, if the directory's name is not durable yet. It is synced last.
+    #: The parent of the log's directory, if the directory's own name is not durable yet. It is synced last.
     parent: str | None
-    #: Path and content of the leader-epochs file, if it must be written.
+    #: Path and content of the leader-epochs file, or None if it need not be written.
     epochs_file: tuple[str, bytes] | None
     #: The content of the leader-epochs file after this round.
     epochs: list[EpochEntry]
-    end_offset: int  #: the log is synced below it after this round
+    end_offset: int  #: after this round, the log is synced below this offset
     closed: list[Segment]
     active: Segment | None
     active_position: int
+    active_file: File | None  #: None if the active segment has no batch
+    last_position: int  #: of the last batch in the active segment; NO_OFFSET if it is unknown
+    log_start_offset: int
     truncations: int
     names_changed: int
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
-        """Sync. Raises OSError, which is final, or DiskFullError, after which the next round tries again."""
+        """Sync. Raises OSError, which is final, or DiskFullError, after which the next round retries."""
         self.run_inside()
         if self.parent is not None:
             self.fs.sync_dir(self.parent)
 
     def run_inside(self) -> None:
-        """Do the work of ``run`` without the sync of ``parent``."""
+        """Do the work of ``run`` except for the sync of ``parent``."""
         with self._lock:
             epochs_file = self.epochs_file
             if epochs_file is not None:
                 self._write_epochs(*epochs_file)
+        if self.parent is not None:  # the first round of a new log: its identity must not be lost either
+            path = layout.join(self.directory, layout.PARTITION_FILE)
+            if self.fs.exists(path):
+                file = self.fs.open(path)
+                file.sync()
+                file.close()
         for file in self.files:
             file.sync()
         if self.are_names_unsynced or epochs_file is not None:
             self.fs.sync_dir(self.directory)
 
     def _write_epochs(self, path: str, data: bytes) -> None:
-        """Write the file. The first version is not synced: if it is missing or torn, recovery reads the
-        batches. Later versions are synced: an intact file must have every epoch of the synced batches."""
+        """Write the file. Its first version is not synced, because recovery reads the batches if it is
+        missing or torn. Later versions are synced, because an intact file must have every epoch of the synced
+        batches."""
         if self.fs.exists(path):
             self.fs.write_atomically(path, data, sync_name=False)
             return
@@ -165,8 +188,16 @@ class SyncWork:
         file.write_at(0, data)
         file.close()
 
+    def point(self) -> RecoveryPoint:
+        """Return the recovery point after this round. Reads the CRC fields of two batches."""
+        end: Fingerprint | None = None
+        if self.active is not None and self.active_file is not None and self.last_position != NO_OFFSET:
+            head, tail = (read_crc(self.active_file, position) for position in (0, self.last_position))
+            end = Fingerprint(self.active.base_offset, head, self.last_position, tail)
+        return RecoveryPoint(self.end_offset, self.truncations, self.log_start_offset, end)
+
     def leave_epochs_alone(self) -> None:
-        """Wait for a running write of the epochs and prevent a later one: the log writes them itself."""
+        """Wait for a running write of the epochs and prevent a later one. The log then writes them itself."""
         with self._lock:
             self.epochs_file = None
 
@@ -185,11 +216,11 @@ class StateWork:
         if self.is_parent_unsynced:
             self.fs.sync_dir(layout.parent(self.directory))
         path = layout.join(self.directory, layout.LOG_STATE_FILE)
-        self.fs.write_atomically(path, encode_log_state(self.state))
+        self.fs.write_atomically(path, encode_log_state(self.state, self.directory.rpartition("/")[2]))
 
 
 def run_together(works: Sequence[SyncWork]) -> list[Exception | None]:
-    """Run all rounds in the least disk time. Returns the exception of each, or None, in their order."""
+    """Run all rounds with as few disk operations as possible. Return each exception or None, in order."""
     if not works:
         return []
     fs = works[0].fs

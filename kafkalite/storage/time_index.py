@@ -1,9 +1,8 @@
 """The sparse time index of one segment: largest timestamp so far -> base offset of the batch that has it.
 
-Entries are added with those of the offset index, and at the end of the segment, if the largest
-timestamp has grown. The first batch at or above a timestamp is the batch of the first entry at or above
-it, or an earlier one *within the same interval of the offset index*: less than one interval must be
-scanned.
+Entries are added together with those of the offset index, and at the end of the segment, if the largest
+timestamp has grown. The first batch at or above a timestamp is the batch of the first entry at or above it,
+or an earlier batch *within the same interval of the offset index*. So less than one interval must be scanned.
 
 Pure: arrays of numbers, no file.
 """
@@ -23,7 +22,7 @@ assert _ENTRY.size == TIME_ENTRY_BYTES
 
 
 class TimeIndex:
-    """Invariants: ``timestamps`` and ``relative_offsets`` have equal length, and both strictly increase."""
+    """The index of one segment. Invariants: both arrays have equal length and strictly increase."""
 
     __slots__ = ("relative_offsets", "timestamps")
 
@@ -43,7 +42,7 @@ class TimeIndex:
         return self.relative_offsets[-1] if self.relative_offsets else 0
 
     def maybe_append(self, timestamp_ms: int, relative_offset: int) -> None:
-        """Add the largest timestamp so far if it has grown since the last entry."""
+        """Add the largest timestamp so far, if it has grown since the last entry."""
         if timestamp_ms > self.last_timestamp_ms:
             self.timestamps.append(timestamp_ms)
             self.relative_offsets.append(relative_offset)
@@ -54,22 +53,22 @@ class TimeIndex:
         return self.relative_offsets[index] if index < len(self.timestamps) else None
 
     def truncate_to_offset(self, relative_offset: int) -> None:
-        """Forget the entries of batches whose base offset is ``relative_offset`` or above."""
+        """Remove the entries of batches whose base offset is at or above ``relative_offset``."""
         index = bisect_left(self.relative_offsets, relative_offset)
         del self.timestamps[index:]
         del self.relative_offsets[index:]
 
     def count_below_offset(self, relative_offset: int) -> int:
-        """Return the number of entries for batches whose base offset is below ``relative_offset``."""
+        """Return the number of entries of batches whose base offset is below ``relative_offset``."""
         return bisect_left(self.relative_offsets, relative_offset)
 
     def entries(self, start: int, end: int) -> bytes:
-        """Return the entries number ``start`` to ``end`` (exclusive), encoded as in a file."""
+        """Return the entries with indexes [``start``, ``end``), encoded as in a file."""
         pairs = zip(self.timestamps[start:end], self.relative_offsets[start:end], strict=True)
         return b"".join(_ENTRY.pack(timestamp, offset) for timestamp, offset in pairs)
 
     def extend(self, entries: bytes) -> bool:
-        """Append the entries of a file. Returns False, with no change, if they don't continue the index."""
+        """Append the entries of a file. Change nothing and return False if they do not continue the index."""
         timestamps, offsets = array("q"), array("I")
         last_timestamp, last_offset = self.last_timestamp_ms, -1
         if self.relative_offsets:

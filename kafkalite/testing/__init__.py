@@ -1,6 +1,6 @@
-"""Test tools for applications and kafkalite: in-process brokers, a clock that tests advance, and faults.
+"""Test tools for kafkalite and applications: in-process brokers, a clock that tests advance, and faults.
 
-Modules are loaded when first used: the pytest plugin costs nothing in a run that does not use it.
+Modules are loaded on first use, so the pytest plugin costs nothing in a run that does not use it.
 """
 
 from __future__ import annotations

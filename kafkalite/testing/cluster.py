@@ -1,5 +1,4 @@
-"""Cluster: real brokers in your event loop, on storage that survives their restarts, with faults on
-request.
+"""Cluster: real brokers in the running event loop, with storage that survives restarts, and with faults.
 
 One broker, or several that replicate::
 
@@ -48,7 +47,7 @@ _names = count(1)
 READ_TIMEOUT_MS: Final = 10_000
 READ_SLICE_MS: Final = 50
 FIRST_CONTROLLER_ID: Final = 101
-#: Timeouts may be short, because nodes in one process receive each other's messages at once.
+#: Timeouts can be short, because nodes in one process receive each other's messages immediately.
 SETTINGS_OF_SEVERAL: Final[dict[str, Any]] = {
     "controller_quorum_election_timeout_ms": 100,
     "controller_quorum_fetch_timeout_ms": 500,
@@ -56,7 +55,7 @@ SETTINGS_OF_SEVERAL: Final[dict[str, Any]] = {
     "broker_session_timeout_ms": 1_000,
     "replica_fetch_backoff_ms": 20,
 }
-#: As few partitions as an in-memory Broker has, because each costs time at start.
+#: The internal topics have as few partitions as on an in-memory Broker, because each costs time at start.
 FEW_COORDINATORS: Final[dict[str, Any]] = {
     "offsets_topic_num_partitions": 4,
     "transaction_state_log_num_partitions": 4,
@@ -64,11 +63,11 @@ FEW_COORDINATORS: Final[dict[str, Any]] = {
 
 
 class Node:
-    """One node of a Cluster: its settings, its disk, and its running Broker, if any."""
+    """One node of a Cluster: its settings, its disk, and its Broker once it was started."""
 
     def __init__(self, node_id: int, settings: dict[str, Any], rng: Rng) -> None:
         self.node_id = node_id
-        self.settings = settings  #: with the addresses of its first start, which a restart uses again
+        self.settings = settings  #: after the first start with its addresses, which restarts reuse
         self.rng = rng
         self.filesystem: FileSystem | None = None
         self.broker: Broker | None = None
@@ -86,14 +85,14 @@ class Node:
 
 
 class Cluster:
-    """Brokers numbered from 1. Each is also a controller, unless there are ``controllers``, numbered from
-    101.
+    """Brokers numbered from 1. Each is also a controller, unless there are ``controllers``, which are
+    numbered from 101.
 
-    ``storage="memory"`` loses on ``crash`` what was not synced; ``"disk"`` is a directory that is
-    removed at the end. Any further keyword is a setting of every node, by its Python name. With several
-    brokers, election and session timeouts are short, and the default replication factor is min(brokers,
-    3). If ``group_consumer_session_timeout_ms`` is given, the heartbeat interval of group members
-    follows from it.
+    With ``storage="memory"``, ``crash`` loses unsynced data. With ``"disk"``, the data is in a temporary
+    directory. Other keywords are settings of every node, by Python name. With several brokers, election and
+    session timeouts are short, and the default replication factor is min(brokers, 3). If
+    ``group_consumer_session_timeout_ms`` is given, the heartbeat interval of group members is derived from
+    it.
     """
 
     def __init__(
@@ -107,15 +106,14 @@ class Cluster:
         seed: int = 0,
         **settings: Any,
     ) -> None:
-        if not 1 <= brokers < FIRST_CONTROLLER_ID:
-            allowed = f"from 1 to {FIRST_CONTROLLER_ID - 1}"
-            raise ConfigError(key="brokers", value=brokers, allowed=allowed)
-        if controllers < 0:
-            raise ConfigError(key="controllers", value=controllers, allowed="0 or more")
-        if transport not in {"inproc", "tcp"}:
-            raise ConfigError(key="transport", value=transport, allowed="inproc or tcp")
-        if storage not in {"memory", "disk"}:
-            raise ConfigError(key="storage", value=storage, allowed="memory or disk")
+        for key, value, is_allowed, allowed in (
+            ("brokers", brokers, 1 <= brokers < FIRST_CONTROLLER_ID, f"from 1 to {FIRST_CONTROLLER_ID - 1}"),
+            ("controllers", controllers, controllers >= 0, "0 or more"),
+            ("transport", transport, transport in {"inproc", "tcp"}, "inproc or tcp"),
+            ("storage", storage, storage in {"memory", "disk"}, "memory or disk"),
+        ):
+            if not is_allowed:
+                raise ConfigError(key=key, value=value, allowed=allowed)
         if storage == "memory":
             settings = {**FEW_COORDINATORS, **settings}
         session_ms = settings.get("group_consumer_session_timeout_ms")
@@ -129,6 +127,8 @@ class Cluster:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._faults: dict[tuple[int | None, int], Fault] = {}
         self.nodes: dict[int, Node] = {}  #: by node id
+        #: Of several nodes. Requests such as ControlledShutdown need it.
+        self.secret = str(settings.get("cluster_secret", "a secret of this test cluster"))
         if brokers == 1 and controllers == 0:
             node_id = int(settings.get("node_id", 1))
             first = {"listeners": self._address(""), **settings}
@@ -142,7 +142,7 @@ class Cluster:
             self._plan(brokers, controllers, seed, settings)
 
     def _plan(self, brokers: int, controllers: int, seed: int, settings: dict[str, Any]) -> None:
-        """Create the nodes of a multi-node cluster, with the settings by which they connect to each other."""
+        """Create the nodes of a multi-node cluster, with the settings that connect them to each other."""
         broker_ids = range(1, brokers + 1)
         controller_ids = range(FIRST_CONTROLLER_ID, FIRST_CONTROLLER_ID + controllers)
         voters = {n: self._address(f"-controller-{n}", fixed=True) for n in controller_ids or broker_ids}
@@ -150,7 +150,7 @@ class Cluster:
             **SETTINGS_OF_SEVERAL,
             "default_replication_factor": min(brokers, 3),
             "cluster_id": self._name,
-            "cluster_secret": "a secret of this test cluster",
+            "cluster_secret": self.secret,
             "controller_quorum_voters": ",".join(f"{n}@{address}" for n, address in voters.items()),
             **settings,
         }
@@ -165,7 +165,7 @@ class Cluster:
             self.nodes[node_id] = Node(node_id, own, seeded_rng(seed * 1_000 + node_id))
 
     def _address(self, suffix: str, *, fixed: bool = False) -> str:
-        """Return an address to listen on. If ``fixed``, its port is known before the node starts."""
+        """Return an address to listen on. If ``fixed``, its port is chosen before the node starts."""
         if self._is_inproc:
             return f"inproc://{self._name}{suffix}"
         return f"127.0.0.1:{free_ports(1)[0] if fixed else 0}"
@@ -183,7 +183,7 @@ class Cluster:
         await self.close()
 
     async def start(self, *node_ids: int) -> None:
-        """Start the nodes that are not running (all or those named) at their earlier addresses."""
+        """Start the named nodes, or all, unless they run. A restarted node has its former addresses."""
         starting = [
             asyncio.ensure_future(self._start(node)) for node in self._named(node_ids) if not node.is_running
         ]
@@ -215,16 +215,16 @@ class Cluster:
             node.settings["listeners"] = broker.addresses
 
     async def stop(self, *node_ids: int) -> None:
-        """Shut down nodes in order (all or those named). Their storage is kept."""
+        """Shut down the named nodes, or all, in an orderly way. Their storage is kept."""
         is_rest = bool(node_ids)
         await self._for_each(node_ids, lambda broker: broker.stop(hands_over=is_rest))
 
     async def kill(self, *node_ids: int) -> None:
-        """End nodes as kill -9 ends a process: written data is kept, synced or not."""
+        """End nodes as kill -9 ends a process. Written data is kept, whether synced or not."""
         await self._for_each(node_ids, Broker.kill)
 
     async def crash(self, *node_ids: int) -> None:
-        """Kill nodes. In-memory storage loses all unsynced data, as in a power failure."""
+        """Kill nodes. In-memory storage loses unsynced data, as in a power failure."""
         await self.kill(*node_ids)
         for node in self._named(node_ids):
             if isinstance(node.filesystem, MemoryFileSystem):
@@ -260,7 +260,7 @@ class Cluster:
 
     @property
     def broker(self) -> Broker:
-        """The only broker, or the first that is running."""
+        """The first broker that is running, or the first one if none is."""
         brokers = self.brokers
         for broker in brokers.values():
             if broker.is_running:
@@ -270,7 +270,7 @@ class Cluster:
 
     @property
     def brokers(self) -> dict[int, Broker]:
-        """Every broker that was started, by node id, running or not."""
+        """{node id: broker} of every broker that was started, running or not."""
         return {
             node.node_id: node.broker
             for node in self.nodes.values()
@@ -279,13 +279,13 @@ class Cluster:
 
     @property
     def controller_id(self) -> int | None:
-        """The active controller according to most running nodes; None if there is none."""
+        """The active controller according to most of the running nodes, or None."""
         seen = [node.broker.controller_id for node in self.nodes.values() if node.broker and node.is_running]
         known = [node_id for node_id in seen if node_id is not None]
         return max(known, key=known.count) if known else None
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """Return the leader of the partition according to the node with the newest metadata; -1: none."""
+        """Return the partition's leader according to the node with the newest metadata, or -1."""
         images = [node.broker.image for node in self.nodes.values() if node.broker and node.is_running]
         state = max(images, key=lambda image: image.metadata_offset).partition(topic, partition)
         return -1 if state is None else state.leader
@@ -319,19 +319,19 @@ class Cluster:
     # --- clients
 
     def producer(self, **settings: Any) -> Producer:
-        """Return a Producer of this cluster, to be opened with ``async with``."""
+        """Return a Producer of this cluster, for use with ``async with``."""
         from kafkalite.client.producer.producer import Producer
 
         return Producer(self.bootstrap_servers, **settings)
 
     def consumer(self, *topics: str, **settings: Any) -> Consumer:
-        """Return a Consumer of this cluster, to be opened with ``async with``."""
+        """Return a Consumer of this cluster, for use with ``async with``."""
         from kafkalite.client.consumer.consumer import Consumer
 
         return Consumer(*topics, bootstrap_servers=self.bootstrap_servers, **settings)
 
     def admin(self, **settings: Any) -> Admin:
-        """Return an Admin of this cluster, to be opened with ``async with``."""
+        """Return an Admin of this cluster, for use with ``async with``."""
         from kafkalite.client.admin.admin import Admin
 
         return Admin(self.bootstrap_servers, **settings)
@@ -359,7 +359,7 @@ class Cluster:
             await producer.flush()
 
     async def records(self, topic: str) -> list[Record]:
-        """Return every record of the topic that can be read now, partition by partition."""
+        """Return every record of the topic that can be read now, ordered by partition and offset."""
         async with self.admin() as admin:
             described = await admin.describe_topics([topic])
         partitions = [TopicPartition(topic, number) for number in range(len(described[0].partitions))]
@@ -373,8 +373,8 @@ class Cluster:
             while open_ends:
                 batch = await consumer.get_many(timeout_ms=READ_SLICE_MS)
                 records += [r for r in batch if r.offset < ends[TopicPartition(r.topic, r.partition)]]
-                # The last offsets of a partition may belong to markers, which are not records; the position
-                # passes them.
+                # The last offsets of a partition may be those of markers, which are not returned, but the
+                # position advances past them.
                 open_ends = {key for key in open_ends if (consumer.position(key) or 0) < ends[key]}
                 waited_ms = 0 if batch else waited_ms + READ_SLICE_MS
                 assert waited_ms < READ_TIMEOUT_MS, (
@@ -385,7 +385,7 @@ class Cluster:
     # --- faults and time
 
     def intercept(self, api: ApiKey, fault: Fault | None, *, node_id: int | None = None) -> None:
-        """Pass every request of ``api``, to one node or all, to ``fault`` first. None removes the fault."""
+        """Pass every request of ``api`` to ``fault`` first, on one node or all. None removes the fault."""
         if fault is None:
             self._faults.pop((node_id, api), None)
         else:
@@ -400,7 +400,7 @@ class Cluster:
         return fault(request, lambda: broker.handle(request, client), self.clock)
 
     async def advance(self, duration_ms: int) -> None:
-        """Advance the cluster's virtual clock. Requires a cluster that was created with one."""
+        """Advance the cluster's virtual clock. The cluster must have been created with one."""
         assert isinstance(self.clock, VirtualClock), (
             "only Cluster(clock=VirtualClock()) can advance its clock"
         )

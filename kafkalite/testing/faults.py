@@ -1,6 +1,6 @@
-"""Faults on the wire, to be passed to ``Cluster.intercept(api, fault)``.
+"""Faults in request handling, for ``Cluster.intercept(api, fault)``.
 
-Each applies to the next ``count`` requests of the api; later requests pass.
+Each fault applies to the next ``count`` requests of the api. Later requests are handled normally.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from kafkalite.clock import Clock
 from kafkalite.errors import ErrorCode
 from kafkalite.protocol.connection import Request
 
-#: Lets the broker handle the intercepted request after all.
+#: Handles the intercepted request and returns its response.
 Proceed: TypeAlias = Callable[[], "Response | Pending"]
 
-#: Returns the response itself, or None to let the request pass.
+#: Returns the response itself, or None to let the broker handle the request.
 Fault: TypeAlias = "Callable[[Request, Proceed, Clock], Response | Pending | None]"
 
 
 class _Disconnection(Pending):
-    """A response that never comes: its connection is aborted when ``done`` is resolved, or at once.
+    """A response that is never sent. Its connection is aborted when ``done`` is resolved, or at once.
 
-    The server registers a slot of the connection as the continuation; that is how the connection is known.
+    The server registers a slot of the connection as the continuation, which identifies the connection.
     """
 
     def __init__(self, done: Pending | None = None) -> None:
@@ -53,18 +53,18 @@ def _limited(count: int, act: Callable[[Request, Proceed, Clock], Response | Pen
 
 
 def drop_next(count: int = 1) -> Fault:
-    """Lose the request: it is not handled. Later responses of its connection wait behind the missing one."""
+    """Ignore requests. Later responses of the connection wait, because the missing one comes first."""
     return _limited(count, lambda request, proceed, clock: Pending())
 
 
 def fail_next(count: int = 1, error_code: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> Fault:
-    """Refuse the request as a whole, without handling it."""
+    """Refuse whole requests with ``error_code`` instead of handling them."""
     refusal = Refusal(int(error_code), "refused by a test")
     return _limited(count, lambda request, proceed, clock: refusal)
 
 
 def disconnect_next(count: int = 1, *, after: bool = False) -> Fault:
-    """Break the connection instead of handling the request. ``after``: instead of sending its response."""
+    """Abort the connection instead of handling the request; if ``after``, instead of responding."""
 
     def act(_request: Request, proceed: Proceed, _clock: Clock) -> Response | Pending:
         done = proceed() if after else None
@@ -74,7 +74,7 @@ def disconnect_next(count: int = 1, *, after: bool = False) -> Fault:
 
 
 def delay_next(count: int = 1, *, delay_ms: int) -> Fault:
-    """Handle the request ``delay_ms`` later, on the broker's clock."""
+    """Handle requests ``delay_ms`` later, on the broker's clock."""
 
     def act(_request: Request, proceed: Proceed, clock: Clock) -> Response | Pending:
         pending = Pending()

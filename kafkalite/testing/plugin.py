@@ -1,11 +1,11 @@
 """The pytest plugin: a broker for each test that requests one, in synchronous and asynchronous tests.
 
-``kafkalite`` is a running SyncCluster, a new one for each test. Clients in any event loop and thread of
-the process reach it at ``kafkalite.bootstrap_servers``. It uses no port and no file, so xdist workers
-do not collide. ``kafkalite_cluster`` makes as many clusters as a test wants.
+The fixture ``kafkalite`` is a running SyncCluster, a new one for each test. Clients in any event loop and
+thread of the process connect to ``kafkalite.bootstrap_servers``. It uses no port and no file, so xdist
+workers do not conflict. ``kafkalite_cluster`` creates any number of clusters for a test.
 ``@pytest.mark.kafkalite(brokers=3, num_partitions=3)`` sets the number of brokers and their settings.
 
-Only this module of kafkalite is imported until a test requests a fixture.
+Until a test requests a fixture, no other module of kafkalite is imported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def kafkalite(request: pytest.FixtureRequest) -> Iterator[SyncCluster]:
 
 @pytest.fixture
 def kafkalite_cluster() -> Iterator[Callable[..., SyncCluster]]:
-    """Makes running clusters: ``kafkalite_cluster(storage="disk", num_partitions=3)``."""
+    """Returns a factory of running clusters: ``kafkalite_cluster(storage="disk", num_partitions=3)``."""
     from contextlib import ExitStack
 
     from kafkalite.testing.sync_cluster import SyncCluster

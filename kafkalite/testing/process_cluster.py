@@ -1,4 +1,4 @@
-"""ProcessCluster: real server processes on this machine that can be killed, paused and cut off.
+"""ProcessCluster: real server processes on this machine that can be killed, paused and isolated.
 
 ::
 
@@ -8,9 +8,9 @@
         await cluster.start_node(2)
         await cluster.wait(is_whole=True)
 
-With ``proxied=True`` every connection between two nodes passes through a FaultyProxy, and ``cut``,
-``isolate`` and ``heal`` work. Clients connect to the nodes directly, as if from another network. Every
-wait is bounded, and closing the cluster ends every process.
+With ``proxied=True`` every connection between two nodes passes through a FaultyProxy, so that ``cut``,
+``isolate`` and ``heal`` work. Clients connect to the nodes directly, as if from another network. Every wait
+has a limit, and closing the cluster kills every process.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from kafkalite.errors import KafkaliteError
 from kafkalite.testing.proxy import FaultyProxy, Link, client_id_of
 from kafkalite.transport.free_ports import free_ports
 
-#: Node ids of separate controllers start here.
+#: The node id of the first separate controller.
 FIRST_CONTROLLER: Final = 101
 CLUSTER_ID: Final = "processes"
-#: Protects nothing: the tests print it.
+#: This value protects nothing, because the tests print it.
 SECRET: Final = "a-secret-for-tests-only"
 
 START_LIMIT_S: Final = 60.0
@@ -51,12 +51,12 @@ class NodeFailedError(KafkaliteError):
 
 @dataclass(slots=True)
 class ServerProcess:
-    """One node: its settings, its process while it runs, its log."""
+    """One node: its settings, its process while it runs, and its log."""
 
     node_id: int
     settings: dict[str, str]
     directory: Path
-    address: str  #: for clients; if the node is only a controller, for its peers
+    address: str  #: for clients; for a separate controller, the address for its peers
     is_broker: bool
     is_controller: bool
     process: asyncio.subprocess.Process | None = None
@@ -79,7 +79,7 @@ class ServerProcess:
         return "\n".join(self.log.splitlines()[-lines:])
 
     async def start(self, *flags: str) -> None:
-        """Start the process, with further flags of ``kl server start``. Returns before it is ready."""
+        """Start the process with further flags of ``kl server start``. Does not wait until it is ready."""
         assert not self.is_running, f"node {self.node_id} is running already"
         self.directory.parent.mkdir(parents=True, exist_ok=True)
         file = self.directory.with_suffix(".toml")
@@ -93,20 +93,19 @@ class ServerProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for the process that runs the cluster
+                start_new_session=True,  # so that Ctrl-C reaches only the process that runs the cluster
             )
         self.is_paused = False
 
     def send_signal(self, number: int) -> None:
         if self.is_running:
             assert self.process is not None
-            # Not the process object's own method: that reaps a child that has just died, and loses its
-            # status.
+            # The process object's own method would reap a child that has just died and lose its status.
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)
 
     async def end(self, number: int) -> int:
-        """Send the signal and return the exit status. Kill the process if it takes too long."""
+        """Send the signal and return the exit status. Kill the process if it does not end in time."""
         if self.process is None:
             return 0
         if self.is_paused:
@@ -120,10 +119,9 @@ class ServerProcess:
 
 
 class ProcessCluster:
-    """Nodes 1 to ``brokers``. Each is also a controller, unless ``controllers`` form a quorum of their
-    own.
+    """Nodes 1 to ``brokers``. Each is also a controller, unless there are separate ``controllers``.
 
-    ``settings`` apply to every node, by their dotted names; ``node_settings`` to one.
+    ``settings`` apply to every node, ``node_settings`` to one. Both have dotted names.
     """
 
     def __init__(
@@ -149,8 +147,6 @@ class ProcessCluster:
     def __repr__(self) -> str:
         running = [node_id for node_id, node in self.nodes.items() if node.is_running]
         return f"<ProcessCluster in {self.directory}, running: {running}>"
-
-    # --- start and stop
 
     async def start(self, *, wait: bool = True) -> None:
         """Start every node. If ``wait``, return when all replicas are in sync."""
@@ -185,7 +181,7 @@ class ProcessCluster:
         await self.close()
 
     async def _lay_out(self) -> None:
-        """Choose ports, start proxies between the nodes, write each node's settings."""
+        """Choose ports, start proxies between the nodes, and write the settings of each node."""
         ids = sorted({*self._broker_ids, *self._voter_ids})
         ports = iter(free_ports(3 * len(ids)))
         raft, peers, clients = ({node_id: f"127.0.0.1:{next(ports)}" for node_id in ids} for _ in range(3))
@@ -220,20 +216,18 @@ class ProcessCluster:
             )
 
     async def _proxied_at(self, kind: str, node_id: int, target: str) -> str:
-        """Return the address under which the other nodes know ``target``."""
+        """Return the address at which the other nodes reach ``target``: that of a proxy if ``proxied``."""
         if not self._proxied:
             return target
         proxy = await FaultyProxy(target, source_of=_node_behind).start()
         self._proxies[kind, node_id] = proxy
         return proxy.address
 
-    # --- one node
-
     async def start_node(self, node_id: int, *flags: str) -> None:
         await self.nodes[node_id].start(*flags)
 
     async def kill(self, *node_ids: int) -> None:
-        """Send SIGKILL to all of them at the same time."""
+        """Kill the nodes at the same time by SIGKILL."""
         for node_id in node_ids:
             self.nodes[node_id].send_signal(signal.SIGKILL)
         await asyncio.gather(*(self.nodes[node_id].end(signal.SIGKILL) for node_id in node_ids))
@@ -248,7 +242,7 @@ class ProcessCluster:
         await self.start_node(node_id)
 
     def pause(self, node_id: int) -> None:
-        """Stop the process by SIGSTOP. Its connections stay open."""
+        """Pause the process by SIGSTOP. Its connections stay open."""
         self.nodes[node_id].send_signal(signal.SIGSTOP)
         self.nodes[node_id].is_paused = True
 
@@ -256,22 +250,20 @@ class ProcessCluster:
         self.nodes[node_id].send_signal(signal.SIGCONT)
         self.nodes[node_id].is_paused = False
 
-    # --- links between nodes
-
     def links(self, source: int, target: int) -> list[Link]:
-        """Return the links from ``source`` to ``target``: to its controller and to its broker."""
+        """Return the links from ``source`` to ``target``: those to its controller and to its broker."""
         assert self._proxied, "only ProcessCluster(proxied=True) has links"
         return [proxy.link(str(source)) for (_, node_id), proxy in self._proxies.items() if node_id == target]
 
     def cut(self, source: int, target: int) -> None:
-        """Drop everything from ``source`` to ``target``. The other direction still works."""
+        """Drop all data from ``source`` to ``target``. The other direction still works."""
         for link in self.links(source, target):
             link.there.black_hole()
         for link in self.links(target, source):
             link.back.black_hole()
 
     def isolate(self, *node_ids: int) -> None:
-        """Cut these nodes off from all others, in both directions. They still reach one another."""
+        """Cut these nodes off from all others, in both directions. They can still reach each other."""
         for inside in node_ids:
             for outside in self.nodes:
                 if outside not in node_ids:
@@ -282,11 +274,9 @@ class ProcessCluster:
         for proxy in self._proxies.values():
             proxy.heal()
 
-    # --- state
-
     @property
     def bootstrap_servers(self) -> str:
-        """The addresses of all brokers for clients, running or not."""
+        """The addresses of all brokers for clients, whether the brokers run or not."""
         return ",".join(node.address for node in self.nodes.values() if node.is_broker)
 
     @property
@@ -298,12 +288,12 @@ class ProcessCluster:
         ]
 
     async def view(self, node_id: int | None = None) -> ClusterView:
-        """Return the cluster as ``node_id`` sees it, or any broker that responds. Raises KafkaliteError."""
+        """Return the view of ``node_id``, or of any broker that responds if None. Raises KafkaliteError."""
         addresses = self.running_addresses if node_id is None else [self.nodes[node_id].address]
         return await look_from(addresses, timeout_ms=_ANSWER_MS)
 
     async def _looked_at(self, requested: RequestedState) -> tuple[ClusterView, list[str]]:
-        """Return a view and its unmet conditions. A restarted node may not have caught up yet."""
+        """Return a view and the unmet conditions, of every broker's view if all must be in sync."""
         views = [await self.view()]
         if requested.is_fully_in_sync:
             ids = [node_id for node_id, node in self.nodes.items() if node.address in self.running_addresses]
@@ -320,11 +310,10 @@ class ProcessCluster:
         topics: Iterable[str] = (),
         limit_s: float = WAIT_LIMIT_S,
     ) -> ClusterView:
-        """Return when the cluster has a controller and meets the conditions, ``is_whole`` in the view of
-        every broker.
+        """Return when the cluster has a controller and meets the conditions.
 
-        Raises NodeFailedError when the process of a running node ends meanwhile, TimeoutError with the
-        unmet conditions.
+        ``is_whole`` (all replicas in sync) must hold in every broker's view. Raises NodeFailedError if the
+        process of a node ends, and TimeoutError with the unmet conditions after ``limit_s``.
         """
         requested = RequestedState(brokers, is_whole, node_id, frozenset(topics))
         watched = [node for node in self.nodes.values() if node.is_running]
@@ -351,6 +340,6 @@ class ProcessCluster:
 
 
 def _node_behind(first_bytes: bytes) -> str:
-    """Return the node id at the end of a peer's client id (``raft-2``, ``broker-2``, ``metadata-2``)."""
+    """Return the node id in a peer's client id (``raft-2``, ``broker-2``, ``metadata-2``), or ""."""
     found = re.fullmatch(r"\D+-(\d+)", client_id_of(first_bytes))
     return found[1] if found else ""

@@ -1,4 +1,4 @@
-"""FaultyProxy: a TCP proxy whose links can be cut, stalled, slowed and reset, each direction on its own.
+"""FaultyProxy: a TCP proxy that can cut, stall, slow down and reset each direction of each link.
 
 ::
 
@@ -7,14 +7,14 @@
         proxy.link().there.black_hole()      # requests are lost; responses still arrive
         proxy.heal()
 
-A connection belongs to the *link* of the client that opened it. By default there is one link for all;
-with ``source_of=client_id_of`` there is one for each client id, so that the proxy before a node can cut
-off one of its peers and serve the others. A link has two directions: ``there`` is towards the target,
-``back`` is from it.
+A connection belongs to the *link* of the client that opened it. By default there is one link for all clients.
+With ``source_of=client_id_of`` there is one for each client id, so that the proxy of a node can cut off one
+of its peers and serve the others. A link has two directions: ``there`` is towards the target, ``back`` is
+from it.
 
-Faults act as those of a network do: bytes swallowed by a black hole are gone, so connections that lost
-any are reset when it heals; a stall only delays. Faults also apply to connections that are opened
-later.
+Faults resemble those of a network. Bytes that are lost in a black hole are never delivered, so connections
+that lost any bytes are reset when it heals. A stall only delays bytes. Faults also apply to connections that
+are opened later.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _CHUNK_BYTES: Final = 64 * KIB
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 SourceOf = Callable[[bytes], str]
-"""Returns the source of a connection, given the first bytes that it sent."""
+"""Returns the source (the name of the link) of a connection, given the first bytes that it sent."""
 
 
 def client_id_of(first_bytes: bytes) -> str:
-    """Return the client id in the first request of a kafkalite connection; ANY_CLIENT if there is none."""
+    """Return the client id in the first request of a kafkalite connection, or ANY_CLIENT."""
     envelope_bytes = int.from_bytes(first_bytes[:4], "big")
     envelope = first_bytes[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + envelope_bytes]
     try:
@@ -50,7 +50,7 @@ def client_id_of(first_bytes: bytes) -> str:
 
 
 class Direction:
-    """One direction of a link, and its faults, which can be combined. ``heal`` ends them all."""
+    """One direction of a link and its faults, which can be combined. ``heal`` ends all of them."""
 
     def __init__(self) -> None:
         self._is_black_hole = False
@@ -63,23 +63,23 @@ class Direction:
         self.lost_bytes = 0
 
     def black_hole(self) -> None:
-        """Lose all data from now on. The sender only notices missing responses."""
+        """Lose all data from now on. The sender only notices that responses are missing."""
         self._set(_is_black_hole=True)
 
     def stall(self) -> None:
-        """Deliver nothing until ``heal``, and lose nothing: the sender's buffers fill up."""
+        """Deliver nothing until ``heal``, but lose nothing. The sender's buffers fill up."""
         self._set(_is_stalled=True)
 
     def delay(self, delay_ms: float) -> None:
-        """Deliver each piece ``delay_ms`` later."""
+        """Deliver each piece of data ``delay_ms`` later."""
         self._set(_delay_s=delay_ms / 1000)
 
     def throttle(self, bytes_per_s: float) -> None:
-        """Deliver at most ``bytes_per_s``."""
+        """Deliver at most ``bytes_per_s`` from now on."""
         self._set(_bytes_per_s=bytes_per_s)
 
     def cut_after(self, count_bytes: int) -> None:
-        """Pass ``count_bytes`` more, then reset their connection, most likely in mid-frame. Happens once."""
+        """Reset one connection after ``count_bytes`` more, most likely in the middle of a frame."""
         self._set(_bytes_until_cut=count_bytes)
 
     def heal(self) -> None:
@@ -94,7 +94,7 @@ class Direction:
         self._changed = asyncio.Event()
 
     async def _pass(self, data: bytes, connection: _Connection, writer: asyncio.StreamWriter) -> bool:
-        """Deliver one piece, with the faults applied. Return False if the connection has ended."""
+        """Deliver one piece with the faults applied. Return False if the connection has ended."""
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
         while self._is_stalled and not self._is_black_hole:
@@ -103,7 +103,7 @@ class Direction:
             self.lost_bytes += len(data)
             connection.has_lost = True
             return True
-        if connection.has_lost:  # healed, but the stream has a gap
+        if connection.has_lost:  # the link has healed, but bytes are missing in the stream
             connection.reset()
             return False
         if self._bytes_until_cut is not None:
@@ -111,7 +111,7 @@ class Direction:
             if left <= len(data):
                 self._bytes_until_cut = None
                 writer.write(data[:left])
-                with suppress(TimeoutError):  # a peer that does not read receives less
+                with suppress(TimeoutError):  # a peer that does not read must not block the proxy
                     await asyncio.wait_for(writer.drain(), 1)
                 connection.reset()
                 return False
@@ -124,7 +124,7 @@ class Direction:
 
 
 class Link:
-    """All connections of one client to the target."""
+    """All connections of one source to the target."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -141,17 +141,17 @@ class Link:
         return len(self._connections)
 
     def cut(self) -> None:
-        """Lose all data in both directions."""
+        """Lose all data in both directions from now on."""
         self.there.black_hole()
         self.back.black_hole()
 
     def reset(self) -> None:
-        """Reset every connection (RST). New ones are accepted."""
+        """Reset every connection (RST). New connections are accepted."""
         for connection in list(self._connections):
             connection.reset()
 
     def refuse(self) -> None:
-        """Reset every connection, and each new one as soon as its client is identified."""
+        """Reset every connection, and each new one as soon as its source is identified."""
         self.is_refused = True
         self.reset()
 
@@ -166,7 +166,7 @@ class Link:
 
 
 class _Connection:
-    """One accepted connection and its connection to the target."""
+    """An accepted connection, and the connection to the target that belongs to it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -189,7 +189,7 @@ class _Connection:
 
 
 class FaultyProxy:
-    """Listens at ``address`` and forwards to ``target``, with faults applied."""
+    """Listens at ``address`` and forwards to ``target`` with the faults applied."""
 
     def __init__(
         self, target: str, *, listen: str = "127.0.0.1:0", source_of: SourceOf | None = None
@@ -205,7 +205,7 @@ class FaultyProxy:
         return f"<FaultyProxy {self.address} to {self.target}>"
 
     async def start(self) -> Self:
-        """Listen. Raises OSError."""
+        """Start listening. Raises OSError."""
         host, port = parse_address(self.address)
         self._server = await asyncio.start_server(self._accepted, host, port)
         self.address = format_address(*self._server.sockets[0].getsockname()[:2])
@@ -231,10 +231,8 @@ class FaultyProxy:
     async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
-    # --- links
-
     def link(self, source: str = ANY_CLIENT) -> Link:
-        """Return the link of ``source``, which may not have connected yet."""
+        """Return the link of ``source``, even before the source has connected."""
         if source not in self._links:
             self._links[source] = Link(source)
         return self._links[source]
@@ -247,8 +245,6 @@ class FaultyProxy:
         for link in self.links:
             link.heal()
 
-    # --- connections
-
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -256,9 +252,9 @@ class FaultyProxy:
         connection = _Connection(reader, writer)
         try:
             await self._serve(connection)
-        except asyncio.CancelledError:  # reset, or the proxy closes
+        except asyncio.CancelledError:  # the connection is reset, or the proxy closes
             pass
-        except OSError:  # if one side is closed, so is the other
+        except OSError:  # one side has closed, so close the other
             pass
         finally:
             self._tasks.discard(task)

@@ -1,4 +1,4 @@
-"""VirtualClock: a Clock that only moves when a test advances it."""
+"""VirtualClock: a Clock that moves only when a test advances it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 from itertools import count
 from typing import Final
 
-# Turns of the event loop for what was woken before time goes on: a pass over many logs yields to the loop
-# now and then, and must not be overtaken by the clock.
+# The number of iterations of the event loop for woken tasks before time advances. A pass over many logs
+# yields to the loop occasionally, and the clock must not overtake it.
 _SETTLE_TURNS: Final = 100
 
 
 class VirtualClock:
-    """A clock that moves only in ``advance``. Belongs to the event loop of the broker that uses it.
+    """A clock that moves only in ``advance``. Use it on the event loop of the broker that has it.
 
-    Starts at the real time by default, so that timestamps of clients are plausible.
+    By default it starts at the real time, so that timestamps are plausible.
     """
 
     def __init__(self, *, wall_ms: int | None = None) -> None:
@@ -40,7 +40,7 @@ class VirtualClock:
         await woken
 
     async def advance(self, duration_ms: int) -> None:
-        """Let ``duration_ms`` pass: sleepers wake in the order of their times, each runs until it waits."""
+        """Advance by ``duration_ms``. Sleepers wake in the order of their times and run until they wait."""
         end_ms = self._now_ms + duration_ms
         await _settle(self)
         while self._sleepers and self._sleepers[0][0] <= end_ms:
@@ -53,12 +53,12 @@ class VirtualClock:
 
     @property
     def sleeper_count(self) -> int:
-        """The number of sleepers of this clock."""
+        """The number of tasks that sleep on this clock."""
         return len(self._sleepers)
 
 
 async def _settle(clock: VirtualClock) -> None:
-    """Run what was just woken until a task sleeps again, for a bounded number of turns."""
+    """Run the tasks that were just woken until one sleeps again, at most for ``_SETTLE_TURNS`` iterations."""
     before = clock.sleeper_count
     for _ in range(_SETTLE_TURNS):
         await asyncio.sleep(0)

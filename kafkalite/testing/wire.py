@@ -1,4 +1,4 @@
-"""WireClient: one connection to a broker, message by message, or byte by byte to send invalid input."""
+"""WireClient: one connection to a broker, used message by message, or byte by byte for invalid input."""
 
 # Tests: tests/broker/test_handlers.py
 
@@ -15,7 +15,7 @@ RESPONSE_TIMEOUT_S: Final = 30.0
 
 
 class WireClient(asyncio.BufferedProtocol):
-    """Speaks the protocol without retries, metadata or batching."""
+    """Sends and receives single messages, without retries, metadata or batching."""
 
     def __init__(self, address: str, *, handshake: bool = True) -> None:
         self._address = address
@@ -24,7 +24,7 @@ class WireClient(asyncio.BufferedProtocol):
         self._responses: deque[Response] = deque()
         self._wakers: list[asyncio.Future[None]] = []
         self.transport: Any = None
-        self.is_closed = False  #: by either side
+        self.is_closed = False  #: whether either side has closed the connection
         self.last_payload: memoryview = memoryview(b"")
 
     async def __aenter__(self) -> Self:
@@ -65,12 +65,12 @@ class WireClient(asyncio.BufferedProtocol):
         await waker
 
     def send_raw(self, *buffers: Any) -> None:
-        """Send bytes as they are."""
+        """Send the bytes of ``buffers`` unchanged."""
         for buffer in buffers:
             self.transport.write(bytes(buffer))
 
     def encode(self, message: Any, *payload: Any) -> bytes:
-        """Return the frame of a request; its response will be expected."""
+        """Return the frame of a request without sending it. Its response is expected from now on."""
         return b"".join(self._wire.send(message, payload)[1])
 
     def send(self, message: Any, *payload: Any) -> int:
@@ -80,7 +80,7 @@ class WireClient(asyncio.BufferedProtocol):
         return correlation_id
 
     async def response(self) -> Response:
-        """Return the next response on the wire. Raises ConnectionResetError if the connection is closed."""
+        """Return the next response. Raises ConnectionResetError if the connection is closed."""
         async with asyncio.timeout(RESPONSE_TIMEOUT_S):
             while not self._responses:
                 if self.is_closed:
@@ -89,7 +89,7 @@ class WireClient(asyncio.BufferedProtocol):
         return self._responses.popleft()
 
     async def call(self, message: Any, *payload: Any) -> Any:
-        """Send one request and return the message of its response; its payload is in ``last_payload``."""
+        """Send one request and return the message of its response. Its payload is set in ``last_payload``."""
         self.send(message, *payload)
         response = await self.response()
         self.last_payload = response.payload

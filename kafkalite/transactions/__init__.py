@@ -1,1 +1,1 @@
-"""Transactions and transaction groups: the decisions of their coordinator. Pure."""
+"""Decisions of the coordinator of transactions and transaction groups. Pure."""

@@ -1,4 +1,4 @@
-"""Commands of a transaction coordinator that are not protocol requests, and its pending markers."""
+"""Commands of a transaction coordinator other than protocol requests, and its pending markers."""
 
 # Tests: tests/transactions/test_machine.py
 
@@ -11,28 +11,28 @@ from kafkalite.protocol.messages.transactions import EndTxnRequest, JoinTxnGroup
 
 
 class InitProducerId(NamedTuple):
-    """Initialize a producer of a transactional id. The reply is an InitProducerIdResponse."""
+    """Initialize a producer with a transactional id. The reply is an InitProducerIdResponse."""
 
     transactional_id: str  #: or the application id of a transaction group
     timeout_ms: int
-    producer_id: int = NO_PRODUCER_ID  #: the caller's current id, if it only needs the next epoch (KIP-360)
+    producer_id: int = NO_PRODUCER_ID  #: the caller's current id, if it requests the next epoch (KIP-360)
     producer_epoch: int = NO_PRODUCER_EPOCH
-    reserved_producer_id: int = NO_PRODUCER_ID  #: a reserved id, discarded if not needed
+    reserved_producer_id: int = NO_PRODUCER_ID  #: a reserved id, discarded if it is not used
 
 
 class WithReservedId(NamedTuple):
-    """A request together with a reserved producer id, which is discarded if not needed."""
+    """A request together with a reserved producer id, which is discarded if it is not used."""
 
     request: EndTxnRequest | JoinTxnGroupRequest
     reserved_producer_id: int
 
 
 class MarkersWritten(NamedTuple):
-    """The partitions have the transaction's committed marker, or no longer exist. Has no reply."""
+    """Reports that partitions have the transaction's committed marker, or no longer exist. Has no reply."""
 
     transactional_id: str  #: or the application id of a transaction group
     producer_id: int
-    producer_epoch: int  #: of the marker
+    producer_epoch: int  #: the epoch in the marker
     partitions: tuple[TxnPartition, ...]
 
 
@@ -41,6 +41,11 @@ class PendingMarker(NamedTuple):
 
     transactional_id: str  #: or the application id of a transaction group
     producer_id: int
-    producer_epoch: int  #: of the marker: the epoch after that of the transaction's batches (R31)
+    producer_epoch: int  #: the epoch in the marker, which follows that of the transaction's batches (R31)
     is_commit: bool
     partitions: tuple[TxnPartition, ...]
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What identifies the transaction: its id, and the producer id and epoch of the marker."""
+        return self[:3]

@@ -1,15 +1,15 @@
-"""A transaction group: the transactions of many producers of one application, decided by one call.
+"""A transaction group: transactions of many producers of one application, decided by one request.
 
-Batches have ascending numbers. A writer joins a batch with a name and its own producer id and epoch,
-and writes transactional record batches like any producer. ``EndTxnGroup`` names the winners: one
-decision commits them, aborts all other writers of this and of earlier batches, and records the batch as
-the last decided one. So a batch is decided once: a repeated call gets the first result.
+Batches have ascending numbers. A writer joins a batch with its name, gets its own producer id and epoch, and
+writes transactional record batches like any producer. ``EndTxnGroup`` names the winning writers. One decision
+commits them, aborts all other writers of this and earlier batches, and records the batch as the last decided
+one. So each batch is decided once, and a repeated request gets the first result.
 
-The last decision is dropped only if the group was retired. A batch with an unknown name is treated as
-the first of a new application, so a retired name must not be used again to repeat its last batch.
+The last decision is removed only after the group was retired. Under an unknown name any batch is treated as
+the first of a new application, so a retired name must not be used to repeat its last batch.
 
-The next writer that joins reuses the producer id of a completed writer, with the next epoch. Otherwise
-each task of each batch would leave producer state in every partition that it wrote to.
+The next writer that joins reuses the producer id of a completed writer, with the next epoch. Otherwise each
+task of each batch would leave producer state in every partition to which it wrote.
 """
 
 # Tests: tests/transactions/test_machine.py, tests/transactions/test_histories.py
@@ -17,39 +17,31 @@ each task of each batch would leave producer state in every partition that it wr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from kafkalite.errors import InvalidTxnStateError
 from kafkalite.model import NO_PRODUCER_ID, NO_TIMESTAMP
 from kafkalite.protocol.messages.transactions import TxnWinner
 from kafkalite.transactions.record_codec import GroupResult
-from kafkalite.transactions.transaction import (
-    NO_BATCH,
-    PREPARED,
-    Identity,
-    Transaction,
-    TransactionState,
-)
+from kafkalite.transactions.transaction import NO_BATCH, PREPARED, Identity, Transaction, TransactionState
 
 
 class TransactionGroup:
-    """The state of one application, as its records determine it.
+    """The state of one application that its records determine.
 
-    Invariant: ``open`` and ``free`` are the writers' producer ids, by whether the transaction is open.
-    Invariant: no writer of a batch up to ``last_batch_id`` is Ongoing.
+    Invariants: The producer ids of the writers are in ``open`` if their transaction is open, otherwise in
+    ``free``. No writer of a batch up to ``last_batch_id`` is Ongoing.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.last_batch_id = NO_BATCH  #: this batch and all lower ones are decided
         self.last_winners: tuple[str, ...] = ()
-        self.retired_ms = NO_TIMESTAMP  #: wall clock; no further batch is allowed
+        self.retired_ms = NO_TIMESTAMP  #: wall clock of the retirement; afterwards no batch is accepted
         self.writers: dict[int, Transaction] = {}  #: by producer id
         self.open: dict[int, None] = {}
-        self.free: dict[int, None] = {}  #: reusable ids, the longest unused first
-        self._attempts: dict[
-            tuple[str, int], int
-        ] = {}  # (writer, batch) -> producer id of the Ongoing transaction
+        self.free: dict[int, None] = {}  #: reusable producer ids; the one unused for longest comes first
+        # {(writer, batch): producer id of the Ongoing transaction}
+        self._attempts: dict[tuple[str, int], int] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -76,7 +68,7 @@ class TransactionGroup:
         return (self.writers[producer_id] for producer_id in self.open)
 
     def ongoing(self, batch_id: int) -> list[Transaction]:
-        """Return the undecided writers of this batch and of earlier ones."""
+        """Return the Ongoing writers of this batch and of earlier ones."""
         return [
             writer
             for writer in self.open_writers()
@@ -84,20 +76,20 @@ class TransactionGroup:
         ]
 
     def attempt(self, writer: str, batch_id: int) -> Transaction | None:
-        """Return the undecided transaction of this writer in this batch."""
+        """Return the Ongoing transaction of this writer in this batch, or None."""
         producer_id = self._attempts.get((writer, batch_id))
         return None if producer_id is None else self.writers[producer_id]
 
     def free_identity(self) -> Identity | None:
-        """Return the identity of the writer that completed last, so that surplus identities expire unused."""
+        """Return the identity that was freed last, so that surplus ones expire, or None if none is free."""
         for producer_id in reversed(self.free):
             return self.writers[producer_id].identity
         return None
 
     def winners(self, batch_id: int, named: Sequence[TxnWinner]) -> dict[int, Transaction]:
-        """Return the named writers by producer id, each still open and with the epoch in which it wrote.
+        """Return {producer id: named writer}. Each must be Ongoing, in the epoch in which it wrote.
 
-        Raises InvalidTxnStateError if a writer was aborted by timeout or started again.
+        Raises InvalidTxnStateError if a writer was aborted by a timeout or has joined again.
         """
         found = {}
         for winner in named:
@@ -116,16 +108,12 @@ class TransactionGroup:
             found[winner.producer_id] = writer
         return found
 
-    def durable_state(self) -> Any:
-        """Return the state that the records determine, for comparing two replays."""
-        return self.result, self.writers
-
     def decide(self, result: GroupResult) -> None:
-        """Replay the latest result of the application."""
+        """Replay the application's latest result."""
         _, self.last_batch_id, self.last_winners, self.retired_ms = result
 
     def put(self, writer: Transaction) -> None:
-        """Replay the latest transaction of a producer id."""
+        """Replay the latest transaction of a writer's producer id."""
         producer_id = writer.producer_id
         assert producer_id != NO_PRODUCER_ID
         earlier = self.writers.get(producer_id)
@@ -139,7 +127,7 @@ class TransactionGroup:
             self._attempts[writer.writer_name, writer.batch_id] = producer_id
 
     def remove(self, producer_id: int) -> None:
-        """Replay the removal of a producer id."""
+        """Replay the removal of a writer's producer id."""
         earlier = self.writers.pop(producer_id, None)
         if earlier is not None:
             self._end_attempt(earlier)

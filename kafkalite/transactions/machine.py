@@ -1,24 +1,23 @@
-"""The transaction coordinator of one partition of ``__transaction_state``: decides requests. Pure.
+"""The transaction coordinator for one partition of ``__transaction_state``. Pure.
 
-A plain transactional id has one producer at a time; an application (``group``) has many, decided
-together. Both kinds of names share the key space: the first use of a name decides its kind, and the
-other is refused.
+A transactional id has one producer at a time. An application (``group``) has many, which are decided
+together. Both share one name space: the first use of a name determines its kind, and requests of the other
+kind are then refused.
 
-Rules that hold for late, repeated and lost requests (KIP-890, R31, R32, R34):
+These rules handle late, repeated and lost requests (KIP-890, R31, R32, R34):
 
-- A request is valid only with the current identity, and the decision itself uses the next epoch. So a late
-  request of an earlier transaction never affects a later one.
-- A transaction is decided once. A repeated request gets the first response; the opposite one is refused.
-- Nothing begins under an identity before all markers of its last transaction are written.
+- A request is valid only with the current identity, and the decision changes the epoch. So a late request of
+  an earlier transaction never affects a later one.
+- A transaction is decided once. A repeated request gets the first response, and the opposite one is refused.
+- No transaction begins with an identity until all markers of its previous transaction are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kafkalite.coordinator_types import Caller, Decision, Instant, StateRecord, TopicShape
+from kafkalite.coordinator_types import Caller, Decision, Instant, StateRecord, Topics
 from kafkalite.errors import (
     BrokerError,
     ConcurrentTransactionsError,
@@ -75,22 +74,21 @@ from kafkalite.transactions.transaction import (
 )
 
 MAX_RECORDS_PER_TICK: Final = 1_000
-MAX_BYTES_PER_TICK: Final = (
-    256 * 1024
-)  # far below any max.message.bytes, because the records of a tick are one batch
-_OK: Final = (int(ErrorCode.NONE), None)
+#: Far below any max.message.bytes, because the records of one tick form one batch.
+MAX_BYTES_PER_TICK: Final = 256 * 1024
+_OK: Final[tuple[int, str | None]] = (int(ErrorCode.NONE), None)
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionSettings:
-    """Settings of the coordinator; each is the broker option of the same name."""
+    """The coordinator's settings, named by their broker options."""
 
     max_timeout_ms: int = 900_000  #: transaction.max.timeout.ms
     transactional_id_expiration_ms: int = 604_800_000  #: transactional.id.expiration.ms
 
 
 class TransactionMachine:
-    """The coordinator's state machine. ``kafkalite.coordinator_types`` describes its methods."""
+    """The state machine of one coordinator. ``kafkalite.coordinator_types`` describes its methods."""
 
     def __init__(self, settings: TransactionSettings | None = None) -> None:
         self._settings = settings or TransactionSettings()
@@ -98,17 +96,15 @@ class TransactionMachine:
 
     @property
     def transaction_count(self) -> int:
-        """Return the number of transactional ids and of writers of groups."""
+        """The number of transactional ids and of writers in groups."""
         return len(self._table.transactions) + sum(
             len(group.writers) for group in self._table.groups.values()
         )
 
     # --- deciding ----------------------------------------------------------------------------------
 
-    def decide(
-        self, command: Any, caller: Caller, now: Instant, topics: Mapping[str, TopicShape]
-    ) -> Decision:
-        """Return the changes that a command makes, and its reply. Raises a BrokerError if it is refused."""
+    def decide(self, command: Any, caller: Caller, now: Instant, topics: Topics) -> Decision:
+        """Return the changes of a command, and its reply. Raises a BrokerError if it is refused."""
         reserved_id = NO_PRODUCER_ID
         if isinstance(command, WithReservedId):
             command, reserved_id = command
@@ -136,8 +132,8 @@ class TransactionMachine:
                 return Decision(reply=DescribeTransactionsResponse(*_OK, described))
         raise TypeError(f"a transaction coordinator does not handle {type(command).__name__}")
 
-    def tick(self, now: Instant, topics: Mapping[str, TopicShape]) -> Decision:
-        """Abort overdue transactions (R34), and remove expired ones."""
+    def tick(self, now: Instant, topics: Topics) -> Decision:
+        """Return the records that abort overdue transactions (R34) and remove expired names."""
         records: list[StateRecord] = []
         size_bytes = 0
         for record in self._due_records(now):
@@ -148,28 +144,24 @@ class TransactionMachine:
         return Decision(tuple(records))
 
     def next_deadline_ms(self) -> int | None:
-        """Return when ``tick`` next has work (monotonic), or None."""
+        """Return the monotonic time at which ``tick`` has work, or None."""
         return self._table.next_deadline_ms()
 
     def pending_markers(self) -> list[PendingMarker]:
-        """Return the decided transactions whose markers are not written yet."""
+        """Return the decided transactions that lack markers, in the order of their decisions."""
         return list(self._table.pending.values())
 
     # --- replaying ---------------------------------------------------------------------------------
 
     def replay(self, record: StateRecord, now: Instant, *, producer_id: int = NO_PRODUCER_ID) -> None:
-        """Replay a record of the log. Raises StorageError for an unknown record."""
+        """Replay a record of the log. Raises StorageError if the record is unknown."""
         self._table.replay(record, now)
 
     def end_transaction(self, producer_id: int, *, is_commit: bool) -> None:
-        """Do nothing: this log has no transactional batches."""
+        """Do nothing, because this log has no transactional batches."""
 
     def on_loaded(self, now: Instant) -> None:
-        """Do nothing: a transaction's timeout counts from its start, under any coordinator."""
-
-    def durable_state(self) -> Any:
-        """Return the state that the records determine, for comparing two replays."""
-        return self._table.durable_state()
+        """Do nothing, because a transaction's timeout always counts from the transaction's start."""
 
     # --- one producer ------------------------------------------------------------------------------
 
@@ -206,7 +198,7 @@ class TransactionMachine:
         ):
             return Decision(
                 reply=InitProducerIdResponse(*_OK, *transaction.identity)
-            )  # the first response was lost
+            )  # a repeated request, whose first response was lost
         if transaction.needs_producer_id:
             _reserved(command.reserved_producer_id)
         return _initialized(
@@ -249,7 +241,7 @@ class TransactionMachine:
             )
         if requester == transaction.ended and transaction.state in DECIDED:
             if transaction.is_commit == request.is_commit:
-                return Decision(reply=_ended(transaction))  # the first response was lost
+                return Decision(reply=_ended(transaction))  # a repeated request: its response was lost
             outcome = "committed" if transaction.is_commit else "aborted"
             raise InvalidTxnStateError(f"{transaction.name!r}: the transaction was {outcome} before")
         if requester != transaction.identity:
@@ -269,7 +261,7 @@ class TransactionMachine:
             (command.transactional_id, command.producer_id),
         ):
             pending = self._table.pending.get(key)
-            if pending is None or pending[:3] != command[:3]:  # belongs to an earlier transaction
+            if pending is None or pending.key != command[:3]:  # the command is for an earlier transaction
                 continue
             written = frozenset(command.partitions)
             remaining = tuple(one for one in pending.partitions if one not in written)
@@ -398,35 +390,19 @@ class TransactionMachine:
         return ListTransactionsResponse(*_OK, listed)
 
     def _describe(self, name: str) -> DescribedTransaction:
-        """Describe a transactional id. The caller fills in the coordinator's epoch."""
-        transaction = self._table.transactions.get(name)
-        if transaction is None:
+        """Describe a transactional id. The caller sets the coordinator epoch."""
+        known = self._table.transactions.get(name)
+        outcome, state = _OK, "" if known is None else known.state.value
+        if known is None:
             error: BrokerError = TransactionalIdNotFoundError(f"there is no transactional id {name!r}")
             if name in self._table.groups:
                 error = InvalidTxnStateError(f"{name!r} is an application: ask for its transaction group")
-            return DescribedTransaction(
-                name,
-                int(error.code),
-                str(error),
-                NO_PRODUCER_ID,
-                NO_PRODUCER_EPOCH,
-                "",
-                0,
-                NO_TIMESTAMP,
-                [],
-                NO_EPOCH,
-            )
-        return DescribedTransaction(
-            name,
-            *_OK,
-            transaction.producer_id,
-            transaction.producer_epoch,
-            transaction.state.value,
-            transaction.timeout_ms,
-            transaction.start_ms,
-            in_order(transaction.partitions),
-            NO_EPOCH,
-        )
+            outcome = (int(error.code), str(error))
+            known = Transaction(name, *NO_IDENTITY, TransactionState.EMPTY, 0, NO_TIMESTAMP, NO_TIMESTAMP)
+        partitions = in_order(known.partitions)
+        identity = (known.producer_id, known.producer_epoch)
+        times = (known.timeout_ms, known.start_ms)
+        return DescribedTransaction(name, *outcome, *identity, state, *times, partitions, NO_EPOCH)
 
     # --- time --------------------------------------------------------------------------------------
 
@@ -438,14 +414,17 @@ class TransactionMachine:
     # --- checks ------------------------------------------------------------------------------------
 
     def _group(self, name: str) -> TransactionGroup:
-        """Return the group. Raises TransactionalIdNotFoundError."""
+        """Return the group. Raises TransactionalIdNotFoundError if it does not exist."""
         group = self._table.groups.get(name)
         if group is None:
             raise TransactionalIdNotFoundError(f"there is no transaction group {name!r}")
         return group
 
     def _find(self, name: str, requester: Identity) -> Transaction:
-        """Return the transaction of the id or the writer. Raises InvalidProducerIdMappingError."""
+        """Return the transaction of a transactional id, or of a writer with the requester's producer id.
+
+        Raises InvalidProducerIdMappingError if there is none.
+        """
         group = self._table.groups.get(name)
         if group is not None:
             transaction = group.writers.get(requester.producer_id)
@@ -480,7 +459,7 @@ class TransactionMachine:
 
 
 def _check_not_ending(transaction: Transaction) -> None:
-    """Raise unless the id may begin or end a transaction. A group writer's transaction must be Ongoing."""
+    """Raise if a decided transaction is not complete, or if a group writer's transaction is not Ongoing."""
     if transaction.state in PREPARED:
         raise ConcurrentTransactionsError(
             f"the markers of {transaction.name!r}'s last transaction are being written"
@@ -495,17 +474,17 @@ def must_abort_first(transaction: Transaction) -> bool:
 
 
 def may_complete(remaining: tuple[object, ...]) -> bool:
-    """Whether a decided transaction is complete: every partition has its marker (R32)."""
+    """Whether a decided transaction is complete, because every partition has its marker (R32)."""
     return not remaining
 
 
 def abort_overdue(transaction: Transaction, wall_ms: int) -> Transaction:
-    """Decide to abort a transaction by timeout, with a new epoch that fences its producer (R34)."""
+    """Return an overdue transaction as aborted, with a new epoch that fences its producer (R34)."""
     return transaction.prepared(wall_ms, is_commit=False)
 
 
 def _latest(transaction: Transaction) -> StateRecord:
-    """Return the transaction's record. Removes a completed writer that has no epoch left."""
+    """Return the transaction's record, or the removal of a completed writer that has no epoch left."""
     if transaction.is_writer and not transaction.is_open and transaction.needs_producer_id:
         return removal(transaction.key)
     return transaction_record(transaction)
@@ -516,7 +495,7 @@ def _initialized(transaction: Transaction) -> Decision:
 
 
 def _ended(transaction: Transaction) -> EndTxnResponse:
-    """Return the identity of the next transaction. A group's writer has none, because it must join again."""
+    """Return the response with the next identity. A group's writer has none, because it must join again."""
     return EndTxnResponse(
         *_OK, *(NO_IDENTITY if transaction.writer_name != NO_WRITER else transaction.identity)
     )
@@ -529,7 +508,7 @@ def _fenced(name: str, requester: Identity) -> ProducerFencedError:
 
 
 def _reserved(reserved_producer_id: int) -> int:
-    """Return the reserved id. Raises the retriable CoordinatorNotAvailableError if there is none."""
+    """Return the id. Raises the retriable CoordinatorNotAvailableError if no id was reserved."""
     if reserved_producer_id == NO_PRODUCER_ID:
         raise CoordinatorNotAvailableError("no producer id is available at present")
     return reserved_producer_id

@@ -1,5 +1,6 @@
-"""The records of ``__transaction_state`` ↔ bytes: msgpack arrays. Keys are ``[type, name, …]``, values are
-``[version, field, …]``.
+"""Encodes the records of ``__transaction_state`` as msgpack arrays.
+
+Keys are ``[type, name, …]``, values are ``[version, field, …]``.
 
 ==============================  ================================================================
 key                             value
@@ -10,8 +11,8 @@ key                             value
 ``[3, application id, id]``     a writer's transaction, by its producer id
 ==============================  ================================================================
 
-So a writer's record never repeats the other writers. An unknown type or version is refused: skipping a
-record would make this coordinator forget a decision (R36).
+A writer's record does not repeat the other writers. An unknown type or version is refused, because skipping
+a record would make this coordinator forget a decision (R36).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from kafkalite.transactions.transaction import (
 
 
 class KeyType(enum.IntEnum):
-    """The numbers on disk. Never reuse a number for another type."""
+    """The key types by their numbers on disk. Never reuse a number for another type."""
 
     TRANSACTION = 1
     GROUP = 2
@@ -46,27 +47,26 @@ class KeyType(enum.IntEnum):
 
 
 _VERSION: Final = 0
-_RETIRED_VERSION: Final = (
-    1  # of a group's result: an older broker cannot read it and must not serve the group
-)
+# The version of a group's result; an older broker that cannot read it must not serve the group.
+_RETIRED_VERSION: Final = 1
 _STATES: Final = tuple(TransactionState)
 _NUMBERS: Final = {state: number for number, state in enumerate(_STATES)}
 
 
 class GroupResult(NamedTuple):
-    """The last decided batch of an application, and its winners, for repeated requests (R32).
+    """The last decided batch of an application and its winners, kept for repeated requests (R32).
 
-    NO_BATCH: the decision was dropped.
+    A batch of NO_BATCH means that the decision was removed.
     """
 
     name: str
     last_batch_id: int
     winners: tuple[str, ...]
-    retired_ms: int = NO_TIMESTAMP  #: wall clock; no further batch is allowed
+    retired_ms: int = NO_TIMESTAMP  #: wall clock of the retirement; afterwards no batch is accepted
 
 
 def transaction_record(transaction: Transaction) -> StateRecord:
-    """Return the record that stores ``transaction`` as the latest of its key."""
+    """Return the record that stores ``transaction`` as the latest one of its key."""
     value = [
         _VERSION,
         *transaction[1:3],
@@ -82,12 +82,12 @@ def transaction_record(transaction: Transaction) -> StateRecord:
 
 
 def removal(key: Key) -> StateRecord:
-    """Return the record that removes a transactional id or a writer; ``result_record`` removes a group."""
+    """Return the record that removes a transactional id or a writer. ``result_record`` removes a group."""
     return StateRecord(_key(key), None)
 
 
 def result_record(result: GroupResult) -> StateRecord:
-    """Return the record of an application's last decision, or the one that removes it."""
+    """Return the record of an application's last decision, or its removal if the batch is NO_BATCH."""
     key = msgpack.packb([int(KeyType.GROUP), result.name])
     if result.last_batch_id == NO_BATCH:
         return StateRecord(key, None)
@@ -98,7 +98,7 @@ def result_record(result: GroupResult) -> StateRecord:
 
 
 def parse_record(record: StateRecord) -> Transaction | GroupResult | Key:
-    """Return a record's content, or a Key if it is a removal. Raises StorageError for an unknown record."""
+    """Return the content of a record, or its Key if it is a removal. Raises StorageError if unknown."""
     try:
         return _parse(record)
     except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
@@ -131,7 +131,7 @@ def _parse(record: StateRecord) -> Transaction | GroupResult | Key:
     *head, ended_id, ended_epoch, next_id, topics = fields
     head[2] = _STATES[head[2]]
     rest = (_partitions_from_array(topics), Identity(ended_id, ended_epoch), next_id, writer, batch_id)
-    return Transaction._make((name, *head, *rest))  # raises TypeError if the number of fields is wrong
+    return Transaction._make((name, *head, *rest))  # raises TypeError for a wrong number of fields
 
 
 def _writer_id(rest: list[Any]) -> int:
@@ -143,16 +143,15 @@ def _writer_id(rest: list[Any]) -> int:
 
 def _key(key: Key) -> bytes:
     name, producer_id = key
-    if producer_id == NO_PRODUCER_ID:
-        packed: bytes = msgpack.packb([int(KeyType.TRANSACTION), name])
-    else:
-        packed = msgpack.packb([int(KeyType.WRITER), name, producer_id])
+    parts = [KeyType.TRANSACTION, name] if producer_id == NO_PRODUCER_ID else [KeyType.WRITER, *key]
+    packed: bytes = msgpack.packb(parts)
     return packed
 
 
 def _partitions_to_array(partitions: Iterable[TxnPartition]) -> list[tuple[str, list[int]]]:
-    """Return ``(topic, [first, count, first, count, …])``, sorted. A whole topic is short, and equal sets
-    have equal bytes.
+    """Return (topic, [first, count, first, count, …]) for each topic, sorted.
+
+    The ranges make whole topics short, and equal sets of partitions have equal bytes.
     """
     topics: dict[str, list[int]] = {}
     for topic, number in in_order(partitions):

@@ -1,7 +1,7 @@
-"""The transactions of a coordinator by name, with their deadlines and pending markers.
+"""The transactions of a coordinator by name, their deadlines and their pending markers.
 
-Everything except the deadlines and the written markers in ``pending`` is a function of the replayed
-records (R36).
+The replayed records determine everything except the deadlines and the written markers, which are missing
+in ``pending`` (R36).
 """
 
 # Tests: tests/transactions/test_machine.py
@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from kafkalite.coordinator_types import Instant, StateRecord
 from kafkalite.model import NO_PRODUCER_ID
@@ -27,7 +27,7 @@ from kafkalite.transactions.transaction import (
     in_order,
 )
 
-_SPARE_DEADLINES: Final = 64  # outdated heap entries allowed
+_SPARE_DEADLINES: Final = 64  # the number of outdated heap entries to tolerate
 
 
 class TransactionTable:
@@ -37,20 +37,17 @@ class TransactionTable:
         self.transactions: dict[str, Transaction] = {}
         self.groups: dict[str, TransactionGroup] = {}
         self._expiration_ms = expiration_ms
-        #: by prepared transaction, the partitions that may lack its marker. The next coordinator starts with
-        #: all of them and writes the markers again, which changes nothing (R33)
+        #: {prepared transaction: partitions that may lack its marker}. A new coordinator begins with all of
+        #: its partitions and sends the markers again, which has no effect (R33).
         self.pending: dict[Key, PendingMarker] = {}
-        self._timeouts: dict[
-            Key, tuple[int, int]
-        ] = {}  # by Ongoing transaction: (deadline, monotonic; start_ms)
-        self._heap: list[tuple[int, Key]] = []  # all entries of _timeouts, and outdated ones
-        #: expiration time of names without an open transaction and of retired groups, the longest idle first
+        # {Ongoing transaction: (monotonic deadline, start_ms)}
+        self._timeouts: dict[Key, tuple[int, int]] = {}
+        self._heap: list[tuple[int, Key]] = []  # all deadlines in ``_timeouts``, and outdated ones
+        #: {name without an open transaction, or retired group: monotonic expiration}, the longest idle first
         self._idle: dict[Key, int] = {}
 
-    # --- reading -----------------------------------------------------------------------------------
-
     def get(self, key: Key) -> Transaction | None:
-        """Return the latest transaction of a transactional id or a writer."""
+        """Return the latest transaction of a transactional id or a writer, or None."""
         name, producer_id = key
         if producer_id == NO_PRODUCER_ID:
             return self.transactions.get(name)
@@ -64,7 +61,7 @@ class TransactionTable:
             yield from group.writers.values()
 
     def overdue(self, now: Instant) -> Iterator[Transaction]:
-        """Yield Ongoing transactions that have exceeded their timeout, the longest overdue first."""
+        """Yield Ongoing transactions past their timeout, the longest overdue first."""
         due = sorted(key for key in self._timeouts if self._timeouts[key][0] <= now.monotonic_ms)
         due.sort(key=lambda key: self._timeouts[key][0])
         for key in due:
@@ -86,7 +83,7 @@ class TransactionTable:
             yield result_record(GroupResult(group.name, NO_BATCH, ()))
 
     def next_deadline_ms(self) -> int | None:
-        """Return when ``overdue`` or ``expired`` next yields something (monotonic), or None."""
+        """Return the monotonic time at which ``overdue`` or ``expired`` next yields something, or None."""
         heap = self._heap
         while heap and self._timeouts.get(heap[0][1], (None,))[0] != heap[0][0]:
             heapq.heappop(heap)
@@ -94,14 +91,8 @@ class TransactionTable:
         deadlines += list(islice(self._idle.values(), 1))
         return min(deadlines, default=None)
 
-    def durable_state(self) -> Any:
-        """Return the state that the records determine, for comparing two replays."""
-        return self.transactions, {name: group.durable_state() for name, group in self.groups.items()}
-
-    # --- replaying ---------------------------------------------------------------------------------
-
     def replay(self, record: StateRecord, now: Instant) -> None:
-        """Replay a record. Raises StorageError for an unknown record."""
+        """Replay a record. Raises StorageError if the record is unknown."""
         item = parse_record(record)
         if isinstance(item, Transaction):
             self._put(item, now)
@@ -109,7 +100,7 @@ class TransactionTable:
             group = self.groups.setdefault(item.name, TransactionGroup(item.name))
             was_over = self.is_over(item.name)
             group.decide(item)
-            for producer_id in group.free if was_over else ():  # the producer ids expire one by one again
+            for producer_id in group.free if was_over else ():  # each producer id expires separately again
                 writer = group.writers[producer_id]
                 self._idle[writer.key] = self._expiration(writer.update_ms, now)
             self._settle(group, item.retired_ms, now)
@@ -148,12 +139,12 @@ class TransactionTable:
         return now.monotonic_ms + max(self._expiration_ms - idle_ms, 0)
 
     def is_over(self, name: str) -> bool:
-        """Whether the name is a retired group's. It expires as a whole and is not used again (R32)."""
+        """Whether the name is that of a retired group, which expires as a whole and is not reused (R32)."""
         group = self.groups.get(name)
         return group is not None and group.is_retired
 
     def _settle(self, group: TransactionGroup, used_ms: int, now: Instant) -> None:
-        """Schedule the expiration of a retired group, counted from its last use, once no writer is open."""
+        """Schedule the expiration of a retired group without open writers, counted from its last use."""
         key = (group.name, NO_PRODUCER_ID)
         deadline_ms = self._idle.pop(key, None)
         if group.open or not self.is_over(group.name):
@@ -182,7 +173,7 @@ class TransactionTable:
             self._idle.pop((group.name, NO_PRODUCER_ID), None)
 
     def _set_timeout(self, transaction: Transaction, now: Instant) -> None:
-        """Set an Ongoing transaction's deadline. Time under an earlier coordinator counts by wall clock."""
+        """Set the deadline of an Ongoing transaction. The wall clock measures the time since its start."""
         key = transaction.key
         known = self._timeouts.get(key)
         if known is not None and known[1] == transaction.start_ms:

@@ -1,19 +1,18 @@
-"""One transaction and its states: immutable values. Each transition is a function that returns the next
-value.
+"""One transaction as an immutable value. Each state transition is a method that returns the next value.
 
     Empty ──begin──► Ongoing ──prepare──► PrepareCommit ──complete──► CompleteCommit ──begin──► …
                              └─────────► PrepareAbort  ──complete──► CompleteAbort  ──begin──► …
 
-Each transaction has its own (producer id, epoch) (KIP-890, R31). ``prepare`` moves to the next epoch,
-which the markers and the next transaction carry. So late requests and batches of an earlier transaction
+Each transaction has its own (producer id, epoch) (KIP-890, R31). ``prepare`` increments the epoch, and the
+markers and the next transaction use the new epoch. So late requests and batches of an earlier transaction
 are recognized by their epoch and refused.
 
-=============== ========================================================================================
-Empty has an identity, nothing written. AddPartitions begins Ongoing AddPartitions adds; EndTxn, a new
-producer, or the timeout prepares PrepareX decided (R32). Markers go to every partition; requests to
-begin or end must be retried CompleteX every marker is written. As Empty; a repeated EndTxn gets the
-first response ===============
-========================================================================================
+===============  ====================================================================================
+Empty            has an identity, but nothing is written; AddPartitions begins a transaction
+Ongoing          AddPartitions adds partitions; EndTxn, a new producer or the timeout prepares
+PrepareX         decided (R32); markers are being written, and requests to begin or end must be retried
+CompleteX        all markers are written; like Empty, and a repeated EndTxn gets the first response
+===============  ====================================================================================
 """
 
 # Tests: tests/transactions/test_machine.py
@@ -32,11 +31,11 @@ NO_BATCH: Final = -1
 NO_WRITER: Final = ""
 
 Key = tuple[str, int]
-"""(name, NO_PRODUCER_ID) of a transactional id; (application id, producer id) of a group's writer."""
+"""(name, NO_PRODUCER_ID) for a transactional id, (application id, producer id) for a group's writer."""
 
 
 class TransactionState(enum.Enum):
-    """Transaction states with the protocol's names. Their order is the number on disk: never change it."""
+    """The states, with the protocol's names. Their order is their number on disk, so never change it."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -62,7 +61,7 @@ def in_order(partitions: Iterable[TxnPartition]) -> list[TxnPartition]:
 
 
 class Identity(NamedTuple):
-    """A producer id, and the only epoch that may use the id."""
+    """A producer id and its current epoch, the only one that may be used."""
 
     producer_id: int
     producer_epoch: int
@@ -74,22 +73,22 @@ NO_IDENTITY: Final = Identity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 class Transaction(NamedTuple):
     """The latest transaction of a transactional id or of a group's writer.
 
-    Invariant: only an open transaction has partitions and a start; only a prepared one has a next
-    producer id.
+    Invariants: only an open transaction has partitions and a start. Only a prepared one has a next producer
+    id.
     """
 
     name: str  #: the transactional id; for a group's writer, the application id
     producer_id: int
-    producer_epoch: int  #: Ongoing: of its batches. Prepared: of its markers. Else: of the next batches
+    producer_epoch: int  #: Ongoing: of its batches; prepared: of its markers; otherwise: of the next batches
     state: TransactionState
-    timeout_ms: int  #: an open transaction is aborted this long after its start
-    start_ms: int  #: wall clock; NO_TIMESTAMP when no transaction is open
+    timeout_ms: int  #: an Ongoing transaction is aborted when it lasts longer
+    start_ms: int  #: wall clock; NO_TIMESTAMP if no transaction is open
     update_ms: int  #: wall clock of the last record
-    partitions: frozenset[TxnPartition] = frozenset()  #: the partitions that get a marker
-    #: the producer that made the decision or requested the identity; its repeated request gets the same
-    #: response. NO_IDENTITY if another party decided: then the producer is fenced
+    partitions: frozenset[TxnPartition] = frozenset()  #: the partitions that need a marker
+    #: The producer that made the decision or requested the identity. If it repeats its request, it gets the
+    #: same response. NO_IDENTITY after a timeout or a decision for a newer producer: the producer is fenced.
     ended: Identity = NO_IDENTITY
-    next_producer_id: int = NO_PRODUCER_ID  #: used after the last epoch: the id whose epoch 0 is next
+    next_producer_id: int = NO_PRODUCER_ID  #: if no epoch is left: the id that is used next, from epoch 0
     writer_name: str = NO_WRITER
     batch_id: int = NO_BATCH
 
@@ -103,7 +102,7 @@ class Transaction(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """The identity whose requests are accepted at present."""
+        """The only identity whose requests are accepted at present."""
         if self.next_producer_id != NO_PRODUCER_ID:
             return Identity(self.next_producer_id, 0)
         return Identity(self.producer_id, self.producer_epoch)
@@ -114,21 +113,19 @@ class Transaction(NamedTuple):
 
     @property
     def is_commit(self) -> bool:
-        """Whether a decided transaction was committed."""
+        """Whether a decided transaction is committed rather than aborted."""
         return self.state in COMMITTING
 
     @property
     def needs_producer_id(self) -> bool:
-        """Whether the next epoch is the last one, so that another id must follow (KIP-360).
+        """Whether only the last epoch is left, so that another producer id must follow (KIP-360).
 
-        Only markers use the last epoch, so that an epoch is always left for fencing.
+        The last epoch is reserved for markers, so that there is always an epoch for fencing.
         """
         return self.producer_epoch + 1 >= MAX_PRODUCER_EPOCH
 
-    # --- transitions -----------------------------------------------------------------------------
-
     def with_partitions(self, partitions: Iterable[TxnPartition], wall_ms: int) -> Transaction:
-        """Return the transaction as Ongoing, with these partitions added."""
+        """Return the transaction in state Ongoing, with ``partitions`` added."""
         begins = self.state is not TransactionState.ONGOING
         return self._replace(
             state=TransactionState.ONGOING,
@@ -140,7 +137,7 @@ class Transaction(NamedTuple):
 
     @property
     def epoch_after_end(self) -> int:
-        """The producer epoch after the decision; every transaction has its own (R31, KIP-890)."""
+        """The producer epoch after the decision, because every transaction has its own (R31, KIP-890)."""
         return self.producer_epoch + 1
 
     def prepared(
@@ -163,7 +160,7 @@ class Transaction(NamedTuple):
         return decided if self.partitions else decided.completed(wall_ms)
 
     def completed(self, wall_ms: int) -> Transaction:
-        """Return the completed transaction. All markers must be written."""
+        """Return the transaction as complete. The caller ensures that all markers are written."""
         producer_id, producer_epoch = self.identity
         return self._replace(
             producer_id=producer_id,
@@ -178,16 +175,11 @@ class Transaction(NamedTuple):
     def renewed(
         self, wall_ms: int, *, timeout_ms: int, requester: Identity, reserved_producer_id: int
     ) -> Transaction:
-        """Return an Empty transaction for a new producer: next epoch, or epoch 0 of the reserved id (R34)."""
+        """Return an Empty transaction for a new producer, with the next epoch, or with the reserved id and
+        epoch 0 if no epoch is left (R34)."""
         identity = Identity(self.producer_id, self.producer_epoch + 1)
         if self.needs_producer_id:
             identity = Identity(reserved_producer_id, 0)
         return Transaction(
-            self.name,
-            *identity,
-            TransactionState.EMPTY,
-            timeout_ms,
-            NO_TIMESTAMP,
-            wall_ms,
-            ended=requester,
+            self.name, *identity, TransactionState.EMPTY, timeout_ms, NO_TIMESTAMP, wall_ms, ended=requester
         )

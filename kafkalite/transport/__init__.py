@@ -1,8 +1,8 @@
 """The Transport interface, which opens and accepts byte streams.
 
-I/O code uses this interface and never sockets. A protocol object is connected and receives bytes
-through ``get_buffer`` and ``buffer_updated``. ``tcp`` is the network, ``inproc`` joins two protocols in
-one process without a socket.
+I/O code uses this interface and never sockets. A protocol object is connected and receives bytes through
+``get_buffer`` and ``buffer_updated``. ``tcp`` is the network; ``inproc`` joins two protocols in one process
+without a socket.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def register_scheme(scheme: str, factory: Callable[[], Transport]) -> None:
 
 
 def has_own_name(address: str) -> bool:
-    """Whether ``address`` has a registered scheme, so that it is a name and not a host and port."""
+    """Whether ``address`` has a registered scheme, so that it is a name instead of a host and port."""
     return any(address.startswith(scheme) for scheme in _factories)
 
 
 def transport_for(address: str) -> Transport:
-    """Return the transport for ``address``: a registered scheme's, or TCP for ``host:port``."""
+    """Return the transport for ``address``: that of a registered scheme, or TCP for ``host:port``."""
     for scheme, factory in _factories.items():
         if address.startswith(scheme):
             return factory()

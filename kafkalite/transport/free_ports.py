@@ -1,4 +1,4 @@
-"""Free ports for servers that need their port numbers before they start, such as the voters of a quorum."""
+"""Finds free ports for servers that must know their port numbers before they start, such as voters."""
 
 # Tests: tests/testing/test_process_cluster.py
 

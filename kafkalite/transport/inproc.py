@@ -1,17 +1,17 @@
-"""Streams between two protocols in one process: no socket, no kernel, the same bytes.
+"""Streams between two protocols in one process: the same bytes, without a socket or the kernel.
 
-A listener registers a name for the whole process. Connecting joins two ends; each is an
-``asyncio.Transport`` in the event loop of its own side. The two loops may run in two threads.
+A listener registers a name for the whole process. Connecting joins two ends. Each end is an
+``asyncio.Transport`` in the event loop of its side. The two loops may run in two threads.
 
-Data that one end writes waits, uncopied, in the other end's ``_arrived`` queue until the other's loop
-calls ``_deliver``, which copies it into the protocol's own buffer, as a kernel would. So a protocol
-cannot tell an end from a socket, and is never called from inside its peer's call.
+Data that one end writes waits, without a copy, in the other end's ``_arrived`` queue until that end's loop
+calls ``_deliver``, which copies the data into the protocol's own buffer, as a kernel would. So a protocol
+cannot distinguish an end from a socket, and is never called from inside its peer's call.
 
-Two threads share an end without a lock. Each field has one writing side, named below; a deque's append
-and popleft are atomic; and each side checks again after it has announced that it stops. The reader
-clears ``_is_scheduled`` and then looks at the queue, the writer appends and then looks at
-``_is_scheduled``. The writer sets ``_is_paused`` and then looks at what was taken, the reader counts
-what it took and then looks at ``_is_paused``. So no wake-up is lost, and an extra one does nothing.
+Two threads share an end without a lock. Each field has one writing side, named below. A deque's append and
+popleft are atomic. Each side checks again after it has announced that it stops: the reader clears
+``_is_scheduled`` and then checks the queue, and the writer appends and then checks ``_is_scheduled``. The
+writer sets ``_is_paused`` and then checks the number of bytes taken, and the reader counts the bytes taken
+and then checks ``_is_paused``. So no wake-up is lost, and an extra wake-up does nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kafkalite.transport.stream_end import StreamEnd
 
 _SCHEME: Final = "inproc://"
 
-# The most that one call of the loop delivers, so that other callbacks run in between.
+# The most bytes that one callback delivers, so that other callbacks of the loop run in between.
 _DELIVERY_BYTES: Final = 1 * MIB
 
 _listeners: dict[str, InprocListener] = {}
@@ -41,7 +41,7 @@ _EOF: Final = memoryview(b"")
 
 
 class InprocTransport:
-    """Connects and listens at ``inproc://name``. ``inproc://`` alone listens at a new name."""
+    """Connects and listens at ``inproc://name``. Listening at ``inproc://`` chooses a new name."""
 
     async def connect(self, address: str, protocol_factory: Callable[[], P]) -> P:
         listener = _listeners.get(address)
@@ -92,7 +92,7 @@ class InprocListener:
         return f"<InprocListener {self.address}>"
 
     def accept(self, end: InprocEnd) -> None:
-        """Have the listener's loop open ``end``. Thread-safe. Raises RuntimeError if the loop is closed."""
+        """Let the listener's loop open ``end``. Thread-safe. Raises RuntimeError if the loop is closed."""
         self.loop.call_soon_threadsafe(self._open, end)
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class InprocListener:
 
 
 class InprocEnd(StreamEnd):
-    """One end of a pair. Only its own loop calls it, except the methods of "the peer's side"."""
+    """One end of a pair. Methods are called in its own loop unless documented as called by the peer."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, peername: tuple[str, int], sockname: tuple[str, int]
@@ -123,8 +123,8 @@ class InprocEnd(StreamEnd):
         self._peer = self
         self._call: Callable[..., Any] = loop.call_soon_threadsafe
         self._is_open = False
-        # Also written by the peer's side, as is _is_scheduled:
-        self._arrived: deque[memoryview] = deque()  # the peer appends, this side takes
+        # Also written by the peer's side, like _is_scheduled:
+        self._arrived: deque[memoryview] = deque()  # the peer appends, this side removes
         self._was_reset = False  # set by the peer, once
 
     def __repr__(self) -> str:
@@ -132,13 +132,11 @@ class InprocEnd(StreamEnd):
         name, number = self.get_extra_info("sockname")
         return f"<InprocEnd {name}#{number} {state}, {self.get_write_buffer_size()} bytes to send>"
 
-    # --- opening ----------------------------------------------------------------------------------
-
     def join(self, peer: InprocEnd) -> None:
-        """Connect the two ends to each other, before either is opened."""
+        """Connect the two ends to each other, before either end is opened."""
         self._peer, peer._peer = peer, self
         if self._loop is peer._loop:
-            # How the other side wakes this one: within one loop there is no need to interrupt its select.
+            # Wakes the other side. Within one loop, its select need not be interrupted.
             self._call = peer._call = self._loop.call_soon
 
     def open(self, protocol: asyncio.BufferedProtocol) -> None:
@@ -153,10 +151,8 @@ class InprocEnd(StreamEnd):
         self._is_closing = True
         self._peer._reset()
 
-    # --- asyncio.Transport: writing -------------------------------------------------------------------
-
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue ``data`` for the peer. It is not copied: the caller must not change it."""
+        """Queue ``data`` for the peer. It is not copied, so the caller must not change it."""
         if self._is_closing or self._has_sent_eof or self._peer._is_closing or not data:
             return
         view = memoryview(data)
@@ -174,10 +170,8 @@ class InprocEnd(StreamEnd):
         self._peer._receive(_EOF)
 
     def get_write_buffer_size(self) -> int:
-        """Return how many written bytes the peer's protocol has not received and may still receive."""
+        """Return the number of written bytes that are still to be delivered to the peer's protocol."""
         return 0 if self._peer._is_closing else self._sent_bytes - self._peer._taken_bytes
-
-    # --- asyncio.Transport: reading -------------------------------------------------------------------
 
     def _receive(self, data: memoryview) -> None:
         """Queue data that the peer wrote. Called by the peer's side."""
@@ -188,7 +182,7 @@ class InprocEnd(StreamEnd):
             self._wake()
 
     def _wake(self) -> None:
-        """Have this end's loop call ``_deliver``. Called by either side."""
+        """Let this end's loop call ``_deliver``. Called by either side."""
         self._is_scheduled = True
         try:
             self._call(self._deliver, context=self._context)
@@ -252,8 +246,6 @@ class InprocEnd(StreamEnd):
         except Exception as error:
             self._fail(error)
         return filled
-
-    # --- closing --------------------------------------------------------------------------------------
 
     def _reset_peer(self) -> None:
         self._peer._reset()

@@ -1,4 +1,4 @@
-"""The interface of a transport: connect and listen. It has a real and an in-process implementation."""
+"""The interface of a transport: connect and listen. TCP and in-process streams implement it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Listener(Protocol):
 
     @property
     def address(self) -> str:
-        """The address to connect to: port 0 and the empty inproc name are resolved."""
+        """The address to connect to. Port 0 or an empty inproc name is replaced by the chosen one."""
         ...
 
     def close(self) -> None:
@@ -23,12 +23,12 @@ class Listener(Protocol):
         ...
 
     async def wait_closed(self) -> None:
-        """Return when the address is free. Close accepted connections first: some loops wait for them."""
+        """Wait until the address is free. Close accepted connections first: some loops wait for them."""
         ...
 
 
 class Transport(Protocol):
-    """Opens and accepts streams. Has no state of its own: two instances of a kind are interchangeable.
+    """Opens and accepts streams. It has no state, so two instances of a class are interchangeable.
 
     Each connection gets an ``asyncio.BufferedProtocol`` from the factory and calls it as asyncio's own
     transports do: ``connection_made`` with an ``asyncio.Transport``, then ``get_buffer`` and
@@ -39,14 +39,14 @@ class Transport(Protocol):
     async def connect(self, address: str, protocol_factory: Callable[[], P]) -> P:
         """Return the connected protocol after its ``connection_made`` was called.
 
-        Raises ConnectionFailedError if there is no listener, ConfigError if ``address`` is malformed.
+        Raises ConnectionFailedError if there is no listener, and ConfigError if ``address`` is malformed.
         There is no timeout; cancel the call instead.
         """
         ...
 
     async def listen(self, address: str, protocol_factory: ProtocolFactory) -> Listener:
-        """Accept connections in the running event loop, with a new protocol for each.
+        """Accept connections in the running event loop, with a new protocol for each connection.
 
-        Raises ListenError if the address is taken or unavailable, ConfigError if it is malformed.
+        Raises ListenError if the address is in use or unavailable, and ConfigError if it is malformed.
         """
         ...

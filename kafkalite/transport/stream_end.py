@@ -1,8 +1,8 @@
-"""StreamEnd: the common base of the ends of all streams without a socket.
+"""StreamEnd: the common base class of the ends of all streams without a socket.
 
-The state of an ``asyncio.Transport``: its protocol, whether it reads, its write buffer limits, how it
-closes. How bytes travel is up to the subclass: ``InprocEnd`` joins two protocols of one process,
-``SimEnd`` two processes of a simulation.
+It has the state of an ``asyncio.Transport``: the protocol, whether it reads, its write buffer limits, and how
+it closes. Subclasses transfer the bytes: ``InprocEnd`` joins two protocols of one process, ``SimEnd`` two
+processes of a simulation.
 """
 
 # Tests: tests/transport/test_seam.py, tests/sim/test_network.py
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from kafkalite.limits import KIB
 
-# As in asyncio's transports: writers pause above the first value and resume at or below the second.
+# As in asyncio's transports, writers pause above the first value and resume at or below the second.
 _HIGH_WATER_BYTES: Final = 64 * KIB
 _LOW_WATER_BYTES: Final = 16 * KIB
 
@@ -39,15 +39,13 @@ class StreamEnd(asyncio.Transport):
         self._arrived: deque[Any] = deque()
         self._is_scheduled = False
         self._sent_bytes = 0
-        self._taken_bytes = 0  # bytes of the received data
+        self._taken_bytes = 0  # the received bytes that the protocol has taken
         self._high_water_bytes = _HIGH_WATER_BYTES
         self._low_water_bytes = _LOW_WATER_BYTES
 
-    # --- what differs
-
     @abstractmethod
     def get_write_buffer_size(self) -> int:
-        """Return how many written bytes the peer's protocol has not received and may still receive."""
+        """Return the number of written bytes that are still to be delivered to the peer's protocol."""
 
     @abstractmethod
     def _wake(self) -> None:
@@ -64,8 +62,6 @@ class StreamEnd(asyncio.Transport):
     @abstractmethod
     def _end(self, error: Exception | None) -> None:
         """Stop, and call ``_lose`` soon."""
-
-    # --- asyncio.Transport: reading
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         assert self._protocol is not None, "the transport is not open"
@@ -100,8 +96,6 @@ class StreamEnd(asyncio.Transport):
             if not keep_open:
                 self.close()
 
-    # --- asyncio.Transport: writing
-
     def can_write_eof(self) -> bool:
         return True
 
@@ -135,10 +129,8 @@ class StreamEnd(asyncio.Transport):
             if self._protocol is not None:
                 self._protocol.resume_writing()
 
-    # --- asyncio.Transport: closing
-
     def close(self) -> None:
-        """End the stream after the peer has received all written data. ``connection_lost`` is called soon."""
+        """End the stream after the peer has received all written data. ``connection_lost`` follows."""
         if not self._is_closing:
             self.write_eof()
             self._end(None)

@@ -11,10 +11,10 @@ from typing import Final
 from kafkalite.errors import ConfigError, ConnectionFailedError, ListenError
 from kafkalite.transport.seam import Listener, P, ProtocolFactory
 
-# Connections waiting to be accepted. A thousand clients may reconnect at once after a restart.
+# The number of connections that may wait to be accepted. Many clients may reconnect at once after a restart.
 _BACKLOG: Final = 1024
 
-# A silent peer is detected after 60 s and six probes, two minutes in all; the kernel's default is two hours.
+# A silent peer is detected after 60 s and six probes, two minutes in all. The kernel's default is two hours.
 _KEEPALIVE_IDLE_S: Final = 60
 _KEEPALIVE_INTERVAL_S: Final = 10
 _KEEPALIVE_PROBES: Final = 6
@@ -27,7 +27,7 @@ _REASONS: Final = {
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Parse ``host:port`` or ``[v6 address]:port`` into (host, port). Raises ConfigError."""
+    """Parse ``host:port`` or ``[IPv6 address]:port`` into (host, port). Raises ConfigError."""
     host, colon, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -41,12 +41,12 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def format_address(host: str, port: int) -> str:
-    """Return the text that ``parse_address`` parses."""
+    """Return the address as text, in the form that ``parse_address`` parses."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class TcpTransport:
-    """TCP with TCP_NODELAY, since requests are small and awaited, and with SO_KEEPALIVE."""
+    """TCP with SO_KEEPALIVE, and with TCP_NODELAY because requests are small and awaited."""
 
     async def connect(self, address: str, protocol_factory: Callable[[], P]) -> P:
         host, port = parse_address(address)

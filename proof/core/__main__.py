@@ -1,7 +1,7 @@
-"""Many seeds of the core model on all cores: ``python -m proof.core --seeds 1000``.
+"""Runs many seeds of the core model on all cores: ``python -m proof.core --seeds 1000``.
 
-``--mutant NAME`` removes one rule, ``--mutants`` each in turn, and prints how often that was found. The
-exit code is 0 if no seed fails with all rules in force and every removed rule was found, else 1.
+``--mutant NAME`` removes one rule, and ``--mutants`` removes each rule in turn and prints how often that was
+found. The exit code is 0 if no seed fails with all rules active and every removed rule was found, else 1.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Found = tuple[int, bool, str]
 
 
 def run_seeds(job: tuple[str, int, int]) -> list[Found]:
-    """Return (seed, fsync, violation) of each failing seed of a chunk."""
+    """Return (seed, fsync, violation) for each failing seed of a chunk."""
     mutant, first, count = job
     logging.disable(logging.CRITICAL)
     found: list[Found] = []
@@ -48,7 +48,7 @@ def run_seeds(job: tuple[str, int, int]) -> list[Found]:
 
 
 def directed(mutant: str) -> str | None:
-    """Return the violation that the mutant's own schedule finds; None if it has none."""
+    """Return the violation that the mutant's own schedule finds, or None if there is none."""
     schedule = DIRECTED.get(mutant)
     if schedule is None:
         return None
@@ -62,7 +62,7 @@ def _say(line: str) -> None:
 
 
 def _run(pool: multiprocessing.pool.Pool, mutant: str, first: int, seeds: int) -> bool:
-    """Print a line about one mutant, or about none. Return whether the result is as expected."""
+    """Print a line about one mutant, or about the unchanged rules. Return whether it is as expected."""
     began = time.monotonic()
     jobs = [
         (mutant, start, min(CHUNK, first + seeds - start)) for start in range(first, first + seeds, CHUNK)

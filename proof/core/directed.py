@@ -1,20 +1,20 @@
-"""Directed schedules: each violates an invariant when one rule is removed, and none while all are in
-force.
+"""Directed schedules: each violates an invariant if its rule is removed, and none with all rules active.
 
-They cover the rules whose loss random seeds rarely find, and a few whose story is worth reading.
-``DIRECTED`` is {mutant: schedule}; a schedule returns None, or the violation. Brokers are 1, 2 and 3;
-broker 1 leads in epoch 0, and all three are in sync. Schedules in which a power failure loses records
-run on the page cache, without fsync.
+They cover the rules whose removal random seeds rarely find, and some with an instructive history.
+``DIRECTED`` is {mutant: schedule}. A schedule returns the violation, or None. Brokers are 1, 2 and 3; broker
+1 leads in epoch 0, and all three are in sync. Schedules in which a power failure loses records use the page
+cache without fsync.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Final
 
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from proof.core.parts import Message, ViolationError
-from proof.core.world import World
+from proof.core.world import NEVER_MS, World
 
 
 class Stage(World):
@@ -29,7 +29,7 @@ class Stage(World):
             self.check()
 
     def take(self, kind: str) -> Message:
-        """Take the first message of a kind off the network; the others are lost."""
+        """Remove and return the first message of a kind. The other messages are lost."""
         message = next(one for one in self.network if one.kind == kind)
         self.network.clear()
         return message
@@ -54,13 +54,13 @@ class Stage(World):
         return value
 
     def tell(self, *node_ids: int, number: int = -1) -> None:
-        """Publish the metadata of ``images[number]`` to brokers."""
+        """Publish the metadata of ``images[number]`` to the brokers."""
         for node_id in node_ids:
             self.publish(self.brokers[node_id], number % len(self.images))
             self.check()
 
     def shrink(self, leader: int, gone: int) -> None:
-        """Let ``leader`` remove ``gone``, which no longer fetches, from the ISR."""
+        """Let ``leader`` remove ``gone``, which has stopped fetching, from the ISR."""
         self.now_ms += 100
         others = [one for one in self.state.isr if one not in (leader, gone)]
         self.replicate(*others)
@@ -69,7 +69,7 @@ class Stage(World):
         assert gone not in self.state.isr
 
     def lose(self, node_id: int) -> None:
-        """Cut the power: all of the page cache is lost."""
+        """Cut the power of a node, whose page cache is lost."""
         broker = self.brokers[node_id]
         self.crash(broker, "kill")
         broker.fs = MemoryFileSystem(crashable=True)
@@ -178,7 +178,7 @@ def unsynced_follower() -> None:
 
 
 def change_in_flight() -> None:
-    """The controller has admitted a replica, and its leader has not received that yet (KIP-497)."""
+    """The controller has admitted a replica, but its leader has not yet received that (KIP-497)."""
     stage = _stage()
     stage.shrink(1, 3)
     stage.fetch(stage.brokers[3])
@@ -237,7 +237,7 @@ def late_duplicate() -> None:
 
 
 def stale_broker_epoch() -> None:
-    """A fetch of a process that has since lost its page cache counts as proof that it is in sync."""
+    """A fetch by a process that has since lost its page cache counts as proof that the replica is in sync."""
     stage = _stage()
     stage.write(1)
     stage.replicate(2, 3)
@@ -285,8 +285,81 @@ def last_replica_standing() -> None:
     stage.return_of(1)
 
 
+def longest_log() -> None:
+    """A deposed leader has a long end that was never committed; then all brokers are killed."""
+    stage = _stage(fsync=True)
+    for _ in range(5):
+        stage.write(1)
+    stage.network.clear()
+    stage.fence(1)
+    stage.tell(2, 3)
+    value = stage.write(2, producer=1)
+    stage.replicate(3, rounds=3)
+    assert stage.is_acknowledged(value)
+    for node_id in (1, 2, 3):
+        stage.crash(stage.brokers[node_id], "kill")
+        stage.fence(node_id)
+        stage.brokers[node_id].boot()
+    for node_id in (1, 2, 3):
+        stage.return_of(node_id)
+    stage.tell(1, 2, 3)
+    for node_id in (1, 2, 3):
+        stage.report(stage.brokers[node_id])
+    assert stage.state.leader > 0
+    stage.check()
+
+
+def short_leader() -> None:
+    """The leader's disk loses all, and it leads again, because the other member does not return in time.
+    The third replica never stopped: it was cut off, and has the records."""
+    stage = _stage(fsync=True)
+    value = stage.write(1)
+    stage.replicate(2, 3, rounds=3)
+    assert stage.is_acknowledged(value) and stage.brokers[3].partition.high_watermark == 1
+    stage.fence(3)
+    stage.crash(stage.brokers[2], "kill")
+    stage.fence(2)
+    stage.lose(1)
+    stage.may_be_short = True
+    stage.return_of(1)
+    stage.report(stage.brokers[1])
+    assert stage.state.leader == -1
+    stage.recover(NEVER_MS)
+    assert stage.state.leader == 1
+    stage.tell(1, 3)
+    stage.unfence(3)
+    for _ in range(3):
+        stage.replicate(3)
+        stage.tell(1, 3)
+        stage.replicate(1)
+    stage.may_be_short = False
+    stage.check()
+    if stage.state.leader != 3:
+        raise ViolationError(f"R50: a leader without a committed record stays: {stage.state}")
+
+
+def below_committed() -> None:
+    """The same loss, when the metadata has the high watermark: the empty log must not lead."""
+    stage = _stage(fsync=True)
+    value = stage.write(1)
+    stage.replicate(2, 3, rounds=3)
+    assert stage.is_acknowledged(value)
+    stage.checkpoint(1)
+    stage.fence(3)
+    stage.crash(stage.brokers[2], "kill")
+    stage.fence(2)
+    stage.lose(1)
+    stage.may_be_short = True
+    stage.return_of(1)
+    stage.report(stage.brokers[1])
+    stage.recover(NEVER_MS)
+    stage.tell(1)
+    if stage.state.leader == 1:
+        raise ViolationError(f"R48: a log that ends below the high watermark leads: {stage.state}")
+
+
 def marker_of_the_unregistered() -> None:
-    """Power fails; the broker boots and is stopped in order before it has registered."""
+    """The power fails. The broker boots, and is stopped in an orderly way before it has registered."""
     stage = _stage()
     value = stage.write(1)
     stage.replicate(2, 3)
@@ -299,6 +372,55 @@ def marker_of_the_unregistered() -> None:
     stage.brokers[3].boot()
     stage.register(stage.brokers[3])
     stage.check()
+
+
+def silent_follower() -> None:
+    """A follower fetches and fetches, and no response arrives."""
+    stage = _stage()
+    stage.write(1)
+    stage.replicate(2)
+    for _ in range(4):
+        stage.now_ms += 30
+        stage.fetch(stage.brokers[3])
+        stage.deliver(stage.network.pop(0))
+        stage.network.clear()
+    stage.replicate(2)
+    stage.propose(stage.brokers[1], 50)
+    stage.drain()
+    if 3 in stage.state.isr:
+        raise ViolationError("R15: a follower that receives nothing stays in the ISR")
+
+
+def names_after_truncation() -> None:
+    """The power fails just after a truncation that removed whole segments."""
+    for seed in range(8):
+        stage = _stage(fsync=True)
+        broker = stage.brokers[1]
+        for _ in range(3):
+            stage.write(1)
+            broker.log.roll()
+        broker.log.truncate_to(1)
+        left = broker.segment_names()
+        broker.fs.crash(random.Random(seed))
+        if returned := broker.segment_names() - left:
+            raise ViolationError(f"R4: a truncation had removed {sorted(returned)}")
+
+
+def failed_sync() -> None:
+    """A sync fails, the next one succeeds and writes nothing, and the power fails."""
+    stage = _stage(fsync=True)
+    broker = stage.brokers[1]
+    stage.write(1, synced=False)
+    broker.fs.fail_next_sync(loses_pages=True)
+    broker.sync()
+    if broker.log.offline_reason is not None:
+        return
+    broker.sync()
+    told = broker.log.synced_end_offset
+    stage.crash(broker, "power")
+    broker.boot()
+    if broker.log.log_end_offset < told:
+        raise ViolationError(f"R26: synced up to {told}, and the log ends at {broker.log.log_end_offset}")
 
 
 def _outcome(schedule: Callable[[], None]) -> Callable[[], str | None]:
@@ -317,6 +439,7 @@ DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
     "R3-any-answer": _outcome(any_answer),
     "R3-epoch-unchecked": _outcome(old_epoch_fetch),
     "R4-truncate-to-hw": _outcome(truncate_to_high_watermark),
+    "R4-names-unsynced": _outcome(names_after_truncation),
     "R5-keep-empty-epochs": _outcome(empty_epoch),
     "R7-leader-unsynced": _outcome(unsynced_leader),
     "R7-follower-leo": _outcome(unsynced_follower),
@@ -326,6 +449,12 @@ DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
     "R13-no-cas": _outcome(late_duplicate),
     "R13-no-broker-epoch": _outcome(stale_broker_epoch),
     "R14-revert": _outcome(reverted_proposal),
+    "R15-any-fetch": _outcome(silent_follower),
     "R16-no-elr": _outcome(last_replica_standing),
+    "R26-sync-retried": _outcome(failed_sync),
     "R21-marker-unregistered": _outcome(marker_of_the_unregistered),
+    "R46-longest": _outcome(longest_log),
+    "R48-clamped": _outcome(below_committed),
+    "R49-any-truncation": _outcome(short_leader),
+    "R50-short-leader-stays": _outcome(short_leader),
 }

@@ -1,27 +1,25 @@
 """The core model: one partition's real replicas and the real controller, in a world drawn from a seed.
 
-No event loop and no socket: each step is one event in a ``proof.core.world.World``, chosen by the
-seed's own weights. The invariants are checked after each step; after healing, that replicas converge
-(L1) and that every producer finishes (L2).
+There is no event loop and no socket. Each step is one event in a ``proof.core.world.World``, chosen with
+weights drawn from the seed. After each step the invariants are checked. After healing, the replicas must
+converge (L1) and every producer must finish (L2).
 
-``run_core_seed(seed, fsync=...)`` returns None, or the violation. ``python -m proof.core --seeds 1000``
-runs many on all cores, ``--mutant`` with one rule removed.
+``run_core_seed(seed, fsync=...)`` returns the violation, or None. ``python -m proof.core --seeds 1000`` runs
+many seeds on all cores, with ``--mutant`` without one rule.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from kafkalite.errors import KafkaliteError
-from kafkalite.protocol.messages.cluster import CheckpointHighWatermarksRequest, PartitionHighWatermark
-from proof.core.parts import TOPIC_ID, Broker, ViolationError
-from proof.core.world import (
-    BROKERS,
-    NEVER_MS,
-    World,
-)
+from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition
+from kafkalite.replication.follower import FetchPosition
+from proof.core.parts import Broker, Message, ViolationError
+from proof.core.world import BROKERS, NEVER_MS, World
 
 STEPS: Final = 400
 
@@ -46,12 +44,14 @@ class RandomWorld(World):
             self._step_timeout: rng.choice([1, 4]),
             self._step_fence: fault * rng.choice([0, 1, 3]),
             self._step_unfence: rng.choice([2, 5, 10]),
+            self._step_report: rng.choice([2, 5, 10]),
             self._step_move: fault * rng.choice([0, 0, 1, 3]),
             self._step_crash: fault * rng.choice([0, 1, 3]),
             self._step_restart: rng.choice([2, 5, 10]),
             self.consume: 3.0,
             self._step_checkpoint: rng.choice([0, 1]),
             self._step_delete: fault * rng.choice([0, 0, 0, 0.5]),
+            self.forge: rng.choice([0, 0, 0, 0.2]),
         }
         self._actions = list(weights)
         self._bounds: list[float] = []
@@ -80,12 +80,48 @@ class RandomWorld(World):
         if self.rng.random() >= self.duplicates:
             del self.network[number]
         if self.rng.random() > self.losses:
-            self.deliver(message)
+            self.deliver(self._damaged(message) if self.rng.random() < 0.02 else message)
+
+    def _damaged(self, message: Message) -> Message:
+        """Return a fetch response with one bit flipped in its last record, and any other message as it is."""
+        if message.kind != "fetched" or not message.body[2]:
+            return message
+        *rest, data = message.body
+        return replace(message, body=(*rest, data[:-1] + bytes([data[-1] ^ 1])))
 
     def _step_sync(self) -> None:
         broker = self._any()
-        if broker.is_up and broker.sync():
+        if broker.is_up and self.fsync and self.rng.random() < 0.01:
+            self._fail_sync(broker)
+        elif broker.is_up and broker.sync():
             self.acknowledge(broker)
+
+    def on_fetched(
+        self, broker: Broker, position: FetchPosition, answer: ReplicaFetchedPartition, data: bytes
+    ) -> None:
+        """Process a fetch response, and note the segments that a truncation removes."""
+        truncations, before = broker.log.recovery_point.truncations, broker.segment_names()
+        super().on_fetched(broker, position, answer, data)
+        if broker.log.recovery_point.truncations != truncations:
+            broker.truncated_names |= before - broker.segment_names()
+            if broker.truncated_names and self.fsync and self.rng.random() < 0.3:
+                self.crash(broker, "power")
+
+    def crash(self, broker: Broker, kind: str) -> None:
+        """Crash a broker. A segment that a truncation removed does not return (R4)."""
+        before = broker.segment_names()
+        super().crash(broker, kind)
+        if returned := (broker.truncated_names - before) & broker.segment_names():
+            raise ViolationError(f"R4: a truncation of {broker.log} had removed {sorted(returned)}")
+        broker.truncated_names.clear()
+
+    def _fail_sync(self, broker: Broker) -> None:
+        """Let a sync fail. A log that goes offline for that is recovered after a power loss (R26)."""
+        broker.fs.fail_next_sync(loses_pages=True)
+        broker.sync()
+        broker.fs.fail_next_sync(0)
+        if broker.log.offline_reason is not None:
+            self.crash(broker, "power")
 
     def _step_publish(self) -> None:
         broker = self._any()
@@ -108,6 +144,9 @@ class RandomWorld(World):
 
     def _step_unfence(self) -> None:
         self.unfence(self._any().node_id)
+
+    def _step_report(self) -> None:
+        self.report(self._any())
 
     def _step_move(self) -> None:
         self.move_leader(self._any().node_id)
@@ -140,9 +179,7 @@ class RandomWorld(World):
         if self.rng.random() < 0.3:
             broker.log.roll()
         if broker.leads:
-            partition = broker.partition
-            known = PartitionHighWatermark(TOPIC_ID, 0, partition.leader_epoch, partition.high_watermark)
-            self.command(CheckpointHighWatermarksRequest(broker.node_id, broker.broker_epoch, [known]))
+            self.checkpoint(broker.node_id)
 
     def _step_delete(self) -> None:
         broker = self._any()
@@ -152,9 +189,9 @@ class RandomWorld(World):
 
 
 def run_core_seed(seed: int, *, fsync: bool, steps: int = STEPS) -> str | None:
-    """Return the violation in the world of this seed, with its step; None if there is none.
+    """Return the violation in the world of this seed, with its step, or None.
 
-    A failed assertion of the product, or damage that it reports, is a violation too.
+    A failed assertion of the product, and damage that it reports, are violations too.
     """
     world = RandomWorld(seed, fsync=fsync)
     number = 0

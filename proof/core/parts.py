@@ -23,7 +23,7 @@ Entry = tuple[int, int, int, int, int]
 
 
 class ViolationError(Exception):
-    """An invariant does not hold."""
+    """Raised if an invariant does not hold."""
 
 
 class Broker:
@@ -40,6 +40,8 @@ class Broker:
         self.clean_epoch = -1  # from the marker found at the start
         self.last_epoch = -1
         self.life = 0
+        self.end_before = 0  # the log end when the last process died
+        self.truncated_names: set[str] = set()  # segments that this process removed by truncating
         self.is_up = False
         self.contents: list[Entry | None] = []
         self.sequences: dict[int, int] = {}
@@ -52,8 +54,10 @@ class Broker:
         elif end is not None:
             self.log = Log.open_clean(self.fs, DIRECTORY, self.config, end)
         else:
-            self.fs.sync_dir("/data")  # as LogStore does: the directory's own name may not be synced yet
-            self.log = Log.recover(self.fs, DIRECTORY, self.config, self.point)
+            self.fs.sync_dir("/data")  # like LogStore, because the directory's own name may not be synced yet
+            self.log = Log.recover(self.fs, DIRECTORY, self.config, self.point, may_lack_unsynced=True)
+        if self.log.log_end_offset > self.end_before:
+            raise ViolationError(f"R4: {self.log} ended at {self.end_before} when its process died")
         settings = PartitionSettings(min_insync_replicas=MIN_ISR)
         self.partition = Partition(TP, TOPIC_ID, self.log, broker_id=self.node_id, settings=settings)
         self.is_up = True
@@ -63,6 +67,10 @@ class Broker:
         self.waiting: list[Waiting] = []
         self.seen = (-1, -1)
         self.verified: object = None
+
+    def segment_names(self) -> set[str]:
+        names = self.fs.list_dir(DIRECTORY) if self.fs.exists(DIRECTORY) else ()
+        return {name for name in names if name.endswith(".log")}
 
     @property
     def is_registered(self) -> bool:
@@ -76,18 +84,26 @@ class Broker:
         """Run one round of group commit. Return whether the high watermark moved."""
         work = self.log.begin_sync()
         if work is not None:
-            work.run()
-            self.log.finish_sync(work, None)
+            try:
+                work.run()
+            except OSError as error:
+                self.log.finish_sync(work, error)
+            else:
+                self.log.finish_sync(work, None)
         return self.partition.on_synced()
 
 
 @dataclass(slots=True)
 class Producer:
-    """Retries unacknowledged batches, oldest first or not; the broker must restore the order."""
+    """Retries unacknowledged batches in any order. The broker must restore the order.
+
+    The oldest of them is among the last five batches that were sent (R28).
+    """
 
     producer_id: int
     next_sequence: int = 0
     unacknowledged: dict[int, None] = field(default_factory=dict)  # values, in order
+    is_forged: bool = False  # another client used its id: its own batches may be refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +118,8 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """``kind`` selects the method that receives it. A message to an earlier process of its receiver is
-    lost.
+    """A message in transit. ``kind`` selects the method that receives it. It is lost if the process of its
+    receiver has been replaced.
     """
 
     kind: str

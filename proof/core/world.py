@@ -1,13 +1,14 @@
-"""The world of the core model: three brokers, their controller, a network, two producers, and the
-invariants.
+"""The world of the core model: three brokers, their controller, a network, two producers, the invariants.
 
-Real are ``replication.Partition`` on a real ``storage.Log`` over a disk that loses unsynced data, and
-``metadata.controller.decide`` with its images. Simulated are the network (messages are lost,
-duplicated, reordered), metadata that arrives late and several versions at once, producers that retry,
-processes that are killed, lose power or stop in order. min.insync.replicas is 2. ``check`` checks the
-invariants I1 to I8, ``check_producers`` I9. ``proof.core.model`` chooses the next event at random,
+These parts are real: ``replication.Partition`` on a real ``storage.Log`` over a disk that loses unsynced
+data, and ``metadata.controller.decide`` with its images. These are simulated: the network (messages are lost,
+duplicated, reordered), metadata that arrives late or in several versions at once, producers that retry, and
+processes that are killed, lose power or stop in an orderly way. min.insync.replicas is 2. ``check`` checks
+the invariants I1 to I8, ``check_producers`` I9. ``proof.core.model`` chooses the events at random, and
 ``proof.core.directed`` by schedule.
 """
+
+# Long because the controller, brokers, clients, faults and invariants of one world share its state.
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from kafkalite.errors import BrokerError, CorruptBatchError, ErrorCode, OffsetOutOfRangeError
+from kafkalite.errors import (
+    BrokerError,
+    CorruptBatchError,
+    ErrorCode,
+    OffsetOutOfRangeError,
+    ShortLeaderError,
+)
 from kafkalite.metadata.broker_commands import FenceBroker, UnfenceBroker
 from kafkalite.metadata.controller import decide
 from kafkalite.metadata.decision import ControllerSettings, edit_records
@@ -24,14 +31,20 @@ from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.election import PartitionEdit
 from kafkalite.metadata.image import ClusterImage, PartitionState
 from kafkalite.metadata.records import TOPIC, ConfigRecord, MetadataRecord, PartitionRecord, TopicRecord
+from kafkalite.metadata.recovery import ReplaceShortLeaders, ReplicaReports
+from kafkalite.model import LATEST, Acks
 from kafkalite.protocol.messages.cluster import (
     AlterPartitionRequest,
     ChangedPartition,
+    CheckpointHighWatermarksRequest,
     PartitionChange,
+    PartitionHighWatermark,
     RegisterBrokerRequest,
     ReplicaFetchedPartition,
+    ReplicaReport,
+    ReportReplicasRequest,
 )
-from kafkalite.records.header import HEADER, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, check
+from kafkalite.records.header import HEADER, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, check, stored_crc
 from kafkalite.replication.follower import FetchPosition
 from kafkalite.storage.log_config import FSYNC, PAGE_CACHE, LogConfig
 from kafkalite.storage.producer_state import ProducerStates
@@ -66,6 +79,7 @@ class World:
         self.power_losses_left = NEVER_MS if fsync else 1
         self.now_ms = 1
         self.settings = ControllerSettings()
+        self.reports = ReplicaReports(self.settings)
         config = LogConfig(
             durability=FSYNC if fsync else PAGE_CACHE,
             segment_bytes=self.rng.choice([1024, 3000, 1 << 20]),
@@ -81,9 +95,11 @@ class World:
         self.sent: dict[int, tuple[int, int]] = {}  # {value: (sequence, record count)}
         self.acknowledged: dict[int, int] = {}
         self.consumed: list[int | None] = []
+        self.told_end = 0  # the last answer to the question where the partition ends
         self.written: dict[tuple[int, int], Entry] = {}
         self.leaders: dict[int, tuple[int, int]] = {}
         self.images = [ClusterImage()]
+        self.may_be_short = False  #: whether a leader may lack records: no other one returned in time
         self._begin()
 
     def _begin(self) -> None:
@@ -140,6 +156,7 @@ class World:
                 broker.clean_epoch,
                 self.fsync,
                 [],
+                broker.life,
             )
         )
         assert answer.error_code == 0, answer
@@ -157,6 +174,43 @@ class World:
         is_alive = broker.is_registered and broker.broker_epoch == known.broker_epoch
         if known.is_fenced and is_alive and broker.replayed >= broker.registration_offset:
             self.command(UnfenceBroker(node_id, known.broker_epoch))
+
+    def report(self, broker: Broker) -> None:
+        """Let a broker report its log if it knows that the partition has no leader (R46)."""
+        state, partition = self.state, broker.partition
+        if not broker.is_registered or partition.role != "follower" or partition.leader_epoch < 0:
+            return
+        if state.leader < 0 <= state.leader_epoch == partition.leader_epoch:
+            request = ReportReplicasRequest(broker.node_id, broker.broker_epoch, [self._report_of(broker)])
+            self.reports.take(self.image, request, self.now_ms)
+            self.recover(self.now_ms)
+
+    def _report_of(self, broker: Broker) -> ReplicaReport:
+        partition, log = broker.partition, broker.log
+        return ReplicaReport(
+            TOPIC_ID,
+            0,
+            partition.leader_epoch,
+            log.latest_epoch,
+            log.log_end_offset,
+            log.is_damaged,
+            partition.committed_end,
+            -1,
+        )
+
+    def recover(self, now_ms: int) -> None:
+        """Elect leaders whose logs were compared. A late ``now_ms`` ends all waits."""
+        command = self.reports.due(self.image, now_ms)
+        if command is not None:
+            self.command(command)
+
+    def checkpoint(self, node_id: int) -> None:
+        """Store the leader's high watermark in the metadata."""
+        broker = self.brokers[node_id]
+        known = PartitionHighWatermark(
+            TOPIC_ID, 0, broker.partition.leader_epoch, broker.partition.high_watermark
+        )
+        self.command(CheckpointHighWatermarksRequest(node_id, broker.broker_epoch, [known]))
 
     def move_leader(self, node_id: int) -> None:
         """Let a live member of the ISR lead, as a preferred-leader election does."""
@@ -186,7 +240,8 @@ class World:
             if moved:
                 self.acknowledge(broker)
         else:
-            partition.become_follower(state)
+            known = self.images[number].high_watermarks.get((TOPIC_ID, 0), 0)
+            partition.become_follower(state, known_high_watermark=known)
         if partition.leader_epoch != epoch:
             broker.waiting.clear()
 
@@ -252,8 +307,14 @@ class World:
     def on_fetched(
         self, broker: Broker, position: FetchPosition, answer: ReplicaFetchedPartition, data: bytes
     ) -> None:
-        with suppress(BrokerError, CorruptBatchError):  # refused: it will be fetched again
-            broker.partition.on_fetched(answer, memoryview(data), now_ms=self.now_ms, asked=position)
+        partition = broker.partition
+        try:
+            partition.on_fetched(answer, memoryview(data), now_ms=self.now_ms, asked=position)
+        except ShortLeaderError as error:
+            report = self._report_of(broker)._replace(refused_offset=error.offset)
+            self.command(ReplaceShortLeaders(broker.node_id, broker.broker_epoch, (report,)))
+        except (BrokerError, CorruptBatchError):  # refused: it will be fetched again
+            pass
 
     def propose(self, broker: Broker, lag_time_max_ms: int) -> None:
         image = next(one for one in reversed(self.images) if one.metadata_offset <= broker.replayed)
@@ -276,23 +337,34 @@ class World:
         self.network.append(Message("altered", source, life, (changed,)))
 
     def on_altered(self, broker: Broker, answer: ChangedPartition | None) -> None:
-        """The new state itself arrives with the metadata (R14)."""
+        """Process a response to a proposal. The new state itself arrives with the metadata (R14)."""
         if answer is None or answer.partition_epoch <= broker.partition.partition_epoch:
             broker.partition.on_undecided()
 
     # --- clients ---------------------------------------------------------------------------------------
 
     def produce(self) -> None:
-        """Send a new batch, or an unacknowledged one again, to a broker that claims to lead."""
+        """Send a new or an unacknowledged batch to a broker that claims to lead."""
         producer = self.rng.choice(self.producers)
         waiting = len(producer.unacknowledged)
-        if not waiting or (waiting < 3 and self.rng.random() < 0.8):
+        is_full = waiting and producer.next_sequence - self.sent[next(iter(producer.unacknowledged))][0] >= 5
+        if not waiting or (waiting < 3 and not is_full and self.rng.random() < 0.8):
             value = self.new_value(producer, self.rng.choice([1, 1, 1, 2, 3]))
         else:
             value = self.rng.choice(list(producer.unacknowledged))
         leaders = [broker.node_id for broker in self.brokers.values() if broker.leads]
         if leaders:
             self.send("produce", self.rng.choice(leaders), producer, value)
+
+    def forge(self) -> None:
+        """Let another client send a batch with a producer's id and next sequence (R28)."""
+        producer = self.rng.choice(self.producers)
+        producer.is_forged = True
+        self.values += 1
+        self.sent[self.values] = (producer.next_sequence, 1)
+        for broker in self.brokers.values():
+            if broker.leads:
+                self.send("produce", broker.node_id, producer, self.values)
 
     def new_value(self, producer: Producer, count: int = 1) -> int:
         self.values += 1
@@ -309,40 +381,28 @@ class World:
             appended = partition.append(batch, check(batch), self.now_ms)
         except BrokerError:
             return
+        if not appended.is_duplicate and len(partition.in_sync_replicas) < MIN_ISR:
+            raise ViolationError(f"R6: appended with {len(partition.in_sync_replicas)} replicas in sync")
         base_offset, last_offset = appended.base_offset, appended.last_offset
         broker.waiting.append(Waiting(last_offset, base_offset, value, producer))
         self.acknowledge(broker)
 
     def acknowledge(self, broker: Broker) -> None:
         """Acknowledge every batch below the high watermark; a response may be lost."""
-        partition = broker.partition
+        partition, end = broker.partition, broker.partition.acknowledged_end(int(Acks.ALL))
         if partition.acknowledgement_error is not None:
             broker.waiting.clear()
             return
         left: list[Waiting] = []
         for one in broker.waiting:
-            if one.last_offset >= partition.high_watermark:
+            if one.last_offset >= end:
                 left.append(one)
                 continue
-            base_offset = one.base_offset if one.base_offset >= 0 else self._find(broker, one.value)
-            if (
-                base_offset is not None
-                and self.acknowledged.setdefault(one.value, base_offset) != base_offset
-            ):
+            if self.acknowledged.setdefault(one.value, one.base_offset) != one.base_offset:
                 raise ViolationError("R28: a batch acknowledged at two offsets")
             if self.rng.random() >= self.losses:
                 one.producer.unacknowledged.pop(one.value, None)
         broker.waiting = left
-
-    def _find(self, broker: Broker, value: int) -> int | None:
-        """Return the offset of a batch that was acknowledged without one, as too old a duplicate."""
-        self.look(broker)
-        for offset, entry in enumerate(broker.contents):
-            if _value(entry) == value:
-                return offset
-        if broker.log.log_start_offset == 0:
-            raise ViolationError("R28: acknowledged as a repetition, and nowhere in the log")
-        return None
 
     def consume(self) -> None:
         for broker in self.brokers.values():
@@ -351,14 +411,25 @@ class World:
                 if broker.partition.leader_epoch != state.leader_epoch:
                     continue
                 self.look(broker)
-                known = broker.contents[len(self.consumed) : broker.partition.high_watermark]
-                self.consumed += [None if entry is None else entry[1] for entry in known]
+                self._ask_end(broker)
+                with suppress(BrokerError):  # a new leader may not know yet what is committed
+                    start = max(len(self.consumed), broker.log.log_start_offset)
+                    known = broker.contents[len(self.consumed) : broker.partition.readable_end(start)]
+                    self.consumed += [None if entry is None else entry[1] for entry in known]
+
+    def _ask_end(self, broker: Broker) -> None:
+        """Ask for the end of the partition, as a consumer that starts at the end does (R10)."""
+        with suppress(BrokerError):
+            end = broker.partition.list_offset(LATEST).offset
+            if end < self.told_end:
+                raise ViolationError(f"R10: the partition ended at {self.told_end}, and ends at {end}")
+            self.told_end = end
 
     # --- faults ----------------------------------------------------------------------------------------
 
     def crash(self, broker: Broker, kind: str) -> None:
-        """``kill`` keeps the page cache; ``power`` may lose what was not synced; ``stop`` is a controlled
-        shutdown.
+        """Crash a broker. ``kill`` keeps the page cache, ``power`` may lose unsynced data, and ``stop`` is a
+        controlled shutdown.
         """
         if kind == "stop":
             if broker.is_registered:
@@ -372,12 +443,13 @@ class World:
             broker.clean_epoch = -1
             if kind == "power":
                 broker.fs.crash(self.rng)
+        broker.end_before = broker.log.log_end_offset
         broker.is_up = False
 
     # --- invariants ------------------------------------------------------------------------------------
 
     def look(self, broker: Broker) -> None:
-        """Update ``contents`` from the log, and check each new batch against all history."""
+        """Update ``contents`` from the log, and check each new batch against the whole history."""
         log = broker.log
         version = (broker.life, log.recovery_point.truncations)
         end, contents = log.log_end_offset, broker.contents
@@ -421,6 +493,8 @@ class World:
                 raise ViolationError(f"I8: high watermark beyond the end of {log}")
         for broker in up:
             is_candidate = broker.node_id in state.isr or broker.node_id in state.elr
+            if self.may_be_short:
+                continue
             if is_candidate and broker.broker_epoch == self.image.brokers[broker.node_id].broker_epoch:
                 self._check_complete(broker)
         for number, one in enumerate(up):
@@ -468,7 +542,8 @@ class World:
                 assert entry is not None
                 _, value, producer_id, sequence, _ = entry
                 count = self.sent[value][1]
-                states.note(producer_id, 0, sequence, position, position + count - 1, 1, 1)
+                crc = stored_crc(make_batch(value, count, producer_id, sequence))
+                states.note(producer_id, 0, sequence, position, position + count - 1, 1, 1, crc)
                 position += count
             if broker.log.producers != states and "R27-no-rebuild" not in mutants.ACTIVE:
                 raise ViolationError(f"I9: the producers of {broker.node_id} are not those of its log")
@@ -490,6 +565,10 @@ class World:
                 self.unfence(broker.node_id)
             self._publish_all()
             for broker in self.brokers.values():
+                self.report(broker)
+            self.recover(self.now_ms + NEVER_MS)
+            self._publish_all()
+            for broker in self.brokers.values():
                 if broker.sync():
                     self.acknowledge(broker)
                 self.fetch(broker)
@@ -507,7 +586,7 @@ class World:
                 return None
         state = self.state
         if state.leader < 0 and not state.isr and not state.elr and not self.fsync:
-            return None  # the page cache lost the last complete replica: an operator must decide
+            return None  # the page cache of the last complete replica is lost: an operator must decide
         return f"L1: no convergence after healing: {state}"
 
     def _publish_all(self) -> None:
@@ -531,7 +610,8 @@ class World:
         are_equal = all(
             broker.contents[start:] == leader.contents[start:] for broker in self.brokers.values()
         )
-        gets_through = start > 0 or not any(one.unacknowledged for one in self.producers)
+        alone = [one for one in self.producers if not one.is_forged]
+        gets_through = start > 0 or not any(one.unacknowledged for one in alone)
         return are_equal and leader.partition.high_watermark == end and gets_through
 
 

@@ -1,8 +1,7 @@
-"""Directed schedules for the rules of groups: each violates a promise when its rule is removed, and none
-otherwise.
+"""Directed schedules for the rules of groups: each violates a guarantee if its rule is removed.
 
-``DIRECTED`` is {mutant: schedule}; a schedule returns None, or the violation. The group's topic t has
-three partitions.
+``DIRECTED`` is {mutant: schedule}. A schedule returns the violation, or None. The group's topic t has three
+partitions.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def any_epoch() -> str | None:
 
 
 def any_member() -> str | None:
-    """A member that was expelled commits after the new owner of its partitions did."""
+    """An expelled member commits after the new owner of its partitions has committed."""
     coordinator, first = _group()
     coordinator.advance(coordinator.settings.session_timeout_ms)
     second = Consumer(coordinator, "second", "t")
@@ -83,7 +82,7 @@ def _late_commit(coordinator: Coordinator, owner: Consumer, late_id: str, late_e
 
 
 def member_unchecked() -> str | None:
-    """A producer that went on after its consumer was expelled sends its offsets (KIP-447)."""
+    """A producer that continues after its consumer was expelled sends its offsets (KIP-447)."""
     coordinator, first = _group()
     coordinator.advance(coordinator.settings.session_timeout_ms)
     second = Consumer(coordinator, "second", "t")

@@ -1,7 +1,7 @@
-"""One group coordinator on its log, and members that behave as consumers do: for tests and schedules.
+"""One group coordinator on its log, with members that behave like consumers, for tests and schedules.
 
-Records that the coordinator decides on are appended and replayed at once, as the broker does it, and
-the next coordinator can load the log. The test decides which member receives which response, and when.
+Records of the coordinator are appended and replayed at once, as in the broker, and the next coordinator can
+load the log. The test decides which member receives which response, and when.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from kafkalite.protocol.messages.groups import (
     OffsetFetchRequest,
     TxnOffsetCommitRequest,
 )
+from proof.durable_state import durable_state
 
 CALLER: Final = Caller("app", "10.0.0.1")
 Owned = frozenset[tuple[str, int]]
@@ -35,7 +36,7 @@ def topic_id(name: str, incarnation: int = 0) -> str:
 
 
 class Coordinator:
-    """One state machine on one log: its records are appended and replayed at once, as the broker does it."""
+    """One state machine on one log. Its records are appended and replayed at once, as in the broker."""
 
     def __init__(self, settings: GroupSettings | None = None, **topics: int) -> None:
         self.settings = settings or GroupSettings()
@@ -55,13 +56,13 @@ class Coordinator:
         return machine
 
     def reload(self) -> None:
-        """Let another broker take over: it loads the log, which must contain the whole state."""
-        before = self.machine.durable()
+        """Replace the coordinator by another one that loads the log. Both must have the same state."""
+        before = durable_state(self.machine)
         self.machine = self._new_machine()
-        assert self.machine.durable() == before
+        assert durable_state(self.machine) == before
 
     def compact(self) -> None:
-        """Keep the last record of each key, and no tombstone. Only allowed without open transactions."""
+        """Keep only the last record of each key, and no tombstones. Requires that no transaction is open."""
         plain = {entry.key: entry for _, entry in self.log if isinstance(entry, StateRecord)}
         order = {
             entry.key: index for index, (_, entry) in enumerate(self.log) if isinstance(entry, StateRecord)
@@ -85,12 +86,12 @@ class Coordinator:
         self.machine.end_transaction(producer_id, is_commit=is_commit)
 
     def advance(self, ms: int) -> None:
-        """Advance the time, and run all that becomes due."""
+        """Advance the time, and apply everything that becomes due."""
         self.now = Instant(self.now.monotonic_ms + ms, self.now.wall_ms + ms)
         self.tick()
 
     def tick(self) -> int:
-        """Run all that is due. Return how many ticks wrote records."""
+        """Apply everything that is due. Return the number of ticks that wrote records."""
         for count in range(1_000):
             due_ms = self.machine.next_deadline_ms()
             decision = self.machine.tick(self.now, self.topics)
@@ -125,7 +126,7 @@ class Coordinator:
         metadata: str | None = None,
         topic_id: str = "",
     ) -> list[int]:
-        """Commit. Return the error code of each offset."""
+        """Commit offsets. Return the error code of each."""
         entries = [
             CommittedOffset(topic, partition, offset, 7, metadata, 0, topic_id, 0, None)
             for (topic, partition), offset in offsets.items()
@@ -146,7 +147,7 @@ class Coordinator:
         member_id: str = "",
         epoch: int = -1,
     ) -> dict[tuple[str, int], tuple[int, int]]:
-        """Return (offset, error code) of the given partitions, or of all that have one."""
+        """Return {partition: (offset, error code)} of the given partitions, or of all that have an offset."""
         wanted = [GroupPartition(*partition) for partition in partitions] or None
         response = self.ask(OffsetFetchRequest(group_id, member_id, epoch, require_stable, wanted))
         return {(e.topic, e.partition): (e.offset, e.error_code) for e in response.offsets}
@@ -176,7 +177,7 @@ def as_topics(owned: Owned) -> list[AssignedTopic]:
 
 
 class Consumer:
-    """A member that behaves as the client library does. ``owned`` are the partitions that it reads."""
+    """A member that behaves like the client library. ``owned`` are the partitions that it reads."""
 
     def __init__(
         self,
@@ -201,7 +202,7 @@ class Consumer:
         self.assigned: Owned = frozenset()
         self.owned: Owned = frozenset()
         self.is_owned_told = False
-        self.is_behind = False  # a response was lost: the next heartbeat is a full one
+        self.is_behind = False  # whether a response was lost, so that the next heartbeat is a full one
 
     def request(self, epoch: int | None = None) -> ConsumerGroupHeartbeatRequest:
         epoch = self.epoch if epoch is None else epoch
@@ -232,7 +233,7 @@ class Consumer:
             self.assigned = flatten(answer.assignment)
 
     def beat(self, *, is_lost: bool = False) -> ConsumerGroupHeartbeatResponse:
-        """Send a heartbeat. A lost response was sent, but did not arrive."""
+        """Send a heartbeat and return its response. If ``is_lost``, the member does not receive it."""
         request = self.request()
         answer: ConsumerGroupHeartbeatResponse = self.coordinator.ask(request)
         if is_lost:

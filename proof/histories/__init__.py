@@ -1,1 +1,1 @@
-"""Histories of what clients did and read, and their checkers."""
+"""Histories of the actions and reads of clients, and their checkers."""

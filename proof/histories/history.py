@@ -1,20 +1,22 @@
-"""What clients read, and whether a log could have shown it to them: a Jepsen-style history and its
-checker.
+"""A history of the records that clients wrote and read, and its checker, in the style of Jepsen.
 
-Producers write values that occur once in a run; each send ends ``ok`` (acknowledged), ``fail``
-(certainly not written) or ``info`` (unknown: it may have been written, or still be). Consumers record
-what they read. At the end every partition is read from its beginning. ``check`` then reports every
-anomaly:
+Producers write values that occur once in a run. Each send ends ``ok`` (acknowledged), ``fail`` (certainly not
+written) or ``info`` (unknown: it may have been written, or still be written). Consumers record the records
+that they read. At the end every partition is read from its beginning. ``check`` then reports these anomalies:
 
-lost-write an acknowledged record is missing although later ones were read unseen an acknowledged record
-is missing, and nothing after it was read inconsistent-offset two values at one offset, or an
-acknowledgement with another offset duplicate one value at two offsets unexpected a value that was never
-sent, or whose send certainly failed vanished a consumer read a record that is missing at the end
-nonmonotonic-poll a consumer read an offset again, or an earlier one poll-skip a consumer did not read a
-record between two that it read nonmonotonic-send records of one producer and partition are in another
-order than they were sent
+===================  ===================================================================================
+lost-write           an acknowledged record is missing although later ones were read
+unseen               an acknowledged record is missing, and no later record was read
+inconsistent-offset  two values have one offset, or an acknowledgement has another offset
+duplicate            one value has two offsets
+unexpected           a value was never sent, or its send certainly failed
+vanished             a consumer read a record that is missing at the end
+nonmonotonic-poll    a consumer read an offset again, or an earlier offset
+poll-skip            a consumer skipped a record between two that it read
+nonmonotonic-send    records of one producer and partition are in another order than they were sent
+===================  ===================================================================================
 
-The simulations and the tests with real processes use the same checker; histories travel as JSON lines.
+Simulations and tests with real processes use the same checker. Histories are exchanged as JSON lines.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ from kafkalite.model import Acks, TopicPartition
 
 Outcome = Literal["ok", "fail", "info"]
 
-MAX_REPORTED: Final = 20  #: of each anomaly; the others are counted
+MAX_REPORTED: Final = 20  #: reported anomalies of each kind; further ones are counted
 
 
 @dataclass(slots=True)
 class Send:
-    """One record that was sent. Until it ends, its outcome is ``info``."""
+    """One record that was sent. Its outcome is ``info`` until the send ends."""
 
-    client: str  #: one producer object: order and idempotence hold within it
+    client: str  #: identifies a producer object, within which order and idempotence are guaranteed
     topic: str
     partition: int
     value: str
@@ -55,9 +57,9 @@ class Send:
 
 @dataclass(slots=True)
 class Poll:
-    """Records of one partition that a consumer received together."""
+    """The records of one partition that a consumer received together."""
 
-    session: str  #: one consumer object between two seeks: within it offsets only grow
+    session: str  #: identifies a consumer between two seeks; within it offsets only increase
     topic: str
     partition: int
     at_ms: int
@@ -77,13 +79,13 @@ class Anomaly(NamedTuple):
 
 
 class History:
-    """Everything that clients did and read, in the order in which it began."""
+    """All actions and reads of clients, in the order in which they began."""
 
     def __init__(self) -> None:
         self.sends: list[Send] = []
         self.polls: list[Poll] = []
         self.finals: dict[TopicPartition, list[tuple[int, str]]] = {}
-        #: The first offset of each partition at the final read: records below may have been deleted by then.
+        #: The first offset of each partition at the final read. Lower records may have been deleted by then.
         self.starts: dict[TopicPartition, int] = {}
 
     def __repr__(self) -> str:
@@ -92,7 +94,7 @@ class History:
         )
 
     def send(self, send: Send) -> Send:
-        """Record that ``send`` has begun; ``ok``, ``fail`` or ``info`` ends it."""
+        """Record that ``send`` has begun. Call ``ok``, ``fail`` or ``info`` when it ends."""
         self.sends.append(send)
         return send
 
@@ -102,12 +104,12 @@ class History:
 
     @staticmethod
     def fail(send: Send, error: str, now_ms: int) -> None:
-        """Record that it was certainly not written, and never will be."""
+        """Record that the send was certainly not written and never will be."""
         send.outcome, send.error, send.ended_ms = "fail", error, now_ms
 
     @staticmethod
     def info(send: Send, error: str, now_ms: int) -> None:
-        """Record that it may have been written, or still may be."""
+        """Record that the send may have been written, or may still be written."""
         send.outcome, send.error, send.ended_ms = "info", error, now_ms
 
     def poll(self, poll: Poll) -> None:
@@ -116,7 +118,7 @@ class History:
     def read_finally(
         self, key: TopicPartition, records: Iterable[tuple[int, str]], *, start: int = 0
     ) -> None:
-        """Record all records of a partition at the end, from its log start on."""
+        """Record all records of a partition at the end of the run, from its log start on."""
         self.finals[key] = list(records)
         self.starts[key] = start
 
@@ -157,7 +159,7 @@ class History:
 
 
 def check(history: History) -> list[Anomaly]:
-    """Return the anomalies of ``history``, at most MAX_REPORTED of a kind."""
+    """Return the anomalies of ``history``, at most MAX_REPORTED of each kind."""
     found: dict[str, int] = {}
     anomalies: list[Anomaly] = []
     for anomaly in _all(history):
@@ -177,7 +179,7 @@ def _all(history: History) -> Iterator[Anomaly]:
 
 
 class _Index:
-    """The value at each offset, from all that clients reported."""
+    """The values by offset, collected from all reports of clients."""
 
     def __init__(self, history: History) -> None:
         self.problems: list[Anomaly] = []
@@ -217,7 +219,7 @@ class _Index:
 
 
 def _writes(history: History, index: _Index) -> Iterator[Anomaly]:
-    """Check that acknowledged records are there, at the acknowledged offset."""
+    """Check that acknowledged records exist, at their acknowledged offsets."""
     for send in history.sends:
         key = send.key
         if send.outcome != "ok" or send.acks != Acks.ALL:
@@ -241,7 +243,7 @@ def _writes(history: History, index: _Index) -> Iterator[Anomaly]:
 
 
 def _values(history: History, index: _Index) -> Iterator[Anomaly]:
-    """Check that every value read was sent, occurs once, and stays."""
+    """Check that every value that was read had been sent, occurs only once, and does not vanish."""
     for key, seen in index.seen.items():
         first: dict[str, int] = {}
         for offset in sorted(seen):
@@ -269,7 +271,7 @@ def _values(history: History, index: _Index) -> Iterator[Anomaly]:
 
 
 def _polls(history: History, index: _Index) -> Iterator[Anomaly]:
-    """Check that each consumer reads forward, without gaps."""
+    """Check that each consumer reads forward without gaps."""
     last: dict[tuple[str, TopicPartition], int] = {}
     for poll in history.polls:
         where = (poll.session, poll.key)

@@ -1,13 +1,17 @@
-"""What transactional producers did and read_committed readers read, and whether the two agree.
+"""A history of the values that transactional producers wrote and read_committed readers read.
 
-The simulations and the tests of real processes use it. A transaction is a set of values, each occurring
-once in the whole history. The checker finds:
+Simulations and tests with real processes use it. A transaction is a set of values. Each value occurs once in
+the whole history. The checker finds these anomalies:
 
-torn some of a transaction's values are there and some are not aborted-read a value of a transaction
-that was certainly aborted was read with read_committed undecided-read a value was read before a commit
-of its transaction was requested vanished a value that a read_committed reader received at some offset
-is missing at the end lost a transaction whose commit was acknowledged is missing duplicate a value
-occurs twice zombie a producer that was fenced has committed all the same
+==============  ==================================================================================
+torn            some values of a transaction exist and others do not
+aborted-read    a read_committed reader read a value of a transaction that was certainly aborted
+undecided-read  a value was read before the commit of its transaction was requested
+vanished        a value that a read_committed reader received at an offset is missing at the end
+lost            a transaction whose commit was acknowledged is missing
+duplicate       a value occurs twice
+zombie          a fenced producer has nevertheless committed
+==============  ==================================================================================
 """
 
 from __future__ import annotations
@@ -19,41 +23,41 @@ from typing import Final
 
 from proof.histories.history import MAX_REPORTED, Anomaly
 
-OPEN: Final = "open"  #: no commit was requested: at the end that is the same as aborted
+OPEN: Final = "open"  #: no commit was requested; at the end this is equivalent to aborted
 UNKNOWN: Final = "unknown"  #: a commit was requested, and its response is unknown
 COMMITTED: Final = "committed"
 ABORTED: Final = "aborted"
 
 Place = tuple[str, int, int]
-"""Topic, partition, offset."""
+"""(topic, partition, offset)"""
 
 
 @dataclass
 class Written:
-    """One transaction. ``outcome`` is what its producer received."""
+    """One transaction. ``outcome`` is the result that its producer received."""
 
     client: str
     name: str
     values: list[str] = field(default_factory=list)
     outcome: str = UNKNOWN
-    is_zombie: bool = False  #: another producer had already been initialized with its transactional id
+    is_zombie: bool = False  #: whether another producer was initialized with its transactional id before
 
 
 @dataclass
 class TransactionHistory:
     """All transactions, in the order in which they began.
 
-    ``final`` is all that a read_committed reader reads at the end, when no transaction is open;
-    ``reads`` are the values that such readers read before. ``read_at`` also records the offset, where
-    it is known.
+    ``final`` has everything that a read_committed reader reads at the end, when no transaction is open.
+    ``reads`` has the values that such readers read earlier. ``read_at`` also records the offset, if it is
+    known.
     """
 
     transactions: list[Written] = field(default_factory=list)
     reads: set[str] = field(default_factory=set)
     final: list[str] | None = None
-    places: dict[Place, str] = field(default_factory=dict)  #: of ``reads``, where known
+    places: dict[Place, str] = field(default_factory=dict)  #: the values in ``reads`` with known offsets
     final_places: Mapping[Place, str] | None = None
-    early: list[Anomaly] = field(default_factory=list)  #: found at the time of a read
+    early: list[Anomaly] = field(default_factory=list)  #: anomalies found at the time of a read
     _writers: dict[str, Written] = field(default_factory=dict)
 
     def begin(self, client: str, name: str, outcome: str = UNKNOWN) -> Written:
@@ -65,7 +69,7 @@ class TransactionHistory:
         return transaction
 
     def write(self, transaction: Written, value: str) -> None:
-        """Record that ``value`` is about to be sent."""
+        """Record that ``value`` will be sent next."""
         transaction.values.append(value)
         self._writers[value] = transaction
 
@@ -88,7 +92,7 @@ class TransactionHistory:
         self.final = list(values)
 
     def read_finally_at(self, values: Mapping[Place, str]) -> None:
-        """``read_finally``, with the places."""
+        """Do the same as ``read_finally``, with the place of each value."""
         self.final_places = values
         self.final = list(values.values())
 
@@ -98,7 +102,7 @@ class TransactionHistory:
 
 
 def check_transactions(history: TransactionHistory) -> list[Anomaly]:
-    """Return the anomalies, at most MAX_REPORTED of a kind."""
+    """Return the anomalies, at most MAX_REPORTED of each kind."""
     told: Counter[str] = Counter()
     anomalies: list[Anomaly] = []
     for anomaly in _all(history):
@@ -140,8 +144,8 @@ def _all(history: TransactionHistory) -> Iterator[Anomaly]:
 
 @dataclass
 class TransformHistory:
-    """The result of an exactly-once job: one output for each input record, in the input's order by
-    partition.
+    """The inputs and outputs of an exactly-once job, which writes one output for each input record, in the
+    order of the input by partition.
     """
 
     #: {(topic, partition): offsets of the input, ascending}
@@ -151,8 +155,8 @@ class TransformHistory:
 
 
 def check_transform(history: TransformHistory) -> list[Anomaly]:
-    """Return the anomalies ``missing``, ``duplicate``, ``unexpected``, ``order``; none if output =
-    f(input).
+    """Return the anomalies ``missing``, ``duplicate``, ``unexpected`` and ``order``; none if the output is
+    exactly f(input).
     """
     anomalies: list[Anomaly] = []
     made: Counter[tuple[str, int, int]] = Counter()

@@ -1,8 +1,8 @@
-"""Mutants: known bugs of this design, put back one at a time to prove that the tests find them.
+"""Mutants: known bugs of this design, activated one at a time to prove that the tests find them.
 
 A rule of the product is a small function or method with a name, for example
-``PartitionLeader.may_move_high_watermark``. A mutant names that rule and gives a replacement for it;
-``without`` installs the replacement while a test or a simulation runs. The product knows no mutants.
+``PartitionLeader.may_move_high_watermark``. A mutant names a rule and gives a replacement for it. ``without``
+installs the replacement during a test or a simulation. The product does not know about mutants.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any, Final, NamedTuple
 ROOMS: Final = ("storage", "replication", "broker", "metadata", "raft", "groups", "transactions")
 
 
-# Names of the mutants that are active in this process.
+# The names of the mutants that are active in this process.
 ACTIVE: set[str] = set()
 
 
 class Mutant(NamedTuple):
-    """A bug that can be put back: what stands in place of which rules while it is active.
+    """A bug that can be activated: the rules that it replaces, and their replacements.
 
-    A key of ``changes`` is ``module:name`` or ``module:Class.name``. Its value takes the same arguments as
-    that rule, ``self`` included. If it has a parameter ``original``, it receives the rule that it replaces.
+    A key of ``changes`` is ``module:name`` or ``module:Class.name``. Its value takes the arguments of that
+    rule, including ``self``. If it has a parameter ``original``, it receives the replaced rule.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Mutant(NamedTuple):
 
 
 def all_mutants() -> dict[str, Mutant]:
-    """Return every mutant by its name. Raises ValueError for a name that is used twice."""
+    """Return {name: mutant} of all mutants. Raises ValueError if two have the same name."""
     found: dict[str, Mutant] = {}
     for room in ROOMS:
         for mutant in import_module(f"proof.mutants.{room}").MUTANTS:
@@ -45,12 +45,12 @@ def all_mutants() -> dict[str, Mutant]:
 
 
 def effects() -> dict[str, str]:
-    """Return what is wrong while each mutant is active, by its name."""
+    """Return {name: description of the fault while the mutant is active}."""
     return {name: mutant.effect for name, mutant in all_mutants().items()}
 
 
 def owner_and_attribute(rule: str) -> tuple[Any, str]:
-    """Return the module or class that ``rule`` belongs to, and its name there.
+    """Return the module or class that contains ``rule``, and the name of the rule in it.
 
     Raises AttributeError if the product has no such rule.
     """
@@ -71,15 +71,15 @@ def without(name: str) -> Iterator[None]:
         for rule, replacement in all_mutants()[name].changes.items():
             owner, attribute = owner_and_attribute(rule)
             original = vars(owner)[attribute]
-            setattr(owner, attribute, _installable(original, replacement))
+            setattr(owner, attribute, installable(original, replacement))
             stack.callback(setattr, owner, attribute, original)
         ACTIVE.add(name)
         stack.callback(ACTIVE.discard, name)
         yield
 
 
-def _installable(original: Any, replacement: Callable[..., Any]) -> Any:
-    """Return ``replacement`` in the form of ``original``: function, property, static or class method."""
+def installable(original: Any, replacement: Callable[..., Any]) -> Any:
+    """Return ``replacement`` in the form of ``original``: a function, property, static or class method."""
     is_property = isinstance(original, property)
     function = original.fget if is_property else getattr(original, "__func__", original)
     if "original" in signature(replacement).parameters:
@@ -90,7 +90,7 @@ def _installable(original: Any, replacement: Callable[..., Any]) -> Any:
 
 
 def _with_original(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a plain function, which binds as a method does, that passes ``original`` on."""
+    """Return a plain function, which can be bound as a method, that passes ``original`` on."""
 
     def installed(*arguments: Any, **keywords: Any) -> Any:
         return replacement(*arguments, original=original, **keywords)

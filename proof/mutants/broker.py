@@ -33,7 +33,17 @@ def _append_unverified(
 
 _SHARD: Final = "kafkalite.broker.coordination.shard:Shard"
 
+
+def _no_damage(partition: Any) -> None:
+    pass
+
+
 MUTANTS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "R44-damaged-served",
+        "a coordinator serves the state that the sound part of a damaged log gives",
+        {"kafkalite.broker.coordination.loader:refuse_damaged": _no_damage},
+    ),
     Mutant(
         "R21-marker-unregistered",
         "a session that never registered leaves a clean-shutdown marker",

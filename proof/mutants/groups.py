@@ -6,14 +6,17 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kafkalite.coordinator_types import Decision
+from kafkalite.errors import BrokerError
 from kafkalite.groups.group import Group
 from kafkalite.groups.heartbeat import HeartbeatRules
 from kafkalite.groups.machine import GroupMachine
 from kafkalite.groups.member import JOIN_EPOCH
 from kafkalite.groups.offset_rules import OffsetRules
 from kafkalite.groups.offsets import OffsetKey
-from kafkalite.model import NO_PRODUCER_ID
+from kafkalite.groups.record_codec import OffsetValue
+from kafkalite.model import NO_EPOCH, NO_PRODUCER_ID
 from kafkalite.protocol.messages.groups import (
+    CommittedOffset,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     OffsetCommitRequest,
@@ -47,11 +50,7 @@ def _answer_expelled(
 
 
 def _apply_at_once(
-    self: GroupMachine,
-    key: OffsetKey,
-    value: bytes | None,
-    producer_id: int,
-    original: Callable[..., None],
+    self: GroupMachine, key: OffsetKey, value: bytes | None, producer_id: int, original: Callable[..., None]
 ) -> None:
     original(self, key, value, NO_PRODUCER_ID)
 
@@ -62,6 +61,33 @@ def _unchecked(kind: type) -> Callable[..., None]:
             original(self, request)
 
     return check_member
+
+
+def _let_strangers_commit(self: OffsetRules, request: Any, original: Callable[..., None]) -> None:
+    if request.member_id or request.member_epoch >= 0:
+        original(self, request)
+
+
+def _fetched_without_epoch(
+    topic: str,
+    partition: int,
+    value: OffsetValue | None,
+    error: BrokerError | None,
+    *,
+    original: Callable[..., CommittedOffset],
+) -> CommittedOffset:
+    return original(topic, partition, value, error)._replace(leader_epoch=NO_EPOCH)
+
+
+def _fetched_without_metadata(
+    topic: str,
+    partition: int,
+    value: OffsetValue | None,
+    error: BrokerError | None,
+    *,
+    original: Callable[..., CommittedOffset],
+) -> CommittedOffset:
+    return original(topic, partition, value, error)._replace(metadata=None)
 
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
@@ -94,6 +120,21 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R39-any-epoch",
         "offsets of a member's earlier epoch are committed",
         {f"{_OFFSETS}.check_member_epoch": lambda *_: None},
+    ),
+    Mutant(
+        "R39-non-member",
+        "a client that is no member commits for a group with members",
+        {f"{_OFFSETS}.check_member": _let_strangers_commit},
+    ),
+    Mutant(
+        "R40-epoch-forgotten",
+        "a committed offset has no leader epoch",
+        {"kafkalite.groups.offset_rules:_fetched": _fetched_without_epoch},
+    ),
+    Mutant(
+        "R40-metadata-forgotten",
+        "the metadata of a committed offset is not returned",
+        {"kafkalite.groups.offset_rules:_fetched": _fetched_without_metadata},
     ),
     Mutant(
         "R39-any-member",

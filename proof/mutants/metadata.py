@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from kafkalite.metadata.decision import ControllerSettings
 from kafkalite.metadata.election import PartitionEdit
-from kafkalite.metadata.image import BrokerState
+from kafkalite.metadata.image import BrokerState, PartitionState
 from kafkalite.metadata.records import NO_LEADER
+from kafkalite.metadata.recovery import ReplicaEnd
 from proof.mutants import Mutant
 
 _EDIT: Final = "kafkalite.metadata.election:PartitionEdit"
 _BROKERS: Final = "kafkalite.metadata.broker_commands"
+_RECOVERY: Final = "kafkalite.metadata.recovery"
 
 
 def _returns(value: Any) -> Callable[..., Any]:
@@ -32,6 +34,10 @@ def _stays_unfenced(earlier: BrokerState | None, settings: ControllerSettings) -
     return not settings.is_single_node and (earlier is None or earlier.is_fenced)
 
 
+def _longest(state: PartitionState, ends: Mapping[int, ReplicaEnd]) -> int:
+    return max(ends, key=lambda node_id: ends[node_id].log_end_offset)
+
+
 MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "R13-no-cas",
@@ -42,6 +48,16 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R16-no-elr",
         "the last in-sync replica is kept, and no eligible leader replicas are remembered",
         {f"{_EDIT}.keeps_eligible": _returns(False), f"{_EDIT}.fence": _keep_the_last_in_sync},
+    ),
+    Mutant(
+        "R16-elr-stays",
+        "replicas stay eligible when enough replicas are in sync again",
+        {f"{_EDIT}.keeps_eligible": _returns(True)},
+    ),
+    Mutant(
+        "R23-endless-session",
+        "the session of a dead broker never ends",
+        {"kafkalite.metadata.sessions:BrokerSessions.expired": lambda self, now_ms: []},
     ),
     Mutant(
         "R20-no-fencing",
@@ -55,5 +71,43 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R20-unclean-stays",
         "a broker that may have lost unsynced records stays eligible",
         {f"{_BROKERS}:has_stopped_cleanly": _returns(True)},
+    ),
+    Mutant(
+        "R46-first-returns",
+        "an eligible replica leads after an unclean stop without a comparison of logs",
+        {f"{_BROKERS}:suspect_after_unclean_stop": _returns(None)},
+    ),
+    Mutant(
+        "R46-longest",
+        "the longest log leads after unclean stops, whatever its last epoch",
+        {f"{_RECOVERY}:most_complete": _longest},
+    ),
+    Mutant(
+        "R47-no-wait",
+        "the first replica that reports its log leads",
+        {f"{_RECOVERY}:is_compared": lambda state, ends, **_: True},
+    ),
+    Mutant(
+        "R48-clamped",
+        "a committed offset that the metadata has and the log lacks is no proof of a loss",
+        {
+            f"{_RECOVERY}:lacks_committed": _returns(False),
+            "kafkalite.replication.partition:Partition.lacks_committed": _returns(False),
+        },
+    ),
+    Mutant(
+        "R50-short-leader-stays",
+        "a leader keeps its role although a replica has committed records that it lacks",
+        {f"{_RECOVERY}:has_committed_nothing": _returns(False)},
+    ),
+    Mutant(
+        "R52-leader-stays",
+        "a replica that is found damaged while its broker serves keeps its roles",
+        {f"{_BROKERS}:_counts": _returns(False)},
+    ),
+    Mutant(
+        "R51-older-copy",
+        "an older copy of a data directory counts as the latest",
+        {f"{_BROKERS}:is_restored_directory": _returns(False)},
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from kafkalite.raft.adapter import LEADER, RaftAdapter
 from kafkalite.raft.entries import Entry
 from kafkalite.raft.journal import Journal
 from proof.mutants import Mutant
@@ -37,6 +38,10 @@ def _returns(value: Any) -> Callable[..., Any]:
     return lambda *_: value
 
 
+def _leads_at_once(self: RaftAdapter, original: Callable[..., int | None]) -> int | None:
+    return int(self.selfNode.id) if self.raft_state() == LEADER else original(self)
+
+
 MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "RAFT-ack-unsynced",
@@ -64,9 +69,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         {f"{_ADAPTER}.do_acknowledgements_count": _returns(True)},
     ),
     Mutant(
-        "RAFT-fresh-votes",
-        "a voter with a new disk votes at once",
-        {f"{_ADAPTER}.may_vote": _returns(True)},
+        "RAFT-fresh-votes", "a voter with a new disk votes at once", {f"{_ADAPTER}.may_vote": _returns(True)}
     ),
     Mutant(
         "RAFT-leader-unsynced",
@@ -82,6 +85,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "RAFT-no-compare",
         "an entry takes effect on another state than it was decided on",
         {"kafkalite.raft.entries:is_void": _returns(False)},
+    ),
+    Mutant(
+        "RAFT-read-before-no-op",
+        "a new leader reads before it has applied its own first entry",
+        {f"{_ADAPTER}.leader": _leads_at_once},
     ),
     Mutant(
         "RAFT-read-unconfirmed",
@@ -108,9 +116,5 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "term and vote are not on disk before a message carries them",
         {f"{_JOURNAL}.setCurrentTerm": _forget_vote},
     ),
-    Mutant(
-        "RAFT-vote-twice",
-        "one voter's vote counts twice",
-        {f"{_ADAPTER}.is_new_vote": _returns(True)},
-    ),
+    Mutant("RAFT-vote-twice", "one voter's vote counts twice", {f"{_ADAPTER}.is_new_vote": _returns(True)}),
 )

@@ -1,4 +1,8 @@
-"""Mutants of the rules in this part of the product; ``proof.mutants`` explains them."""
+"""Mutants of the rules in this part of the product; ``proof.mutants`` explains them.
+
+R49 keeps a follower from truncating committed records, whatever else is wrong. A mutant whose harm is such a
+truncation removes R49 too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from kafkalite.replication.follower import FetchPosition, PartitionFollower
 from kafkalite.replication.leader import PartitionLeader
 from kafkalite.replication.partition import Partition, ReplicaFetchResult
 from kafkalite.storage.aborted_index import AbortedIndex
-from kafkalite.storage.log import Appended
+from kafkalite.storage.log import Appended, Slice
 from kafkalite.storage.producer_state import ProducerStates, SequencedBatch
 from proof.mutants import Mutant
 
@@ -24,11 +28,15 @@ def _accepts_any_response(self: PartitionFollower, leader_epoch: int, asked: Fet
     return leader_epoch == self.leader_epoch
 
 
+def _yes(*_: Any, **__: Any) -> bool:
+    return True
+
+
 def _truncate_on_following(
-    self: Partition, state: PartitionState, *, original: Callable[[Partition, PartitionState], None]
+    self: Partition, state: PartitionState, *, original: Callable[..., None], **known: int
 ) -> None:
     version, high_watermark = self._version, self.high_watermark
-    original(self, state)
+    original(self, state, **known)
     if self._version != version and self.log.offline_reason is None:
         self.log.truncate_to(high_watermark)
 
@@ -77,12 +85,53 @@ def _acknowledge_at_once(
     return original(self, batch)._replace(last_offset=NO_OFFSET)
 
 
+def _to_log_end(
+    self: Partition, offset: int, is_committed_only: bool = False, *, original: Callable[..., int]
+) -> int:
+    original(self, offset, is_committed_only)
+    return self.log_end_offset
+
+
+def _read_to_log_end(
+    self: Partition,
+    offset: int,
+    max_bytes: int,
+    is_committed_only: bool = False,
+    *,
+    original: Callable[..., Slice],
+) -> Slice:
+    original(self, offset, max_bytes, is_committed_only)
+    return self.log.read(offset, max_bytes=max_bytes, up_to=self.log_end_offset)
+
+
+def _beyond_the_end(self: PartitionFollower, leader_high_watermark: int, log_end_offset: int) -> bool:
+    has_moved = leader_high_watermark > self.high_watermark
+    self.high_watermark = max(leader_high_watermark, self.high_watermark)
+    return has_moved
+
+
+def _always_enough(self: PartitionLeader, original: Callable[[PartitionLeader], bool]) -> bool:
+    moved = original(self)
+    self.has_enough_in_sync = True
+    return moved
+
+
+def _joins_behind(self: PartitionLeader, replica_id: int) -> bool:
+    progress = self._progress.get(replica_id, -1)
+    return replica_id not in self.isr and self._pending is None and self.has_epoch_start(progress)
+
+
+def _caught_up(self: Any, progress: int, leader_end_offset: int, now_ms: int) -> None:
+    self.caught_up_ms = now_ms
+
+
 MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "R3-any-answer",
         "a follower applies any fetch response, not only that to its one outstanding fetch",
         {
             f"{_FOLLOWER}.accepts": _accepts_any_response,
+            f"{_FOLLOWER}.may_truncate": _yes,
             "kafkalite.broker.replication.fetcher:Fetcher.is_of_this_session": lambda self, generation: True,
         },
     ),
@@ -92,6 +141,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         {
             f"{_PARTITION}.check_leader_epoch": lambda self, current_leader_epoch: None,
             f"{_FOLLOWER}.youngest_epoch": lambda self: None,
+            f"{_FOLLOWER}.may_truncate": _yes,
         },
     ),
     Mutant(
@@ -106,6 +156,30 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R4-divergent-counts",
         "a fetch that diverges counts as progress",
         {f"{_PARTITION}.on_replica_fetch": _counts_diverging_fetch},
+    ),
+    Mutant(
+        "R4-divergence-unseen",
+        "a leader does not notice that a follower's log diverges",
+        {"kafkalite.replication.partition:diverging_at": lambda last_epoch, fetch_offset, leaders: None},
+    ),
+    Mutant(
+        "R4-own-epoch-ignored",
+        "a follower truncates to the leader's end of an epoch, even if its own ends earlier",
+        {
+            "kafkalite.replication.follower:truncation_target": (
+                lambda leaders_end_offset, own, log_end_offset: min(leaders_end_offset, log_end_offset)
+            )
+        },
+    ),
+    Mutant(
+        "R6-ack-early",
+        "acks=all is acknowledged at the leader's log end",
+        {f"{_PARTITION}.acknowledged_end": lambda self, acks: self.log_end_offset},
+    ),
+    Mutant(
+        "R6-too-few-in-sync",
+        "acks=all is accepted with fewer replicas in sync than min.insync.replicas",
+        {f"{_LEADER}._take_quorum": _always_enough},
     ),
     Mutant(
         "R7-follower-leo",
@@ -126,6 +200,34 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R9-below-min-isr",
         "the high watermark moves with fewer in-sync replicas than min.insync.replicas",
         {f"{_LEADER}.may_move_high_watermark": lambda self: True},
+    ),
+    Mutant(
+        "R10-always-settled",
+        "a new leader answers monotonic requests before it knows what is committed",
+        {f"{_LEADER}.is_settled": lambda self: True},
+    ),
+    Mutant(
+        "R10-beyond-end",
+        "a follower's high watermark passes its log end",
+        {f"{_FOLLOWER}.advance": _beyond_the_end},
+    ),
+    Mutant(
+        "R11-beyond-high-watermark",
+        "consumers read up to the log end",
+        {f"{_PARTITION}.readable_end": _to_log_end, f"{_PARTITION}.read": _read_to_log_end},
+    ),
+    Mutant(
+        "R11-open-read",
+        "read_committed consumers read up to the high watermark",
+        {
+            f"{_PARTITION}.last_stable_offset": lambda self: self.high_watermark,
+            "kafkalite.storage.log:Log.last_stable_offset": lambda self, high_watermark: high_watermark,
+        },
+    ),
+    Mutant(
+        "R12-behind-high-watermark",
+        "a replica joins the ISR before it has reached the high watermark",
+        {f"{_LEADER}.may_join": _joins_behind},
     ),
     Mutant(
         "R12-no-epoch-start",
@@ -151,6 +253,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         },
     ),
     Mutant(
+        "R15-any-fetch",
+        "every fetch counts as having caught up",
+        {"kafkalite.replication.leader:_Follower.reach": _caught_up},
+    ),
+    Mutant(
         "R27-no-rebuild",
         "a new leader does not know the producers of its log",
         {f"{_PARTITION}._begin_leading": _forget_producers},
@@ -159,6 +266,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R28-ack-uncommitted",
         "a repeated batch is acknowledged before the first one is committed",
         {f"{_PARTITION}._appended_before": _acknowledge_at_once},
+    ),
+    Mutant(
+        "R49-any-truncation",
+        "a follower truncates committed records because its leader lacks them",
+        {f"{_FOLLOWER}.may_truncate": _yes},
     ),
     Mutant(
         "R33-index-forgotten",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
-from kafkalite.errors import OutOfOrderSequenceNumberError, UnknownProducerIdError
-from kafkalite.records.header import BatchHeader
+from kafkalite.errors import InvalidProducerEpochError, OutOfOrderSequenceNumberError, UnknownProducerIdError
+from kafkalite.records.header import BatchHeader, Buffer, parse_header, stamp, total_length
 from kafkalite.storage.log import Log
 from kafkalite.storage.producer_state import ProducerState, ProducerStates, SequencedBatch
 from proof.mutants import Mutant
 
+_LOG: Final = "kafkalite.storage.log:Log"
 _STATE: Final = "kafkalite.storage.producer_state:ProducerState"
 _STATES: Final = "kafkalite.storage.producer_state:ProducerStates"
 
-Check = Callable[[ProducerStates, BatchHeader], SequencedBatch | None]
+_BATCH: Final = "kafkalite.storage.producer_state:SequencedBatch"
+
+Check = Callable[[ProducerStates, BatchHeader, Buffer], SequencedBatch | None]
 
 
 def _keep_empty_epoch(self: Log) -> None:
@@ -22,15 +25,21 @@ def _keep_empty_epoch(self: Log) -> None:
     self._latest_epoch = self._epochs.latest_epoch
 
 
-def _accept_repeated(self: ProducerStates, header: BatchHeader, original: Check) -> None:
-    original(self, header)
+def _accept_repeated(self: ProducerStates, header: BatchHeader, batch: Buffer, original: Check) -> None:
+    original(self, header, batch)
 
 
-def _accept_gap(self: ProducerStates, header: BatchHeader, original: Check) -> SequencedBatch | None:
+def _accept_gap(
+    self: ProducerStates, header: BatchHeader, batch: Buffer, original: Check
+) -> SequencedBatch | None:
     try:
-        return original(self, header)
+        return original(self, header, batch)
     except (OutOfOrderSequenceNumberError, UnknownProducerIdError):
         return None
+
+
+def _any_content(self: SequencedBatch, header: BatchHeader, batch: Buffer) -> bool:
+    return True
 
 
 def _any_coordinator(self: ProducerState, coordinator_epoch: int) -> bool:
@@ -45,13 +54,179 @@ def _high_watermark(self: ProducerStates, high_watermark: int) -> int:
     return high_watermark
 
 
+def _always(self: object, *_: object) -> bool:
+    return True
+
+
+def _no_files(*_: object) -> tuple[str, ...]:
+    return ()
+
+
+_RECOVERY: Final = "kafkalite.storage.recovery:_Recovery"
+_STORE: Final = "kafkalite.storage.log_store:LogStore"
+_SEGMENT: Final = "kafkalite.storage.segment:Segment"
+
+
+def _nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def _stamp_own_epoch(
+    self: Log, batches: Buffer, *, now_ms: int, leader_epoch: int | None = None, original: Callable[..., None]
+) -> None:
+    data, position = bytearray(batches), 0
+    while leader_epoch is not None and position < len(data):
+        length = total_length(data, position)
+        header = parse_header(data[position : position + length])
+        stamp(
+            memoryview(data)[position : position + length],
+            base_offset=header.base_offset,
+            leader_epoch=leader_epoch,
+        )
+        position += length
+    original(self, data, now_ms=now_ms, leader_epoch=leader_epoch)
+
+
+def _unchecked(buffer: memoryview, position: int) -> BatchHeader:
+    return parse_header(buffer, position)
+
+
+def _only_remember(self: Log, leader_epoch: int) -> None:
+    self._latest_epoch = leader_epoch
+
+
+class _UnsyncedNames:
+    """A file system whose directories are never synced."""
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+
+    def __getattr__(self, name: str) -> Any:
+        return _nothing if name == "sync_dir" else getattr(self._fs, name)
+
+
+def _cut_unsynced(self: Log, number: int, found: Any, original: Callable[..., None]) -> None:
+    fs: Any = self._fs
+    self._fs = _UnsyncedNames(fs)
+    try:
+        original(self, number, found)
+    finally:
+        self._fs = fs
+
+
+def _try_again(self: Log, work: Any, error: BaseException | None, original: Callable[..., None]) -> None:
+    if error is None:
+        original(self, work, error)
+    else:
+        self._sync.round = None
+
+
+def _accept_old_epoch(
+    self: ProducerStates, header: BatchHeader, batch: Buffer, original: Check
+) -> SequencedBatch | None:
+    try:
+        return original(self, header, batch)
+    except InvalidProducerEpochError:
+        return None
+
+
+def _expire_open(self: ProducerStates, now_ms: int, expiration_ms: int, original: Callable[..., int]) -> int:
+    self.open.clear()
+    return original(self, now_ms, expiration_ms)
+
+
 MUTANTS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "R24-no-scan",
+        "a bad batch with intact ones behind it is cut as a torn tail",
+        {f"{_RECOVERY}._is_cut_expected": _always},
+    ),
+    Mutant(
+        "R24-late-points",
+        "recovery points are not written within a second",
+        {f"{_STORE}.begin_checkpoint": _nothing},
+    ),
+    Mutant("R24-torn-deleted", "a torn tail is not kept", {f"{_RECOVERY}._keep_torn": _no_files}),
+    Mutant(
+        "R25-missing-is-new",
+        "a log whose directory is missing is created again",
+        {f"{_STORE}._missing_log": _nothing},
+    ),
+    Mutant(
+        "R42-no-fingerprint",
+        "a segment of another log or an older one is used",
+        {f"{_RECOVERY}._check_fingerprint": _nothing, f"{_SEGMENT}.has": _always},
+    ),
+    Mutant(
+        "R42-any-identity",
+        "a directory of another log is used",
+        {
+            f"{_RECOVERY}._check_identity": _nothing,
+            f"{_RECOVERY}._check_fingerprint": _nothing,
+            f"{_SEGMENT}.has": _always,
+        },
+    ),
+    Mutant("R43-unchecked-read", "changed bytes are sent to readers", {f"{_SEGMENT}._verify": _nothing}),
+    Mutant(
+        "R1-own-epoch",
+        "a follower writes the epoch that it follows into the leader's batches",
+        {f"{_LOG}.append_as_follower": _stamp_own_epoch},
+    ),
+    Mutant(
+        "R1-crc-unchecked",
+        "a follower appends batches without checking their CRC",
+        {"kafkalite.storage.log:check_at": _unchecked},
+    ),
+    Mutant(
+        "R2-cache-kept",
+        "a truncation leaves the epochs behind the log end in the cache",
+        {"kafkalite.storage.leader_epochs:LeaderEpochs.truncate_from_end": _nothing},
+    ),
+    Mutant(
+        "R2-start-unrecorded",
+        "the start of a leader epoch is not in the cache",
+        {f"{_LOG}.start_epoch": _only_remember},
+    ),
+    Mutant(
+        "R4-names-unsynced",
+        "a truncation does not sync the directory of the segments that it removes",
+        {f"{_LOG}._cut": _cut_unsynced},
+    ),
     Mutant(
         "R5-keep-empty-epochs",
         "an epoch without a record stays in the epoch cache of a follower",
         {"kafkalite.storage.log:Log._drop_empty_epochs": _keep_empty_epoch},
     ),
+    Mutant(
+        "R26-sync-retried",
+        "after a failed sync the log stays online and syncs again",
+        {f"{_LOG}.finish_sync": _try_again},
+    ),
+    Mutant(
+        "R27-kept-after-truncation",
+        "a truncation leaves the producers as they were",
+        {"kafkalite.storage.producer_snapshots:ProducerSnapshots.truncate": _nothing},
+    ),
+    Mutant("R28-old-epoch", "a batch of an older epoch is appended", {f"{_STATES}.check": _accept_old_epoch}),
+    Mutant(
+        "R29-expires-open", "a producer with an open transaction expires", {f"{_STATES}.expire": _expire_open}
+    ),
+    Mutant(
+        "R31-never-asked",
+        "a leader takes the first batch of a transaction without the coordinator",
+        {f"{_STATES}.needs_verification": lambda self, producer_id, epoch: False},
+    ),
+    Mutant(
+        "R33-aborted-unindexed",
+        "an aborted transaction does not enter the index",
+        {"kafkalite.storage.aborted_index:AbortedIndex.add": _nothing},
+    ),
     Mutant("R28-no-dedup", "a repeated batch is appended again", {f"{_STATES}.check": _accept_repeated}),
+    Mutant(
+        "R28-sequence-only",
+        "a batch with other content under the same sequences counts as a repetition",
+        {f"{_BATCH}.is_repeated_by": _any_content},
+    ),
     Mutant("R28-no-gap-check", "a batch out of sequence is appended", {f"{_STATES}.check": _accept_gap}),
     Mutant(
         "R31-marker-epoch-ignored",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from kafkalite.coordinator_types import Decision, Instant
 from kafkalite.errors import InvalidTxnStateError
+from kafkalite.model import NO_PRODUCER_ID
 from kafkalite.protocol.messages.transactions import EndTxnRequest
 from kafkalite.transactions import machine
+from kafkalite.transactions.commands import MarkersWritten
 from kafkalite.transactions.table import TransactionTable
 from kafkalite.transactions.transaction import DECIDED, Identity, Transaction
 from proof.mutants import Mutant
@@ -45,6 +47,19 @@ def _decide_again(
         return Decision((machine._latest(decided),), machine._ended(decided))
 
 
+def _count_late_reports(
+    self: machine.TransactionMachine, command: MarkersWritten, now: Instant, original: Callable[..., Decision]
+) -> Decision:
+    pending = self._table.pending.get((command.transactional_id, NO_PRODUCER_ID))
+    if pending is not None:
+        command = command._replace(producer_id=pending.producer_id, producer_epoch=pending.producer_epoch)
+    return original(self, command, now)
+
+
+def _nothing_due(self: TransactionTable, now: Instant) -> Iterator[Transaction]:
+    return iter(())
+
+
 def _is_any_group(self: TransactionTable, name: str) -> bool:
     return name in self.groups
 
@@ -61,6 +76,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         {f"{_MACHINE}:may_complete": lambda remaining: True},
     ),
     Mutant(
+        "R32-late-report",
+        "a report about the markers of an earlier transaction counts for the present one",
+        {f"{_MACHINE}:TransactionMachine._on_markers_written": _count_late_reports},
+    ),
+    Mutant(
         "R32-unretired-forgotten",
         "the decisions of an application that may come back are forgotten",
         {"kafkalite.transactions.table:TransactionTable.is_over": _is_any_group},
@@ -69,6 +89,16 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R32-opposite-accepted",
         "a repeated end of a transaction may decide the opposite",
         {f"{_MACHINE}:TransactionMachine._end": _decide_again},
+    ),
+    Mutant(
+        "R34-never-overdue",
+        "a transaction has no timeout",
+        {"kafkalite.transactions.table:TransactionTable.overdue": _nothing_due},
+    ),
+    Mutant(
+        "R34-begins-before-markers",
+        "a transaction begins before the markers of the previous one are written",
+        {f"{_MACHINE}:_check_not_ending": lambda transaction: None},
     ),
     Mutant(
         "R34-init-keeps-open",

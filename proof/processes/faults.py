@@ -1,4 +1,4 @@
-"""Faults on real processes under load, judged by the history checker.
+"""Faults on real processes under load. The history checker judges the result.
 
 ::
 
@@ -6,9 +6,9 @@
     python -m proof.processes.faults --fault kill-all --rounds 50
     python -m proof.processes.faults --transactions           # exactly once: proof.processes.transactions
 
-Each round: a fault strikes while clients write and read, and ends; then all replicas must be in sync
-again within a bound, and every partition must be served. At the end every history is checked. The seed
-decides on faults, victims and pauses, but not on what the machine does with them.
+In each round a fault occurs while clients write and read, and ends. Then all replicas must be in sync again
+within a time limit, and every partition must be served. At the end all histories are checked. The seed
+determines faults, victims and pauses, but not their effects on the machine.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import resource
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +30,10 @@ from typing import Any, Final
 from kafkalite.client.admin.admin import Admin
 from kafkalite.errors import KafkaliteError
 from kafkalite.rng import Rng, seeded_rng
+from kafkalite.storage import layout
+from kafkalite.storage.disk import RealFileSystem
 from kafkalite.testing.process_cluster import ProcessCluster
+from proof.damage.kinds import LOG_KINDS, OLDER, damage_log
 from proof.histories.history import Anomaly, check
 from proof.processes.workload import Workload
 
@@ -35,9 +41,12 @@ TOPIC: Final = "ledger"
 PARTITIONS: Final = 3
 #: After the end of a fault, all replicas must be in sync and all partitions served within this time.
 HEALING_LIMIT_S: Final = 60.0
+FULL_DISK: Final = "full-disk"
+SMALL_DISK_NODE: Final = 3  #: its data is on a disk in memory, where full-disk can fill it
+SMALL_DISK_BYTES: Final = 512 * 2**20
 
 Fault = Callable[[ProcessCluster, Rng], Awaitable[str]]
-"""Strikes, repairs, and returns a few words about it. Afterwards every node runs and every link works."""
+"""Causes a fault, repairs it, and returns a short description. Then every node runs and every link works."""
 
 
 async def _leader_of(cluster: ProcessCluster, partition: int) -> int:
@@ -91,7 +100,7 @@ async def kill_two(cluster: ProcessCluster, rng: Rng) -> str:
 
 
 async def pause(cluster: ProcessCluster, rng: Rng) -> str:
-    """Stop a leader by SIGSTOP, sometimes for longer than its session: it wakes up deposed."""
+    """Stop a leader by SIGSTOP, sometimes longer than its session, so that it is deposed when it resumes."""
     victim = await _leader_of(cluster, rng.randrange(PARTITIONS))
     seconds = 0.5 + 5 * rng.random()
     cluster.pause(victim)
@@ -120,7 +129,7 @@ async def cut_one_way(cluster: ProcessCluster, rng: Rng) -> str:
 
 
 async def bad_links(cluster: ProcessCluster, rng: Rng) -> str:
-    """Slow all links down, reset some in mid-frame and some at once."""
+    """Slow all links down. Reset some connections in the middle of a frame and some at once."""
     links = [link for a in cluster.nodes for b in cluster.nodes if a != b for link in cluster.links(a, b)]
     for link in links:
         link.there.delay(20 * rng.random())
@@ -135,8 +144,113 @@ async def bad_links(cluster: ProcessCluster, rng: Rng) -> str:
     return "links slow and torn for 2 s"
 
 
+async def cut_one_link(cluster: ProcessCluster, rng: Rng) -> str:
+    """Cut one link in both directions. All other links work."""
+    nodes = list(cluster.nodes)
+    rng.shuffle(nodes)
+    seconds = 1 + 6 * rng.random()
+    cluster.cut(nodes[0], nodes[1])
+    cluster.cut(nodes[1], nodes[0])
+    await asyncio.sleep(seconds)
+    cluster.heal()
+    return f"nodes {nodes[0]} and {nodes[1]} cut from each other for {seconds:.1f} s"
+
+
+async def damage_one(cluster: ProcessCluster, rng: Rng) -> str:
+    """Damage a log of a node that was killed."""
+    victim = _any_broker(cluster, rng)
+    await cluster.kill(victim)
+    what = _damage_a_log(cluster, victim, rng)
+    await cluster.start_node(victim)
+    return f"node {victim} killed, {what}"
+
+
+async def damage_after_kill_all(cluster: ProcessCluster, rng: Rng) -> str:
+    """Damage a log of one node after all were killed, and start them in any order."""
+    nodes = list(cluster.nodes)
+    rng.shuffle(nodes)
+    await cluster.kill(*nodes)
+    what = _damage_a_log(cluster, nodes[0], rng)
+    rng.shuffle(nodes)
+    for node_id in nodes:
+        await cluster.start_node(node_id)
+        await asyncio.sleep(4 * rng.random())
+    return f"all killed, {what}"
+
+
+def _damage_a_log(cluster: ProcessCluster, node_id: int, rng: Rng) -> str:
+    """Damage one log, or two of which files are swapped, in a way that is drawn."""
+    fs, data = RealFileSystem(), cluster.nodes[node_id].settings["log.dirs"]
+    logs = sorted(name for name in fs.list_dir(data) if layout.parse_log_directory_name(name))
+    rng.shuffle(logs)
+    kinds = [kind for kind in LOG_KINDS if kind.operation != OLDER]
+    while True:
+        kind = kinds[rng.randrange(len(kinds))]
+        if damage_log(fs, layout.join(data, logs[0]), kind, rng, sibling=layout.join(data, logs[1])):
+            return f"{kind} at node {node_id}"
+
+
+async def few_descriptors(cluster: ProcessCluster, rng: Rng) -> str:
+    """Leave a node a few free descriptors, and take them with connections."""
+    victim = _any_broker(cluster, rng)
+    node = cluster.nodes[victim]
+    assert node.process is not None
+    pid, seconds = node.process.pid, 2 + 3 * rng.random()
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (_open_descriptors(pid) + rng.randrange(8), limits[1]))
+    host, port = node.address.split(":")
+    opened = await asyncio.gather(
+        *(asyncio.open_connection(host, int(port)) for _ in range(40)), return_exceptions=True
+    )
+    await asyncio.sleep(seconds)
+    for each in opened:
+        if not isinstance(each, BaseException):
+            each[1].close()
+    if node.is_running:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    return f"node {victim} without descriptors for {seconds:.1f} s"
+
+
+def _open_descriptors(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+async def full_disk(cluster: ProcessCluster, rng: Rng) -> str:
+    """Fill the small disk of the node that has one."""
+    victim = SMALL_DISK_NODE
+    disk = Path(cluster.nodes[victim].settings["log.dirs"]).parent
+    ballast, seconds = disk / "ballast", 2 + 4 * rng.random()
+    _fill(ballast)
+    await asyncio.sleep(seconds)
+    ballast.unlink()
+    return f"the disk of node {victim} full for {seconds:.1f} s"
+
+
+def _fill(file: Path) -> None:
+    """Write until no byte is free."""
+    with file.open("wb", buffering=0) as stream:
+        for size in (65_536, 1):
+            with suppress(OSError):
+                while True:
+                    stream.write(bytes(size))
+
+
+@contextmanager
+def small_disk(place: Path) -> Iterator[Path | None]:
+    """Mount a small disk in memory, and yield its path; None if that is not allowed here."""
+    place.mkdir(parents=True)
+    words = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "tmpfs", str(place)]
+    if subprocess.run(words, capture_output=True, check=False).returncode != 0:
+        yield None
+        return
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
 async def restart_in_turn(cluster: ProcessCluster, rng: Rng) -> str:
-    """Restart the nodes one by one, each when the one before is back."""
+    """Restart the nodes one by one, each when the previous one is back."""
     for node_id in list(cluster.nodes):
         code = await cluster.terminate(node_id)
         if code != 0:
@@ -157,6 +271,11 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "cut-one-way": cut_one_way,
     "bad-links": bad_links,
     "rolling-restart": restart_in_turn,
+    "cut-one-link": cut_one_link,
+    "damage-one": damage_one,
+    "damage-after-kill-all": damage_after_kill_all,
+    "few-descriptors": few_descriptors,
+    FULL_DISK: full_disk,
 }
 
 
@@ -164,10 +283,10 @@ FAULTS: Final[Mapping[str, Fault]] = {
 class Round:
     fault: str
     what: str
-    whole_s: float  #: from the end of the fault until every replica was in sync
-    served_s: float  #: and until every partition had acknowledged a new record
+    whole_s: float  #: seconds from the end of the fault until every replica was in sync
+    served_s: float  #: seconds until every partition had acknowledged a new record
     pause_s: float  #: the longest time in which some partition acknowledged nothing
-    acknowledged: int  #: since the start
+    acknowledged: int  #: records acknowledged since the start
 
 
 @dataclass(slots=True)
@@ -182,6 +301,22 @@ class Report:
         return sum(each.kind in {"lost-write", "unseen", "vanished"} for each in self.anomalies)
 
 
+@asynccontextmanager
+async def _cluster(
+    directory: Path, faults: Sequence[str], settings: Mapping[str, Any] | None, tell: Callable[[str], None]
+) -> AsyncIterator[tuple[ProcessCluster, Sequence[str]]]:
+    """Start a cluster of three. Yield it with the faults that are possible here."""
+    with small_disk(directory / "small-disk") if FULL_DISK in faults else nullcontext(None) as disk:
+        if disk is None and FULL_DISK in faults:
+            tell("NO DISK IN MEMORY CAN BE MOUNTED HERE: full-disk is left out")
+            faults = [fault for fault in faults if fault != FULL_DISK] or ["kill-one"]
+        on_disk = {SMALL_DISK_NODE: {"log.dirs": str(disk / "node")}} if disk is not None else None
+        async with ProcessCluster(
+            directory, brokers=3, proxied=True, settings=settings, node_settings=on_disk
+        ) as cluster:
+            yield cluster, faults
+
+
 async def run(
     directory: Path | str,
     faults: Sequence[str],
@@ -192,15 +327,14 @@ async def run(
     load_s: float = 0.5,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Start a cluster of three, let ``rounds`` faults out of ``faults`` strike, check the histories of the
-    clients.
+    """Start a cluster of three nodes, cause ``rounds`` faults out of ``faults``, check the clients'
+    histories.
 
     Raises TimeoutError if the cluster does not heal in HEALING_LIMIT_S.
     """
     rng = seeded_rng(seed)
     report = Report()
-    cluster = ProcessCluster(directory, brokers=3, proxied=True, settings=settings)
-    async with cluster:
+    async with _cluster(Path(directory), faults, settings, tell) as (cluster, faults):
         async with Admin(cluster.bootstrap_servers) as admin:
             await admin.create_topic(TOPIC, PARTITIONS, 3, configs={"min.insync.replicas": "2"})
         await cluster.wait(is_whole=True, brokers=3, topics=[TOPIC])

@@ -1,8 +1,7 @@
 """Exactly-once jobs and transactional producers that run during faults, and their histories.
 
-The jobs are processes of their own (``transform_job``), so that they can be killed and stopped like
-brokers; the other clients run in the caller's event loop. ``proof.processes.transactions`` strikes the
-faults.
+The jobs are separate processes (``transform_job``), so that they can be killed and stopped like brokers. The
+other clients run in the caller's event loop. ``proof.processes.transactions`` causes the faults.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class JobProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     def double(self) -> JobProcess:
-        """Return another process of the same name, not started."""
+        """Return another process with the same name, which is not started."""
         return JobProcess(self.name, self._directory, self._bootstrap_servers)
 
     async def start(self) -> None:
@@ -82,7 +81,7 @@ class JobProcess:
                 os.kill(self._process.pid, number)
 
     async def end(self, number: int = signal.SIGKILL) -> None:
-        """Send the signal and wait for the end. Kill the process if it takes too long."""
+        """Send the signal and wait for the end. Kill the process if it does not end in time."""
         if self._process is None:
             return
         self.send_signal(signal.SIGCONT)
@@ -95,16 +94,15 @@ class JobProcess:
 
     @property
     def refusals(self) -> Counter[str]:
-        """Count the errors that it was refused with, by name, over all its runs."""
+        """The errors with which brokers refused its requests, counted by name over all its runs."""
         text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
         return Counter(line.partition(":")[0] for line in text.splitlines() if ":" in line)
 
 
 class TransactionWorkload:
-    """Feeds ``in``, has it transformed into ``out``, writes transactions to ``ledger``; from ``async
-    with``.
+    """Writes records to ``in``, has jobs transform them into ``out``, and writes transactions to ``ledger``.
 
-    The topics must exist, with PARTITIONS partitions each.
+    Use it with ``async with``. The topics must exist, with PARTITIONS partitions each.
     """
 
     def __init__(
@@ -157,7 +155,7 @@ class TransactionWorkload:
         await asyncio.gather(*(job.end() for job in self.jobs))
 
     async def _again(self, name: str, life: Callable[[], Awaitable[None]]) -> None:
-        """Run ``life`` again and again until the workload is over."""
+        """Run ``life`` repeatedly until the workload is over."""
         while not self._is_over and not (self._is_fed and name == "feeder"):
             try:
                 await life()
@@ -245,8 +243,8 @@ class TransactionWorkload:
             raise TimeoutError(f"nothing new of {waiting_for()} in {limit_s:g} s") from None
 
     async def finish(self, limit_s: float) -> None:
-        """Stop the input. Return when all of it is transformed, all clients have ended and no transaction
-        is open.
+        """Stop the input. Return when all of it is transformed, all clients have ended, and no transaction is
+        open.
 
         Raises TimeoutError.
         """
@@ -263,7 +261,7 @@ class TransactionWorkload:
             raise TimeoutError(f"the jobs' input or open transactions are left after {limit_s:g} s") from None
 
     async def _until_transformed(self) -> None:
-        """Wait until the jobs' group has committed the whole input."""
+        """Wait until the jobs' group has committed the offsets of the whole input."""
         async with Admin(self._servers(), **SETTINGS) as admin, self._reader() as reader:
             keys = [TopicPartition(INPUT, number) for number in range(PARTITIONS)]
             while True:
@@ -276,7 +274,7 @@ class TransactionWorkload:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _read_finally(self) -> None:
-        """Read everything, once no transaction is open."""
+        """Read all topics. Called when no transaction is open."""
         keys = [TopicPartition(topic, number) for topic in (OUTPUT, LEDGER) for number in range(PARTITIONS)]
         found: dict[Place, str] = {}
         async with self._reader() as reader, self._reader("read_uncommitted") as other:

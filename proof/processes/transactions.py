@@ -1,13 +1,13 @@
-"""Faults on real processes while jobs and producers work in transactions: the result must be exactly once.
+"""Faults on real processes while jobs and producers use transactions. The result must be exactly once.
 
 ::
 
     python -m proof.processes.faults --transactions --rounds 20 --seed 7
     python -m proof.processes.faults --transactions --fault kill-group-coordinator
 
-Each round: a fault strikes and ends; then all replicas must be in sync again, and both the jobs and the
-transactional producers must make progress. At the end the output must be f(input), and every
-transaction must be there completely or not at all.
+In each round a fault occurs and ends. Then all replicas must be in sync again, and both the jobs and the
+transactional producers must make progress. At the end the output must be f(input), and every transaction must
+exist completely or not at all.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from proof.processes.transaction_workload import LEDGER, PARTITIONS, Transaction
 from proof.processes.transform_job import GROUP, INPUT, OUTPUT, SETTINGS
 
 SESSION_S: Final = 1.5
-#: A job that was replaced must be refused within this time, if it has anything to do.
+#: A job that was replaced must be refused within this time if it has any input.
 REFUSAL_LIMIT_S: Final = 5
-#: Dead members are expelled quickly, and the open transactions of dead producers end soon.
+#: Dead members are expelled quickly, and open transactions of dead producers are aborted quickly.
 CLUSTER_SETTINGS: Final[dict[str, Any]] = {
     "group.consumer.session.timeout.ms": int(SESSION_S * 1000),
     "group.consumer.heartbeat.interval.ms": 300,
@@ -48,7 +48,7 @@ CLUSTER_SETTINGS: Final[dict[str, Any]] = {
 }
 
 Fault = Callable[[ProcessCluster, TransactionWorkload, Rng], Awaitable[str]]
-"""Does its harm, ends it, says in a few words what it did. Everything runs again then."""
+"""Causes a fault, ends it, and returns a short description. Afterwards everything runs again."""
 
 
 async def _down(cluster: ProcessCluster, rng: Rng, node_id: int) -> None:
@@ -104,7 +104,7 @@ async def kill_job(cluster: ProcessCluster, load: TransactionWorkload, rng: Rng)
 
 
 async def pause_job(cluster: ProcessCluster, load: TransactionWorkload, rng: Rng) -> str:
-    """Stop a job by SIGSTOP beyond its session: its partitions move to the other job, and it wakes up."""
+    """Stop a job by SIGSTOP for longer than its session, so that its partitions move to the other job."""
     job = load.jobs[rng.randrange(len(load.jobs))]
     seconds = SESSION_S * (1.2 + rng.random())
     job.send_signal(signal.SIGSTOP)
@@ -114,7 +114,7 @@ async def pause_job(cluster: ProcessCluster, load: TransactionWorkload, rng: Rng
 
 
 async def replace_job(cluster: ProcessCluster, load: TransactionWorkload, rng: Rng) -> str:
-    """Stop a job by SIGSTOP, let another one take over its transactional id, and wake the first one up."""
+    """Stop a job by SIGSTOP, let another process take over its transactional id, and resume the job."""
     number = rng.randrange(len(load.jobs))
     job = load.jobs[number]
     heir = load.jobs[number] = job.double()
@@ -166,7 +166,7 @@ async def run(
     load_s: float = 0.5,
     tell: Callable[[str], None] = lambda text: None,
 ) -> TransactionReport:
-    """Start a cluster of three, let ``rounds`` faults out of ``faults`` strike, check the histories.
+    """Start a cluster of three nodes, cause ``rounds`` faults out of ``faults``, and check the histories.
 
     Raises TimeoutError if the cluster, the jobs or the producers make no progress within
     HEALING_LIMIT_S.

@@ -1,12 +1,12 @@
-"""An exactly-once job as a program of its own, to be killed, or stopped until its session has expired.
+"""An exactly-once job as a separate program that can be killed, or stopped until its session has expired.
 
 ::
 
     python -m proof.processes.transform_job localhost:9092 --id job-1
 
-Each record of topic ``in`` becomes one of topic ``out``, whose value is the place of the input record,
-with the offsets in the same transaction. The name of each error that ends a run is printed on a line of
-its own; then the next run begins. SIGTERM ends the program.
+Each record of topic ``in`` becomes a record of topic ``out``. Its value is the place of the input record, and
+the same transaction has the offsets. The name of each error that ends a run is printed on a separate line,
+and the next run begins. SIGTERM ends the program.
 """
 
 from __future__ import annotations

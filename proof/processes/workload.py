@@ -1,7 +1,7 @@
-"""Clients that write and read during faults, and record everything in a History.
+"""Clients that write and read during faults and record everything in a History.
 
-One event loop and real clients, for any cluster that is reachable over the network.
-``proof.processes.faults`` strikes the faults.
+They use one event loop and real clients, and work with any cluster that is reachable over the network.
+``proof.processes.faults`` causes the faults.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kafkalite.errors import BufferFullError, KafkaliteError
 from kafkalite.model import TopicPartition
 from proof.histories.history import History, Poll, Send
 
-#: The most unacknowledged sends of one producer.
+#: The maximum number of unacknowledged sends of one producer.
 WINDOW: Final = 64
-#: Between two sends of one producer: enough load to matter, not enough to starve the servers.
+#: The pause between two sends of one producer: enough load to matter, but not to starve the servers.
 _PAUSE_S: Final = 0.001
 _POLL_MS: Final = 200
 _PADDING_MARK: Final = b"#"
@@ -85,7 +85,7 @@ class Workload:
         await self.stop()
 
     async def stop(self) -> None:
-        """Stop sending and polling. Return when every send has an outcome. Raises what a client raised."""
+        """Stop sending and polling. Return when every send has an outcome. Raises the clients' errors."""
         self._is_over = True
         tasks, self._tasks = self._tasks, []
         await asyncio.gather(*tasks)
@@ -96,10 +96,10 @@ class Workload:
         return longest_s
 
     async def until_served(self, limit_s: float) -> float:
-        """Return when every partition has acknowledged a record sent after this call, with the seconds
-        that took.
+        """Return when every partition has acknowledged a record sent after this call. Return the seconds that
+        it took.
 
-        Raises TimeoutError with the partitions that did not.
+        Raises TimeoutError with the other partitions after ``limit_s``.
         """
         began_s = time.monotonic()
 
@@ -121,7 +121,7 @@ class Workload:
     # --- producers
 
     async def _produce(self, name: str) -> None:
-        """Run one producer after another: when one has failed for good, the next is another client."""
+        """Run one producer after another. When one has failed permanently, create the next one."""
         number = life = 0
         while not self._is_over:
             life += 1
@@ -139,7 +139,7 @@ class Workload:
                     await asyncio.wait_for(producer.close(), _CLOSE_LIMIT_S)
 
     async def _send_all(self, producer: Producer, client: str, number: int) -> int:
-        """Send until the end, or until the producer has failed for good. Return the next number."""
+        """Send until the end, or until the producer has failed permanently. Return the next number."""
         waiting: set[asyncio.Task[None]] = set()
         while not self._is_over:
             if len(waiting) >= WINDOW:
@@ -182,7 +182,7 @@ class Workload:
     # --- consumers
 
     async def _consume(self, name: str) -> None:
-        """Read every partition from its beginning; replace a consumer that has failed for good."""
+        """Read every partition from its beginning. Replace a consumer that has failed permanently."""
         life = 0
         while not self._is_over:
             life += 1

@@ -1,17 +1,17 @@
-"""Random schedules for the Raft voters, which check the invariants of the metadata log (I11).
+"""Random schedules for Raft voters, which check the invariants of the metadata log (I11).
 
 ``python -m proof.raft.fuzz --seeds 100`` (``--first``, ``--steps``)
 
-One schedule delivers messages one by one, cuts and heals links, kills processes, cuts power, replaces
-disks, compacts logs, decides on stale states and requests reads; at the end everything is healed. A
-seed replays exactly. The checks, after each step or at the end:
+A schedule delivers messages one by one, cuts and heals links, kills processes, cuts power, replaces disks,
+compacts logs, decides on outdated states and requests reads. At the end everything is healed. A seed always
+produces the same schedule. These properties are checked after each step or at the end:
 
-- each term has one leader; the term of a node never decreases, and it votes once in each
-- applied entries are the same on all nodes, and never change
-- logs that agree in one entry agree in all before it
-- an acknowledged entry is there at the end, once; an entry that was reported as undone is not
-- a read includes every entry that was acknowledged before it
-- at the end there is a leader, all voters vote, and all have the same state
+- Each term has one leader. The term of a node never decreases, and the node votes once in each term.
+- Applied entries are the same on all nodes and never change.
+- If two logs agree in one entry, they agree in all earlier entries.
+- An acknowledged entry exists once at the end. An entry that was reported as not applied does not exist.
+- A read includes every entry that was acknowledged before it.
+- At the end there is a leader, all voters vote, and all have the same state.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ HARSH = Plan(kill=8, power=4, wipe=2, cut=12, heal=24, duplicate=20, downtimes=(
 
 @dataclass
 class Run:
-    """One schedule. Invariant: ``truth`` is every applied entry, in order."""
+    """One schedule. Invariant: ``truth`` has every applied entry, in order."""
 
     seed: int
     count: int
     plan: Plan
     settings: RaftSettings
-    alone_count: int = 0  #: values that node 1 has committed as a single node, before the others start
+    alone_count: int = 0  #: values that node 1 commits as a single node before the others start
     rng: Rng = field(init=False)
     world: World = field(init=False)
     truth: list[str] = field(default_factory=list)
@@ -132,7 +132,7 @@ class Run:
             self.world.deliver(*picked[0], 1 + self.rng.randrange(3))
 
     def _duplicate(self) -> None:
-        """Deliver a message twice or too late, which no real connection does."""
+        """Deliver a message twice or too late, which a real connection never does."""
         picked = self._pick_link()
         if picked is not None:
             queue = picked[1].queue
@@ -263,7 +263,7 @@ class Run:
             raise ViolationError(f"node {i} voted for {self.votes[i, term]} and {vote} in term {term}")
 
     def _check_matches(self, i: int, leader: Member) -> None:
-        """Check that the entries which a leader counts on a follower's disk are there."""
+        """Check that the entries that a leader counts on a follower's disk exist there."""
         for peer, (match, _) in leader.node.voter.matches().items():
             follower = self.world.up.get(peer)
             if follower is None or follower.term != leader.term or match == 0:
@@ -386,7 +386,7 @@ def run_varied_seed(seed: int, *, steps: int = STEPS, stats: Counter[str] | None
     count = 5 if seed % 5 == 0 else 3
     if seed % 17 == 0:
         count = 1 + seed % 2
-        plan = replace(plan, wipe=0)  # a lost disk would be the only copy
+        plan = replace(plan, wipe=0)  # because a lost disk would be the only copy
     alone_count = 0
     if seed % 7 == 3:
         alone_count = 1 + seed % 30

@@ -1,7 +1,7 @@
-"""The schedules by which Raft as shipped in pysyncobj loses data, and those against rules of our own.
+"""Schedules in which unmodified pysyncobj loses data, and schedules against rules of the adapter.
 
-Each runs a fixed history on a ``World`` and returns the violation, or None. ``DIRECTED`` names the
-schedule that finds each mutant.
+Each schedule runs a fixed history on a ``World`` and returns the violation, or None. ``DIRECTED`` maps each
+mutant to the schedule that finds it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def s5_an_answer_on_its_way_cuts_nothing() -> str | None:
 
 
 def s5b_an_old_append_cuts_nothing() -> str | None:
-    """The same until data is lost: an old append arrives again, and the leader dies."""
+    """The same until data is lost: an old append arrives again, and the leader is killed."""
     world = _world()
     world.isolate(3)
     world.propose(1, ["0"])
@@ -197,7 +197,7 @@ def s8_an_acknowledgement_of_another_term_does_not_count() -> str | None:
     world.link(1, 2)
     world.forget(1, 2)
     world.propose(1, [f"new{n}" for n in range(3)])
-    for message in late:  # a response to a message sent since the link began, but of another term
+    for message in late:  # responses to messages of this link, but of another term
         world.inject(2, 1, {**message, "seq": world.up[1].last_append_seq(2)})
     for _ in range(3):
         world.deliver(1, 4)

@@ -1,8 +1,7 @@
-"""Raft voters without a network, a clock or a disk: the test delivers every message, tick and power cut.
+"""Raft voters without a network, a clock or a disk. The test controls every message, tick and power cut.
 
-The real ``RaftNode`` runs on a loop that only runs on request, over links that hold messages until they
-are delivered, on disks in memory that can be cut off at any moment. The schedules and the fuzzer share
-it.
+The real ``RaftNode`` runs on a loop that advances only on request, with links that hold messages until they
+are delivered, and disks in memory that can lose power at any moment. The schedules and the fuzzer use it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from kafkalite.rng import Rng, seeded_rng
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
 DIRECTORY: Final = "meta"
-#: No timer expires for hours: for schedules.
+#: Timers do not expire for hours, so that schedules control all events.
 STILL: Final = RaftSettings(
     election_timeout_ms=5_000_000, fetch_timeout_ms=10**9, heartbeat_ms=1_000_000, snapshot_min_bytes=10**9
 )
@@ -39,7 +38,7 @@ class _Handle:
 
 
 class HandLoop:
-    """The part of an event loop that a node uses; runs on request."""
+    """The part of an event loop that a node uses. It runs callbacks only on request."""
 
     def __init__(self, clock: list[float]) -> None:
         self._clock = clock
@@ -100,7 +99,7 @@ class Link:
 
 
 class Member:
-    """One process: a node and the state machine behind it, which is called at once (``NodeListener``)."""
+    """One process: a node, and the state machine behind it, which is called directly (``NodeListener``)."""
 
     def __init__(self, world: World, node_id: int) -> None:
         self.world = world
@@ -111,9 +110,9 @@ class Member:
         self.index = 0
         self.leader: tuple[int | None, int] = (None, 0)
         self.failure: BaseException | None = None
-        self.queued = 0  # proposals since the last tick
-        self.seen_to = 0  #: the entries that the fuzzer has compared
-        self.fresh_snapshot = False  #: whether there is a snapshot that it has not compared
+        self.queued = 0  # number of proposals since the last tick
+        self.seen_to = 0  #: number of entries that the fuzzer has compared
+        self.fresh_snapshot = False  #: whether there is a snapshot that the fuzzer has not compared
         self.runner = HandRunner(world.clock)
         self.node = RaftNode(
             world.disks[node_id],
@@ -170,7 +169,7 @@ class Member:
 
     @property
     def is_leader(self) -> bool:
-        """Whether it leads in the library's sense: from the election on."""
+        """Whether it leads as the library defines it, which begins with the election."""
         return self.failure is None and self.node.voter.raft_state() == LEADER
 
     @property
@@ -227,7 +226,7 @@ class Member:
         return offset
 
     def tick(self) -> None:
-        """Run the pending work, then tick."""
+        """Run the pending callbacks, then tick."""
         self.queued = 0
         self.runner.hand_loop.run()
         self.node.kick()
@@ -258,9 +257,9 @@ class World:
             self.link_all()
 
     def keep_alone(self, i: int, names: Iterable[str], *, snapshot_at: int | None = None) -> None:
-        """Let node ``i`` run as a single node on its disk and commit these values; then stop it.
+        """Let node ``i`` run as a single node on its disk, commit these values, and stop.
 
-        After ``snapshot_at`` of the values it takes a snapshot.
+        After ``snapshot_at`` values it takes a snapshot.
         """
         self.kill(i)
         log = SingleNodeLog(self.disks[i], DIRECTORY, i, bytes([i]) * 16)
@@ -270,7 +269,7 @@ class World:
         for offset, records in recovered.entries:  # noqa: B007
             values += cast("list[TopicRecord]", records)
         for count, name in enumerate(names, 1):
-            self.decided_on[name], offset = offset, log.last_index + 1
+            self.decided_on[name], offset = offset, log.journal.last_index + 1
             values.append(TopicRecord("0" * 32, name))
             log.append([(offset, values[-1:])])
             self.acked[name] = offset
@@ -291,7 +290,7 @@ class World:
         return member
 
     def kill(self, i: int) -> None:
-        """End the process at once; its disk keeps what was written to the kernel."""
+        """Kill the process. The disk keeps the data that was written to the kernel."""
         self.up.pop(i, None)
         for j in self.ids:
             self._drop(i, j)
@@ -362,7 +361,7 @@ class World:
             self.up[b].node.transport.receive(a, link.queue.popleft())
 
     def inject(self, a: int, b: int, message: Message | bytes) -> None:
-        """``b`` receives this as if ``a`` had sent it just now."""
+        """Deliver ``message`` to ``b`` as if ``a`` had just sent it."""
         data = message if isinstance(message, bytes) else messages.encode(message)
         self.up[b].node.transport.receive(a, data)
 
@@ -380,7 +379,7 @@ class World:
 
     def elect(self, i: int) -> None:
         """Let node ``i`` stand for election."""
-        self.tick(i)  # it has not slept
+        self.tick(i)  # so that the node does not consider itself paused
         voter = self.up[i].node.voter
         voter._has_won_prevote = True
         voter.set_deadline(0.0)
@@ -421,7 +420,7 @@ class World:
         return self.up[i].names
 
     def propose(self, i: int, names: Iterable[str]) -> None:
-        """Propose values one after the other, each appended before the next is decided on."""
+        """Propose values one after the other. Each is appended before the next one is decided."""
         for name in names:
             self.up[i].propose(name)
             self.up[i].tick()

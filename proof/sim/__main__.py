@@ -1,4 +1,4 @@
-"""``python -m proof.sim``."""
+"""Runs ``python -m proof.sim``."""
 
 from __future__ import annotations
 

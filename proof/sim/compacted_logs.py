@@ -1,7 +1,7 @@
-"""I3 and I6 for logs that each replica compacts on its own: by record, since their batches differ.
+"""Checks I3 and I6 for logs that each replica compacts independently, by record, since batches differ.
 
-Compaction may remove a record, but may never replace or move one. ``Coordination`` checks at rest that
-no current record was removed: the state of a coordinator equals a replay of every replica's log.
+Compaction may remove a record, but must not replace or move one. ``Coordination`` checks, when the cluster is
+at rest, that no current record was removed: a coordinator's state equals a replay of every replica's log.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CompactedLogs:
     def check(self, where: str, key: Any, batch: RecordBatch) -> list[Told]:
         """Check I3. Return the batch's records. Raises Violation."""
         header = batch.header
-        if header.is_control:  # a marker, or an empty batch that compaction has left
+        if header.is_control:  # a marker, or an empty batch that compaction left
             return []
         columns = batch.columns()
         keys = columns.keys or [None] * header.record_count

@@ -1,9 +1,9 @@
 """Groups and transactions in a simulated cluster: the programs that use them, and their invariants.
 
-Checked during faults: no partition is owned by two members (R38). After healing: every group is stable
-and every partition owned once (L3), no transaction is open and no reader is held back (L4). At the end:
-transactions are complete or absent, the exactly-once job wrote one record for each input, and its group
-read every record of the load.
+During faults no partition may have two owners (R38). After healing, every group must be stable and own every
+partition once (L3), and no transaction may be open or hold readers back (L4). At the end, each transaction is
+complete or absent, the exactly-once job has written one record for each input, and its group has read every
+record of the load.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from kafkalite.errors import KafkaliteError
 from kafkalite.groups.group import STABLE
 from kafkalite.model import TopicPartition
 from kafkalite.testing.sim.simulation import Violation
+from proof.durable_state import durable_state
 from proof.histories.transaction_history import (
     Place,
     TransactionHistory,
@@ -35,7 +36,7 @@ READ_PATIENCE_MS: Final = 5_000
 
 
 class Holder(NamedTuple):
-    """A member that believes to own a partition."""
+    """A member that considers itself the owner of a partition."""
 
     client: str
     member_id: str
@@ -43,7 +44,7 @@ class Holder(NamedTuple):
 
 
 class Coordination:
-    """The state that all such programs of a run share."""
+    """The state that all programs of a run share."""
 
     def __init__(self, workload: Workload, nodes: Sequence[SimNode]) -> None:
         self.workload = workload
@@ -59,7 +60,7 @@ class Coordination:
         self._epochs: dict[TopicPartition, int] = {}  # the epoch of each partition's latest coordinator
         #: Committed values that never decrease: offsets, epochs of groups and of members.
         self._reached: dict[tuple[Any, ...], int] = {}
-        self._holders: dict[tuple[str, TopicPartition], Holder] = {}  #: as the clients believe
+        self._holders: dict[tuple[str, TopicPartition], Holder] = {}  #: according to the clients
         self.clients: list[Client] = make_clients(self, workload)
 
     @property
@@ -93,7 +94,7 @@ class Coordination:
     # --- reports of clients
 
     def on_assigned(self, client: str, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """Record that a member owns partitions. No other current member may believe to own them."""
+        """Record that a member owns partitions. No other current member may consider itself their owner."""
         group_id = consumer.config.group_id
         assert group_id is not None
         member_id = consumer.group_metadata().member_id
@@ -116,17 +117,17 @@ class Coordination:
                 self.workload.simulation.probe("given-back")
 
     def forget(self, client: str) -> None:
-        """Forget what a client owns: it has ended, or starts again."""
+        """Remove the ownerships of a client that has ended or restarts."""
         for key in [key for key, holder in self._holders.items() if holder.client == client]:
             del self._holders[key]
 
     def forget_host(self, name: str) -> None:
-        """Forget what all clients of a host own."""
+        """Remove the ownerships of all clients on a host."""
         for key in [key for key, holder in self._holders.items() if holder.client.startswith(f"{name}.")]:
             del self._holders[key]
 
     def _holds(self, group_id: str, holder: Holder) -> bool:
-        """Whether it is a member, and not one that was expelled and has not received that yet."""
+        """Whether the holder is a member, and not an expelled one that has not yet noticed."""
         group = self._group(group_id)
         if group is None or holder.member_id not in group.members:
             return False
@@ -167,7 +168,7 @@ class Coordination:
         return None
 
     def check(self) -> None:
-        """Check what holds at every moment. Raises Violation."""
+        """Check the invariants that hold at every moment. Raises Violation."""
         if not self.is_used:
             return
         for shard in self._shards(GROUP):
@@ -233,7 +234,7 @@ class Coordination:
     # --- at rest
 
     def unsettled(self) -> str | None:
-        """Return why groups or transactions are not at rest; None if they are (L3, L4)."""
+        """Return why groups or transactions are not at rest, or None if they are (L3, L4)."""
         for group_id, clients in ((READERS, "g"), (JOBS, "x"), (WATCHERS, "v")):
             if not any(client.host.name.startswith(clients) for client in self.clients):
                 continue
@@ -299,8 +300,9 @@ class Coordination:
                     yield hosted.partition
 
     def open_transactions(self) -> str | None:
-        """Return an open transaction, or a partition that holds readers back; None if all are at rest
-        (L4).
+        """Return an open transaction, or a partition that holds readers back, or None (L4).
+
+        Called when all programs have ended.
         """
         for machine in self._machines(TRANSACTION):
             for pending in machine.pending_markers():
@@ -315,17 +317,17 @@ class Coordination:
         """Check R36: each coordinator's state equals a replay of every replica. Raises Violation."""
         for kind in (GROUP, TRANSACTION):
             for shard in self._shards(kind):
-                known = _durable(shard.machine)
+                known = durable_state(shard.machine)
                 for node in self.nodes:
                     hosted = node.live.partitions.find(shard.partition.key) if node.live is not None else None
                     if hosted is None or hosted.log_end_offset != shard.end_offset:
                         continue
                     machine = replayed(type(shard.machine)(), hosted, shard.now())
-                    if _durable(machine) != known:
+                    if durable_state(machine) != known:
                         raise Violation(
                             "R36",
                             f"{hosted.key} on {node.node_id} has another state than the coordinator: "
-                            + _difference(known, _durable(machine)),
+                            + _difference(known, durable_state(machine)),
                         )
                     self.workload.simulation.probe("replayed")
 
@@ -360,7 +362,7 @@ class Coordination:
         return read
 
     def judge(self) -> None:
-        """Raise Violation for the first anomaly of the whole run."""
+        """Raise Violation for the first anomaly in the whole run."""
         found = check_transactions(self.transactions)
         if any(client.host.name.startswith("x") for client in self.clients) and not self._trims:
             found += check_transform(self._transformed())
@@ -381,11 +383,6 @@ class Coordination:
 def _source(value: str) -> tuple[str, int, int]:
     topic, partition, offset = value.rsplit("/", 2)
     return topic, int(partition), int(offset)
-
-
-def _durable(machine: Any) -> Any:
-    """Return the state that another coordinator must reach from the same records."""
-    return machine.durable() if hasattr(machine, "durable") else machine.durable_state()
 
 
 def _difference(one: Any, other: Any) -> str:

@@ -1,7 +1,7 @@
-"""Directed schedules for the rules of coordinators in a cluster: real brokers and clients, cut off and
-killed at the worst moment. Each violates a promise when its rule is removed, and none otherwise.
+"""Directed schedules for the rules of coordinators in a cluster of real brokers and clients. Each violates a
+guarantee if its rule is removed, and none otherwise.
 
-``DIRECTED`` is {mutant: schedule}; a schedule returns None, or the violation.
+``DIRECTED`` is {mutant: schedule}. A schedule returns the violation, or None.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import BrokerError, KafkaliteError
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.groups import OffsetFetchRequest
+from kafkalite.testing.sim.simulation import Violation
+from proof.sim import damage
 from proof.sim.compacted_logs import read_batches
 from proof.sim.nodes import SimNode
 from proof.sim.stage import Stage, play
@@ -50,7 +52,7 @@ async def _committed(stage: Stage, bootstrap: list[str]) -> int:
 
 
 def _ask(coordinators: Any) -> Response | Pending | None:
-    """Return a broker's response to an offset fetch; None if it does not coordinate the group."""
+    """Return a broker's response to an offset fetch, or None if it does not coordinate the group."""
     try:
         answer: Response | Pending = coordinators.groups(GROUP_ID).submit(_READ)
     except BrokerError:
@@ -59,7 +61,7 @@ def _ask(coordinators: Any) -> Response | Pending | None:
 
 
 async def _told(answer: Response | Pending | None) -> int | None:
-    """Return the offset in the response, -1 for none; None if it is a refusal."""
+    """Return the offset in the response, -1 if there is none, or None if the response is a refusal."""
     if answer is None:
         return None
     try:
@@ -89,7 +91,7 @@ async def answer_uncommitted(stage: Stage) -> str | None:
 
 
 async def keep_serving(stage: Stage) -> str | None:
-    """A coordinator that was cut off and replaced is back, and receives a request."""
+    """A coordinator that was cut off and replaced returns, and receives a request."""
     await stage.open(KEY.topic)
     assert await stage.on("writer", _commit(stage, 10, stage.bootstrap))
     old = stage.led(OFFSETS_TOPIC)
@@ -105,7 +107,7 @@ async def keep_serving(stage: Stage) -> str | None:
 
 
 async def serve_unloaded(stage: Stage) -> str | None:
-    """A request arrives at the very moment in which a broker becomes the coordinator."""
+    """A request arrives at the very moment at which a broker becomes the coordinator."""
     await stage.open(KEY.topic)
     assert await stage.on("writer", _commit(stage, 10, stage.bootstrap))
     old = stage.led(OFFSETS_TOPIC)
@@ -124,10 +126,7 @@ async def serve_unloaded(stage: Stage) -> str | None:
 
 
 def _begin_and_ask(
-    coordinators: Any,
-    begin: Callable[..., None],
-    asked: list[asyncio.Task[int | None]],
-    *arguments: Any,
+    coordinators: Any, begin: Callable[..., None], asked: list[asyncio.Task[int | None]], *arguments: Any
 ) -> None:
     begin(*arguments)
     asked.append(asyncio.ensure_future(_told(_ask(coordinators))))
@@ -159,7 +158,7 @@ class _Writer:
         self.partition = partition
         self.has_written = asyncio.Event()
         self.may_commit = asyncio.Event()
-        self.is_told: bool | None = None  #: None: no response yet
+        self.is_told: bool | None = None  #: whether the commit was acknowledged; None before the response
 
     async def run(self) -> None:
         async with _producer(self.stage, "writer") as producer:
@@ -200,7 +199,7 @@ async def answer_early(stage: Stage) -> str | None:
 
 
 async def marker_uncommitted(stage: Stage) -> str | None:
-    """A partition's leader appends a marker that its follower never receives, and dies for good."""
+    """A partition's leader appends a marker that its follower never receives, and fails permanently."""
     await stage.open(KEY.topic, partitions=3, replication_factor=2)
     await stage.on("warm-up", _commit_nothing(stage))
     coordinator = stage.led(TRANSACTIONS_TOPIC)
@@ -267,7 +266,7 @@ _COMPACTED: Final = {
 
 
 async def forgets_unheard(stage: Stage) -> str | None:
-    """A replica is away when a key is deleted, and for longer than the others keep the tombstone."""
+    """A replica is absent when a key is deleted, for longer than the others keep the tombstone."""
     stage.observer.compacted_topics = (KEY.topic,)
     await stage.open(KEY.topic, configs=_COMPACTED)
     await stage.on("writer", _write(stage, b"deleted", b"old"))
@@ -293,7 +292,7 @@ async def _pass_time(stage: Stage) -> None:
 
 
 async def _write(stage: Stage, key: bytes, value: bytes | None) -> None:
-    """Write the record, and enough behind it to close its segment."""
+    """Write the record, and enough records after it to close its segment."""
     clock, rng = stage.simulation.host("writer").clock, stage.simulation.rng("writer")
     async with Producer(stage.bootstrap, clock=clock, rng=rng, **CLIENT_SETTINGS) as producer:
         await producer.send(KEY.topic, value, key=key, partition=0)
@@ -314,7 +313,22 @@ def _last_value(node: SimNode, key: bytes) -> bytes | None:
     return next(reversed(_values(node, key)), None)
 
 
-DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
+async def endless_session(stage: Stage) -> str | None:
+    """A leader is killed, and does not return."""
+    await stage.open("t")
+    leader = stage.led("t")
+    leader.kill()
+    try:
+        await stage.until(lambda: stage.leader("t") not in (None, leader), 10)
+    except Violation as violation:
+        if violation.check != "stage":
+            raise
+        return "R23: a dead broker leads for ever"
+    return None
+
+
+DIRECTED: Final[dict[str, Callable[[], str | None]]] = damage.DIRECTED | {
+    "R23-endless-session": partial(play, endless_session),
     "R31-unverified": partial(play, unverified),
     "R32-answer-early": partial(play, answer_early),
     "R33-marker-uncommitted": partial(play, marker_uncommitted, settings={"replica_lag_time_max_ms": 30_000}),

@@ -1,5 +1,5 @@
-"""Simulated programs that use coordinators: readers of a group, exactly-once jobs, transactional
-producers, and teams that write one batch together. They record histories, which the scenario judges.
+"""Simulated programs that use coordinators: readers of a group, exactly-once jobs, transactional producers,
+and teams that write a batch together. They record histories, which the scenario checks.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Ownership(RebalanceListener):
     def __init__(self, coordination: Coordination, client: str) -> None:
         self._coordination = coordination
         self._client = client
-        self.session = 0  #: grows with each assignment: reading then starts at the committed offset
+        self.session = 0  #: incremented by each assignment; reading then starts at the committed offset
         self.consumer: Consumer | None = None
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
@@ -118,7 +118,7 @@ class GroupReader(_CoordinatedClient):
                     self._coordination.on_decided()
                 await asyncio.sleep((0.6 if rng.random() < 0.2 else 0.2) * rng.random())
                 if rng.random() < 0.03:
-                    return  # it leaves, and comes back as another member
+                    return  # the member leaves, and another member joins later
 
     def _note(self, session: str, records: Sequence[Record]) -> None:
         polls: dict[int, Poll] = {}
@@ -202,8 +202,8 @@ class Transformer(_CoordinatedClient):
 class Transactor(_CoordinatedClient):
     """Writes transactions of a few values to a few partitions, and commits or aborts them.
 
-    Now and then a second producer of the same transactional id takes over in the middle: everything
-    that the first one does after that must fail.
+    Occasionally a second producer with the same transactional id takes over in the middle. Everything that
+    the first one does afterwards must fail.
     """
 
     number = 0
@@ -254,14 +254,14 @@ class Transactor(_CoordinatedClient):
                 await asyncio.sleep(0.1 * rng.random())
 
     async def _be_replaced(self, client: str, producer: Producer, transaction: Written) -> None:
-        """Go on after another producer of the transactional id was initialized."""
+        """Continue after another producer with the transactional id was initialized."""
         async with self._producer(f"{client}'"):
             transaction.is_zombie = True
             if await self._is_refused(producer, transaction):
                 self.simulation.probe("zombie-producer-refused")
 
     async def _oversleep(self, producer: Producer, transaction: Written) -> None:
-        """Go on after the transaction has timed out: the coordinator has aborted it."""
+        """Continue after the transaction has timed out and the coordinator has aborted it."""
         await asyncio.sleep((TRANSACTION_TIMEOUT_MS + 1_000) / 1000)
         if await self._is_refused(producer, transaction):
             self.simulation.probe("timeout-abort")
@@ -278,9 +278,9 @@ class Transactor(_CoordinatedClient):
 
 
 class BatchTeam(_CoordinatedClient):
-    """A driver and its writers: batch after batch of one application, as a Spark job writes them.
+    """A driver and its writers, which write the batches of one application as a Spark job does.
 
-    The driver only remembers which batch is next. After a crash it asks for the last decision.
+    The driver only remembers the number of the next batch. After a crash it requests the last decision.
     """
 
     async def run(self, client: str) -> None:
@@ -311,8 +311,8 @@ class BatchTeam(_CoordinatedClient):
                 await asyncio.sleep(0.8 * rng.random())
 
     async def _write(self, client: str, batch_id: int, number: int) -> tuple[Any, Written] | None:
-        """Run one attempt. Return what it prepared; None if the batch was already decided or the attempt
-        failed.
+        """Run one attempt. Return the prepared result, or None if the batch was already decided or the
+        attempt failed.
         """
         member = f"{client}/{batch_id}/{number}"
         written = self._coordination.transactions.begin(client, member, OPEN)
@@ -340,7 +340,7 @@ class BatchTeam(_CoordinatedClient):
 
 
 class CommittedReader(_CoordinatedClient):
-    """Reads what transactions write with read_committed, and now and then again from the beginning."""
+    """Reads the output of transactions with read_committed, and occasionally again from the beginning."""
 
     async def run(self, client: str) -> None:
         coordination, rng = self._coordination, self.rng
@@ -371,7 +371,7 @@ class CommittedReader(_CoordinatedClient):
 
 
 def make_clients(coordination: Coordination, workload: Workload) -> list[Client]:
-    """Create the clients of each kind that the load asks for."""
+    """Create the clients of each kind that the load requests."""
     load = workload.load
     return [
         *(GroupReader(coordination, f"g{number}") for number in range(1, load.group_readers + 1)),

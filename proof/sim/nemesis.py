@@ -7,13 +7,17 @@ time. ``heal`` repairs everything that is still broken.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NoReturn
 
 from kafkalite.testing.sim.simulation import Simulation
-from proof.sim.nodes import SimNode
+from proof.disk_trees import tree_of
+from proof.sim.atlas import DAMAGES, Atlas, Damage, older_copy
+from proof.sim.nodes import DATA_PATH, SimNode
 from proof.sim.plan import Plan
 from proof.sim.workload import Client, Workload
 
@@ -24,7 +28,7 @@ MAX_CLOCK_ERROR_MS: Final = 1_000_000
 
 
 class Nemesis:
-    """Strikes the faults. Runs in the simulation's own context."""
+    """Causes the faults. Runs in the context of the simulation."""
 
     def __init__(
         self, simulation: Simulation, plan: Plan, nodes: Sequence[SimNode], workload: Workload
@@ -37,17 +41,18 @@ class Nemesis:
         self.clients: Sequence[Client] = workload.clients
         self.rng = simulation.rng("nemesis")
         self.on_fault: Callable[[], None] = lambda: None
-        #: Returns the node that leads a partition, or the active controller; None if there is none.
+        #: Returns the leader of a partition, and the active controller, or None.
         self.find_leader: Callable[[], SimNode | None] = lambda: None
         self.find_controller: Callable[[], SimNode | None] = lambda: None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._acknowledged: asyncio.Future[None] | None = None
         self._decided: asyncio.Future[None] | None = None
+        self._atlas = Atlas()
         self._power_losses = 0
         self._disk_losses = 0
 
     async def run(self, duration_s: float) -> None:
-        """Strike faults for ``duration_s``."""
+        """Cause faults for ``duration_s``."""
         loop, plan, rng = self.simulation.loop, self.plan, self.rng
         end_s = loop.time() + duration_s
         names = [name for name, weight in plan.faults.items() for _ in range(weight)]
@@ -59,14 +64,16 @@ class Nemesis:
     def _begin(self, name: str) -> None:
         self.simulation.note(f"fault {name}")
         self.simulation.probe(f"fault {name}")
-        fault: Callable[[], Coroutine[Any, Any, None]] = getattr(self, f"_{name}")
+        fault: Callable[[], Coroutine[Any, Any, None]] = (
+            partial(self._damage, DAMAGES[name]) if name in DAMAGES else getattr(self, f"_{name}")
+        )
         task = self.simulation.loop.create_task(self._at_a_moment(fault), name=name)
         self._tasks[task] = None
         task.add_done_callback(self._on_done)
         self.on_fault()
 
     async def _at_a_moment(self, fault: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Strike half of all faults at the very moment in which a client receives an acknowledgement."""
+        """Delay half of all faults until the moment at which a client receives an acknowledgement."""
         if self.rng.random() < 0.5:
             told = self.simulation.loop.create_future()
             if self.plan.load.committed_readers and self.rng.random() < 0.5:
@@ -82,12 +89,12 @@ class Nemesis:
         await fault()
 
     def on_acknowledged(self) -> None:
-        """A client has just received the acknowledgement of a record."""
+        """Called when a client has just received the acknowledgement of a record."""
         if self._acknowledged is not None and not self._acknowledged.done():
             self._acknowledged.set_result(None)
 
     def on_decided(self) -> None:
-        """A client has just received the acknowledgement of a transaction or of offsets."""
+        """Called when a client has just received the acknowledgement of a transaction or of offsets."""
         if self._decided is not None and not self._decided.done():
             self._decided.set_result(None)
 
@@ -122,7 +129,7 @@ class Nemesis:
                 node.start()
 
     async def _stopped(self, node: SimNode) -> None:
-        """Return when a stop in progress has ended; kill the node if it hangs."""
+        """Return when a stop in progress has ended. Kill the node if it hangs."""
         for _ in range(int(STOP_PATIENCE_S / 0.05)):
             if node.state != "stopping":
                 return
@@ -256,7 +263,7 @@ class Nemesis:
         await self._cut([(first, second), (second, first)])
 
     async def _isolate(self) -> None:
-        """Cut one node off from the others; its clients may still reach it."""
+        """Cut one node off from the others. Its clients may still reach it."""
         node = self._target().host.name
         others = [other.host.name for other in self.nodes if other.host.name != node]
         await self._cut([(node, other) for other in others] + [(other, node) for other in others])
@@ -305,7 +312,7 @@ class Nemesis:
         self._start_again(node)
 
     async def _broken_disk(self) -> None:
-        """Let syncs fail: the broker takes some of its logs offline until it is restarted."""
+        """Make syncs fail, so that the broker takes some of its logs offline until it is restarted."""
         node = self._target()
         if not node.is_running:
             return
@@ -317,6 +324,49 @@ class Nemesis:
             node.kill()
         await asyncio.sleep(0.2)
         self._start_again(node)
+
+    async def _damage(self, damage: Damage) -> None:
+        """Damage files of the node that this run may damage, while it is down."""
+        node = self._atlas.victim(self._target())
+        node.is_excused = True
+        node.kill()
+        self.simulation.note(f"{node.host}: {damage(node.host.filesystem, self.rng)}")
+        await asyncio.sleep(self._duration_s())
+        self._start_again(node)
+
+    async def _older_copy(self) -> None:
+        """Restore a copy of a node's directory that is some seconds old."""
+        node = self._atlas.victim(self._target())
+        copy = tree_of(node.host.filesystem, DATA_PATH)
+        await asyncio.sleep(self._duration_s())
+        node.is_excused = True
+        node.kill()
+        older_copy(copy, node)
+        await asyncio.sleep(self._duration_s() * 0.5)
+        self._start_again(node)
+
+    async def _no_descriptors(self) -> None:
+        """Let a node open no file for a while."""
+        filesystem = self._target().host.filesystem
+
+        def refuse(path: str, *, create: bool = False) -> NoReturn:
+            raise OSError(errno.EMFILE, "simulated: too many open files", path)
+
+        vars(filesystem)["open"] = refuse
+        try:
+            await asyncio.sleep(self._duration_s())
+        finally:
+            vars(filesystem).pop("open", None)
+
+    async def _clock_drift(self) -> None:
+        """Let a wall clock run up to a tenth too fast or too slow."""
+        host, rate = self._target().host, 0.2 * self.rng.random() - 0.1
+        loop = self.simulation.loop
+        start_s = loop.time()
+        end_s = start_s + 4 * self._duration_s()
+        while loop.time() < end_s:
+            await asyncio.sleep(0.1)
+            host.set_clock_ahead(int((loop.time() - start_s) * rate * 1000))
 
     async def _clock_jump(self) -> None:
         node = self._target()

@@ -18,10 +18,10 @@ DATA_PATH: Final = "/data"
 
 
 class SimNode:
-    """One node of the cluster: a host, a disk, and the running broker, if any.
+    """One node of the cluster: a host with its disk, and the running broker, if any.
 
-    ``is_excused`` means that its disk was made to fail: then it may refuse to start or stop by itself,
-    which is a violation otherwise, and must be started again.
+    ``is_excused`` means that its disk was made to fail. It may then refuse to start, or stop by itself, which
+    is a violation otherwise, and must be started again.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class SimNode:
         self.state = "down"  #: or starting, running, stopping
         self.is_excused = False
         self.start_count = 0
-        self.is_rejoining = False  #: with an empty disk that the others have to fill again
+        self.is_rejoining = False  #: whether its disk is empty and the other nodes must fill it again
         self.failure: BaseException | None = None
 
     def __repr__(self) -> str:
@@ -57,13 +57,13 @@ class SimNode:
 
     @property
     def live(self) -> Broker | None:
-        """The broker, once its parts exist."""
+        """The broker once its parts exist, or None."""
         return self.broker if self.is_running else None
 
     # --- start and stop ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start a new process; ``state`` says when it serves."""
+        """Start a new process. ``state`` shows when it serves."""
         self.host.kill()
         self.start_count += 1
         self.state = "starting"
@@ -109,11 +109,11 @@ class SimNode:
             self.simulation.loop.call_soon(self._bury, process, context=self.simulation.network.context)
 
     def _bury(self, process: Process | None) -> None:
-        if self.host.process is process:  # the next one may have started meanwhile
+        if self.host.process is process:  # the next process may have started meanwhile
             self.host.kill()
 
     async def stop(self) -> None:
-        """Shut down in order. To be awaited outside of all hosts."""
+        """Shut down in an orderly way. Await it outside of all hosts."""
         broker, process = self.broker, self.host.process
         if broker is None or process is None or not self.is_running:
             return
@@ -134,7 +134,7 @@ class SimNode:
         self.host.lose_power()
 
     def replace_disk(self) -> None:
-        """Cut the power and replace the disk; the next start knows that."""
+        """Cut the power and replace the disk. The next start takes that into account."""
         self.lose_power()
         self.simulation.note(f"new disk for {self.host}")
         self.host.replace_disk()
@@ -149,9 +149,9 @@ class SimNode:
 def make_nodes(
     simulation: Simulation, count: int, settings: Mapping[str, Any], *, controllers: int = 0
 ) -> list[SimNode]:
-    """Return ``count`` brokers that are controllers too, or that many and ``controllers`` further nodes.
+    """Return ``count`` brokers that are also controllers, or ``count`` brokers and separate controllers.
 
-    One broker without controllers is a cluster of its own and needs no quorum.
+    One broker without separate controllers is a single-node cluster and needs no quorum.
     """
     brokers = [SimNode(simulation, node_id, settings) for node_id in range(1, count + 1)]
     if count == 1 and not controllers:

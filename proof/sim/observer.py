@@ -1,18 +1,18 @@
-"""Looks into all brokers at once, and checks after each step what no broker can check alone.
+"""Examines all brokers after each step, and checks the invariants that span several brokers.
 
-The invariants have the numbers of docs/rules.md:
+The invariants have the numbers in docs/rules.md:
 
 I1  the leader of a partition has every record that was ever committed or acknowledged
-I2  so has every running member of the ISR and of the eligible leader replicas
-I3  two batches of one partition with the same offset and leader epoch are the same, on any two brokers
+I2  every running member of the ISR and of the eligible leader replicas has them too
+I3  two batches of a partition with the same offset and leader epoch are equal, on any two brokers
 I4  a leader that may commit waits for every replica in the ISR of the metadata
 I5  a partition has one leader in each epoch
-I6  records below any replica's high watermark are the same everywhere and for ever
+I6  records below any replica's high watermark are the same on all replicas and never change
 I7  a log's epochs are those of its batches
 I8  log start <= high watermark <= log end, and synced end <= log end
 I9  the producer state of a replica equals a replay of its log
-I10 the cluster image: leader in the ISR, ISR and eligible replicas disjoint and assigned
-I11 the metadata log: entries once committed never change, and every node applies the same ones
+I10 in the image, the leader is in the ISR, and ISR and eligible replicas are disjoint and assigned
+I11 committed entries of the metadata log never change, and every node applies the same entries
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from proof.sim.compacted_logs import CompactedLogs, Told, read_batches, read_hea
 from proof.sim.nodes import SimNode
 
 Key = tuple[str, int, str]
-"""Topic, partition, topic id: a topic created again under its name is another one."""
+"""(topic, partition, topic id): a topic that was created again under the same name is different."""
 
 
 class _Seen:
-    """What has been checked of one replica's log in one run of its broker."""
+    """The part of one replica's log that was checked during one run of its broker."""
 
     __slots__ = ("batches", "checked_to", "committed_to", "high_watermark", "records", "run", "truncations")
 
@@ -48,11 +48,11 @@ class _Seen:
         self.truncations = 0
         self.high_watermark = 0
         self.batches: list[BatchHeader] = []
-        self.records: deque[Told] = deque()  # of a compacted log: not known to be committed yet
+        self.records: deque[Told] = deque()  # of a compacted log: records not yet known to be committed
 
 
 class Observer:
-    """Keeps a record of the past, to compare the present with it."""
+    """Records the past of all brokers, and compares the present with it."""
 
     def __init__(self, simulation: Simulation, nodes: Sequence[SimNode]) -> None:
         self._simulation = simulation
@@ -81,7 +81,7 @@ class Observer:
         return self._image
 
     def on_acknowledged(self, key: TopicPartition, offset: int) -> None:
-        """A client has received the acknowledgement, with ``acks=all``, of its record at ``offset``."""
+        """Called when a client has received the acknowledgement (acks=all) of its record at ``offset``."""
         topic = self._image.topics.get(key.topic)
         assert topic is not None, f"records were acknowledged to {key}, which no node knows"
         life = (*key, topic.topic_id)
@@ -219,7 +219,7 @@ class Observer:
             self._check_committed(where, key, seen, high_watermark)
 
     def _check_compacted(self, where: str, key: Key, seen: _Seen, partition: Any) -> None:
-        """I3 and I6, by record; the first replica that shows a batch has not compacted it yet."""
+        """Check I3 and I6 by record. The first replica that shows a batch has not compacted it yet."""
         log, high_watermark = partition.log, partition.high_watermark
         for batch in read_batches(log, seen.checked_to, log.log_end_offset):
             seen.records += self._compacted.check(where, key, batch)
@@ -280,10 +280,12 @@ class Observer:
         self._committed_end[key] = max(end, seen.committed_to)
 
     def _check_candidate(self, node: SimNode, broker: Broker) -> None:
-        """Check I1 and I2: every replica that may lead is complete."""
+        """Check I1 and I2: every replica that may lead has all records."""
         for key, state in _states(self._image):
             if node.node_id not in (*state.isr, *getattr(state, "elr", ())):
                 continue
+            if node.node_id in state.unverified:
+                continue  # its disk may have lost records; it leads only if it has the most (R46)
             hosted = broker.partitions._hosted.get(key[:2])
             if (
                 hosted is None
@@ -326,7 +328,7 @@ class Observer:
                     self._check_producers(node, (*hosted.key, ""), hosted.partition.log)
 
     def _check_producers(self, node: SimNode, key: Key, log: Any) -> None:
-        """Check I9 for the producers in the state; one that was idle for long may be gone."""
+        """Check I9 for the producers in the state. A producer that was idle for long may be missing."""
         expected: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
         for header in read_headers(log, log.log_start_offset, log.log_end_offset):
             if header.producer_id < 0:
@@ -362,15 +364,15 @@ class Observer:
             raise Violation("I7", f"{key[0]}-{key[1]} on {node.node_id}: {told}, but the log has {found}")
 
     def has_no_candidate(self) -> bool:
-        """Whether some partition has no replica that may lead it, even when all brokers are back."""
+        """Whether some partition has no replica that may lead it, even when all brokers run again."""
         return any(state.leader < 0 and not state.isr and not state.elr for _, state in _states(self._image))
 
     def unconverged_isr(self) -> str | None:
-        """Return why not every replica is in sync yet; None if all are."""
+        """Return why not every replica is in sync yet, or None if all are."""
         return self._unconverged(alike=False)
 
     def unconverged(self) -> str | None:
-        """Return why the replicas are not equal yet (L1); None if they are. No client may be writing."""
+        """Return why the replicas are not equal yet (L1), or None if they are. No client may be writing."""
         return self._unconverged(alike=True)
 
     def _unconverged(self, *, alike: bool) -> str | None:

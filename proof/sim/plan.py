@@ -1,18 +1,20 @@
 """The plan of a run, drawn from its seed: cluster size, settings, kinds and rates of faults.
 
-Swarm testing: each run has only some kinds of faults, each with its own rate, so that rare combinations
-occur in runs of their own.
+Swarm testing: each run has only some kinds of faults, each with its own rate, so that rare combinations occur
+together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kafkalite.rng import Rng
+from proof.sim.atlas import ON_REQUEST
 from proof.sim.workload import Load
 
-#: Every kind of fault: its name is a method of the nemesis. (weight, whether a single broker can have it)
+#: {name of a method of Nemesis: (weight, whether a single broker can have the fault)}
 FAULTS: Final[dict[str, tuple[int, bool]]] = {
     "kill": (4, True),
     "kill_all": (1, False),
@@ -40,7 +42,7 @@ _CALM: Final = {"replace_disk", "full_disk", "broken_disk", "power_loss_all", "k
 
 @dataclass
 class Plan:
-    """The plan of one run, apart from the random choices during it."""
+    """The plan of one run, without the random choices during the run."""
 
     seed: int
     brokers: int = 3
@@ -50,20 +52,31 @@ class Plan:
     min_insync_replicas: int = 2
     durability: str = "fsync"
     faults: dict[str, int] = field(default_factory=dict)  #: {name: weight}
-    power_losses: int = 1_000  #: the most power losses, in all
-    disk_losses: int = 0  #: the most disks that are replaced
-    mean_gap_s: float = 1.5  #: between the starts of two faults
+    power_losses: int = 1_000  #: the maximum number of power losses
+    disk_losses: int = 0  #: the maximum number of replaced disks
+    mean_gap_s: float = 1.5  #: mean time between the starts of two faults
     mean_fault_s: float = 2.0
     fault_phase_s: float = 15.0
     broker_settings: dict[str, Any] = field(default_factory=dict)
     topic_configs: dict[str, str] = field(default_factory=dict)
-    admin_pause_s: float = 0.0  #: the mean between two actions of an administrator; 0: there is none
+    admin_pause_s: float = 0.0  #: mean time between two actions of an administrator; 0 means no administrator
     load: Load = field(default_factory=Load)
     compacts: bool = False  #: whether internal topics have small segments and are compacted often
     delay_s: float = 0.0003
     jitter_s: float = 0.0003
     spike_rate: float = 0.0
     split_rate: float = 0.0
+
+    def kinds(self) -> list[str]:
+        """Return what can be made more frequent: the faults, and the kinds of clusters and programs."""
+        others = {
+            "page-cache": self.durability == "page-cache",
+            "controllers": bool(self.controllers),
+            "administrator": self.admin_pause_s > 0,
+            "coordination": bool(self.load.group_readers + self.load.committed_readers),
+            "compacts": self.compacts,
+        }
+        return [*self.faults, *(name for name, is_there in others.items() if is_there)]
 
     def summary(self) -> str:
         faults = ",".join(self.faults) or "none"
@@ -75,8 +88,20 @@ class Plan:
         )
 
 
-def draw(seed: int, rng: Rng, *, brokers: int = 3, scale: float = 1.0) -> Plan:
-    """Draw the plan of ``seed``. ``scale`` stretches the time of faults."""
+_Chance = Callable[[str, float], bool]
+
+
+def draw(
+    seed: int, rng: Rng, *, brokers: int = 3, scale: float = 1.0, factors: Mapping[str, float] | None = None
+) -> Plan:
+    """Draw the plan of ``seed``. ``scale`` multiplies the duration of the faults, and ``factors`` the
+    probabilities of kinds of faults and programs, by the names that ``Plan.kinds`` returns.
+    """
+    boosts = factors or {}
+
+    def chance(kind: str, probability: float) -> bool:
+        return rng.random() < min(probability * boosts.get(kind, 1.0), 0.95)
+
     plan = Plan(seed, brokers=brokers)
     plan.partitions = 1 + rng.randrange(3)
     plan.fault_phase_s = (8.0 + 10.0 * rng.random()) * scale
@@ -87,27 +112,35 @@ def draw(seed: int, rng: Rng, *, brokers: int = 3, scale: float = 1.0) -> Plan:
     else:
         plan.replication_factor = 3
         plan.min_insync_replicas = 1 if rng.random() < 0.1 else 2
-    page_cache = brokers > 1 and rng.random() < 0.35
+    page_cache = brokers > 1 and chance("page-cache", 0.35)
     plan.durability = "page-cache" if page_cache else "fsync"
     for name, (weight, alone) in FAULTS.items():
-        if (brokers > 1 or alone) and rng.random() < (0.15 if name in _CALM else 0.45):
+        if (brokers > 1 or alone) and chance(name, 0.15 if name in _CALM else 0.45):
             plan.faults[name] = weight * (1 + rng.randrange(4))
+    damages = [name for name in ON_REQUEST if brokers > 1 and boosts.get(name) and chance(name, 0.45)]
+    plan.faults |= dict.fromkeys(damages, 3)
     if page_cache:
-        # Acknowledged records are in the memory of min.insync.replicas brokers: fewer than that may lose
+        # Acknowledged records are in the memory of min.insync.replicas brokers, so fewer brokers may lose
         # power.
         plan.faults.pop("power_loss_all", None)
         plan.power_losses = plan.min_insync_replicas - 1
     plan.disk_losses = plan.min_insync_replicas - 1
     if page_cache and "replace_disk" in plan.faults:
         plan.faults.pop("power_loss", None)  # only one of the two kinds, since they add up
-    if brokers > 1 and rng.random() < 0.25:
+    if damages:  # the atlas: no other fault takes a sound copy
+        plan.min_insync_replicas = 2
+        plan.disk_losses = 0
+        plan.faults.pop("replace_disk", None)
+        plan.power_losses = 0 if page_cache else plan.power_losses
+    if brokers > 1 and chance("controllers", 0.25):
         plan.controllers = 3
-    if rng.random() < 0.5:
+    if chance("administrator", 0.5):
         plan.admin_pause_s = 0.5 + 3.0 * rng.random()
     _draw_settings(plan, rng)
     _draw_load(plan, rng)
-    if rng.random() < 0.6:
-        _draw_coordination(plan, rng)
+    plan.load.changes_min_isr = plan.load.changes_min_isr and not damages
+    if chance("coordination", 0.6):
+        _draw_coordination(plan, rng, chance)
     plan.jitter_s = 0.0002 + (0.02 * rng.random() if rng.random() < 0.3 else 0.002 * rng.random())
     plan.spike_rate = 0.02 * rng.random() if rng.random() < 0.3 else 0.0
     plan.split_rate = 0.2 * rng.random() if rng.random() < 0.3 else 0.0
@@ -163,7 +196,7 @@ def _draw_load(plan: Plan, rng: Rng) -> None:
         load.consumer_settings["max_partition_fetch_bytes"] = 64
 
 
-def _draw_coordination(plan: Plan, rng: Rng) -> None:
+def _draw_coordination(plan: Plan, rng: Rng, chance: _Chance) -> None:
     """Draw programs that use groups and transactions, and short timeouts of coordinators."""
     load, settings = plan.load, plan.broker_settings
     load.group_readers = rng.randrange(4)
@@ -177,7 +210,7 @@ def _draw_coordination(plan: Plan, rng: Rng) -> None:
     )
     settings["group_consumer_session_timeout_ms"] = 1_000 + rng.randrange(2_000)
     settings["group_consumer_heartbeat_interval_ms"] = (100, 300)[rng.randrange(2)]
-    if rng.random() < 0.5:
+    if chance("compacts", 0.5):
         plan.compacts = True
         settings["offsets_topic_segment_bytes"] = 1_024 << rng.randrange(4)
         settings["transaction_state_log_segment_bytes"] = 1_024 << rng.randrange(4)

@@ -9,8 +9,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from collections.abc import Coroutine, Sequence
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -23,6 +25,7 @@ from kafkalite.testing.sim.network import Tuning
 from kafkalite.testing.sim.simulation import Simulation, Violation
 from proof.histories.history import Send, check
 from proof.mutants import without
+from proof.reach import counting
 from proof.sim.coordination import Coordination
 from proof.sim.nemesis import Nemesis
 from proof.sim.nodes import make_nodes
@@ -54,7 +57,7 @@ class Outcome:
     brokers: int
     violation: str | None = None
     mutant: str | None = None
-    kind: str = ""  #: safety, liveness, crash
+    kind: str = ""  #: safety, liveness or crash
     check: str = ""
     trace_hash: str = ""
     virtual_ms: int = 0
@@ -63,9 +66,12 @@ class Outcome:
     sends: int = 0
     acknowledged: int = 0
     polls: int = 0
-    healing_ms: int = 0  #: from the end of all faults until every replica was in sync again
+    healing_ms: int = 0  #: time from the end of all faults until every replica was in sync
     probes: dict[str, int] = field(default_factory=dict)
     story: list[str] = field(default_factory=list)
+    reached: Counter[str] = field(default_factory=Counter)  #: the branches of rules, as of proof.reach
+    kinds: list[str] = field(default_factory=list)  #: of faults and programs
+    factors: Mapping[str, float] = field(default_factory=dict)  #: with which the plan was drawn
 
 
 def run_seed(
@@ -76,19 +82,23 @@ def run_seed(
     plan: Plan | None = None,
     story: int = 0,
     lines: list[str] | None = None,
+    factors: Mapping[str, float] | None = None,
 ) -> Outcome:
-    """Run one seed. Failures of the cluster are in the outcome, not raised.
+    """Run one seed. Failures of the cluster are returned in the outcome, not raised.
 
-    ``story``: how many events to keep as text; ``lines``: collects the lines that go into the trace
-    hash.
+    ``story``: the number of events to keep as text. ``lines``: collects the lines of the trace hash.
+    ``factors``: those of ``plan.draw``.
     """
+    gc.freeze()  # the collection at the end of the simulation then examines only the objects of this seed
     started_s = time.perf_counter()
     simulation = Simulation(seed)
     simulation.lines = lines
     if plan is None:
-        plan = draw(seed, simulation.rng("plan"), brokers=brokers)
+        plan = draw(seed, simulation.rng("plan"), brokers=brokers, factors=factors)
     outcome = Outcome(seed, plan.summary(), plan.brokers, mutant=mutant)
-    with without(mutant) if mutant is not None else nullcontext(), simulation:
+    outcome.kinds, outcome.factors = plan.kinds(), factors or {}
+    has_rule = without(mutant) if mutant is not None else nullcontext()
+    with has_rule, counting(outcome.reached), simulation:
         scenario = Scenario(simulation, plan)
         try:
             simulation.run(scenario.run())
@@ -203,8 +213,9 @@ class Scenario:
         self._judge()
 
     async def _end_coordination(self, admin: Any) -> None:
-        """Wait until all records are consumed, end the programs, and check that nothing is left open (L3,
-        L4).
+        """Wait until all records are consumed, end the programs, and check that nothing is left open.
+
+        Raises Violation (L3, L4).
         """
         coordination = self.coordination
         await self._until(GROUPS_DEADLINE_S, "L3", coordination.uncommitted)
@@ -230,10 +241,9 @@ class Scenario:
         self.coordination.check()
 
     def _is_stranded(self) -> bool:
-        """Whether a partition has lost every replica that is certainly complete.
+        """Whether a partition has lost every replica that certainly has all records.
 
-        With durability=page-cache a few unclean stops can do that. Then an operator must elect a
-        leader.
+        With durability=page-cache a few unclean stops can cause that. Then an operator must elect a leader.
         """
         return self.plan.durability == "page-cache" and self.observer.has_no_candidate()
 
@@ -247,7 +257,7 @@ class Scenario:
         return _busy(self.workload.clients)
 
     async def _watch(self, duration_s: float) -> None:
-        """Let time pass, and check the invariants meanwhile."""
+        """Wait for ``duration_s``, and check the invariants meanwhile."""
         end_s = self.simulation.loop.time() + duration_s
         while (left_s := end_s - self.simulation.loop.time()) > 0:
             await asyncio.sleep(min(CHECK_INTERVAL_S, left_s))
@@ -259,7 +269,7 @@ class Scenario:
             raise self.simulation.violations[0]
 
     async def _until(self, deadline_s: float, name: str, problem: Any) -> None:
-        """Wait until ``problem`` returns None. Raises Violation of liveness after ``deadline_s``."""
+        """Wait until ``problem`` returns None. After ``deadline_s``, raise a Violation of liveness."""
         end_s = self.simulation.loop.time() + deadline_s
         while True:
             self._check()

@@ -1,4 +1,4 @@
-"""Three brokers in a simulation, and methods to move them, for step-by-step schedules."""
+"""Three brokers in a simulation, with methods that control them, for directed schedules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STEP_S: Final = 0.02
 
 
 class Stage:
-    """Nodes 1 to 3 are brokers and controllers. Code that runs on a host is a program there."""
+    """Nodes 1 to 3 are brokers and controllers. Other hosts run the programs of a schedule."""
 
     def __init__(self, simulation: Simulation, settings: Mapping[str, Any]) -> None:
         self.simulation = simulation
@@ -43,7 +43,7 @@ class Stage:
         replication_factor: int = 3,
         configs: Mapping[str, str] | None = None,
     ) -> None:
-        """Start everything, and create a topic with fsync, min.insync.replicas 2 and ``configs``."""
+        """Start all nodes, and create a topic with fsync, min.insync.replicas 2 and ``configs``."""
         for node in self.nodes:
             node.start()
         await self.until(lambda: all(node.is_running for node in self.nodes))
@@ -71,7 +71,7 @@ class Stage:
         return result
 
     async def until(self, holds: Callable[[], object], seconds: float = PATIENCE_S) -> None:
-        """Let time pass until ``holds()``, checking the invariants of replication. Raises Violation."""
+        """Wait until ``holds()``, and check the invariants of replication meanwhile. Raises Violation."""
         end_s = self.simulation.loop.time() + seconds
         while True:
             self.observer.check()
@@ -89,8 +89,21 @@ class Stage:
                 node.start()
         await self.until(lambda: self.observer.unconverged_isr() is None)
 
+    async def restart(self, node: SimNode) -> None:
+        """Stop the node in order and start it again, and wait until every replica is in sync."""
+        await node.stop()
+        await self.until(lambda: node.state == "down")
+        await self.whole()
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let time pass, checking the invariants of replication. Raises Violation."""
+        end_s = self.simulation.loop.time() + seconds
+        while self.simulation.loop.time() < end_s:
+            self.observer.check()
+            await asyncio.sleep(_STEP_S)
+
     def leader(self, topic: str, partition: int = 0) -> SimNode | None:
-        """Return the leader in the newest metadata; None if there is none."""
+        """Return the leader according to the newest metadata, or None."""
         state = self.observer.image.partition(topic, partition)
         return None if state is None else self.observer.node_of(state.leader)
 
@@ -102,7 +115,7 @@ class Stage:
         return leader
 
     async def succeeded(self, before: SimNode, topic: str, partition: int = 0) -> SimNode:
-        """Wait until another node leads. Return it."""
+        """Wait until a node other than ``before`` leads, and return it."""
         await self.until(lambda: self.leader(topic, partition) not in (None, before))
         return self.led(topic, partition)
 
@@ -120,7 +133,7 @@ class Stage:
         self.cut(node.host.name, *(other.host.name for other in self.others(node)))
 
     def held_back(self, topic: str) -> str | None:
-        """Return a partition in which read_committed readers are held back; None if there is none (L4)."""
+        """Return a partition in which read_committed readers are held back, or None (L4)."""
         for node in self.nodes:
             for hosted in node.live.partitions if node.live is not None else ():
                 if hosted.key.topic != topic or not hosted.is_leader:
@@ -152,7 +165,7 @@ Story = Callable[[Stage], Coroutine[Any, Any, str | None]]
 
 
 def play(story: Story, *, seed: int = 1, settings: Mapping[str, Any] | None = None) -> str | None:
-    """Return the violation that ``story`` finds, or None. Other violations are raised."""
+    """Return the violation that ``story`` finds, or None. Violations of invariants are raised."""
     with Simulation(seed) as simulation:
         stage = Stage(simulation, settings or {})
         found = simulation.run(story(stage))

@@ -1,7 +1,6 @@
-"""The clients of a run: producers, consumers and a final reader, each recording what it receives.
+"""The clients of a run: producers, consumers and a final reader. Each records what it receives.
 
-They are the package's own Producer, Consumer and Admin, on hosts of their own, where they may be
-killed.
+They are the product's own Producer, Consumer and Admin, on separate hosts, where they may be killed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ CLIENT_SETTINGS: Final[dict[str, Any]] = {
     "reconnect_backoff_max_ms": 300,
     "metadata_max_age_ms": 5_000,
 }
-#: The names of topics that are created and deleted begin with this; they have no records.
+#: Topics that are created and deleted have names with this prefix. They have no records.
 SIDE_TOPIC: Final = "side-"
 DELIVERY_TIMEOUT_MS: Final = 6_000
 RESTART_S: Final = 0.3
@@ -40,27 +39,27 @@ RESTART_S: Final = 0.3
 
 @dataclass
 class Load:
-    """The number and kind of clients: part of what a seed draws."""
+    """The number and kinds of clients, drawn from the seed."""
 
     producers: int = 2
     consumers: int = 2
-    pause_s: float = 0.08  #: the mean between two bursts of a producer
-    burst: int = 4  #: the most records of a burst
+    pause_s: float = 0.08  #: mean time between two bursts of a producer
+    burst: int = 4  #: maximum number of records in a burst
     value_bytes: int = 40
-    deletes_records: bool = False  #: whether an administrator deletes records now and then
+    deletes_records: bool = False  #: whether an administrator occasionally deletes records
     changes_min_isr: bool = False  #: whether an administrator sets min.insync.replicas to 1 and to 2
     group_readers: int = 0  #: members of one consumer group
-    transformers: int = 0  #: of an exactly-once job: consume, produce and commit in one transaction
+    transformers: int = 0  #: exactly-once jobs: each consumes, produces and commits in one transaction
     transactors: int = 0  #: producers of transactions, some of which are fenced
-    batch_teams: int = 0  #: writers of transaction groups
+    batch_teams: int = 0  #: drivers of transaction groups with their writers
     watchers: int = 0  #: members of a group that reads topics which are created and deleted
-    committed_readers: int = 0  #: of what all of these write
+    committed_readers: int = 0  #: read_committed readers of the output of all these
     producer_settings: dict[str, Any] = field(default_factory=dict)
     consumer_settings: dict[str, Any] = field(default_factory=dict)
 
 
 class Client:
-    """A program on a host of its own, which is restarted when it was killed or has failed."""
+    """A program on its own host, which is restarted when it was killed or has failed."""
 
     def __init__(self, workload: Workload, name: str) -> None:
         self.workload = workload
@@ -76,7 +75,7 @@ class Client:
         self.host.run(self._main(f"{self.host.name}.{self.run_count}"))
 
     def crash(self) -> None:
-        """Kill it; another one is started."""
+        """Kill the program. Another one is started."""
         self.simulation.note(f"crash {self.host}")
         self.start()
 
@@ -97,14 +96,14 @@ class Client:
         return self.workload.is_over
 
     def on_error(self, client: str, error: KafkaliteError) -> None:
-        """Record an error that a client could not recover from; mostly a timeout."""
+        """Record an error from which a client could not recover, mostly a timeout."""
 
     async def run(self, client: str) -> None:
         raise NotImplementedError
 
 
 class ProducerClient(Client):
-    """Sends bursts of values that occur once, to partitions of its choice."""
+    """Sends bursts of unique values to random partitions."""
 
     number = 0
 
@@ -147,7 +146,7 @@ class ProducerClient(Client):
 
 
 class ConsumerClient(Client):
-    """Reads every partition from the beginning, and now and then from a random offset again."""
+    """Reads every partition from the beginning, and occasionally again from a random offset."""
 
     async def run(self, client: str) -> None:
         workload, rng = self.workload, self.rng
@@ -189,7 +188,7 @@ class ConsumerClient(Client):
 
 
 class AdministratorClient(Client):
-    """Creates, changes and deletes topics of its own, and describes everything."""
+    """Creates, changes and deletes its own topics, and describes everything."""
 
     def __init__(self, workload: Workload, name: str, pause_s: float, replication_factor: int) -> None:
         super().__init__(workload, name)
@@ -239,7 +238,7 @@ class AdministratorClient(Client):
 
 
 class Workload:
-    """All clients of a run, and the history they record."""
+    """All clients of a run and the history that they record."""
 
     def __init__(
         self, simulation: Simulation, bootstrap: Sequence[str], keys: Sequence[TopicPartition], load: Load

@@ -1,1 +1,1 @@
-"""Spark queries killed at named points, clusters of real processes."""
+"""Spark queries that are killed at named points, on clusters of real processes."""

@@ -1,12 +1,12 @@
-"""A driver that copies one topic to another and changes each record: a program of its own, to be killed.
+"""A driver that copies one topic to another and changes each record, as a separate program to be killed.
 
 ::
 
     python -m proof.spark.copy_job '{"master": "local[2,4]"}' < orders
 
-Reads orders on standard input, a line of JSON each (``Order``), and responds to each with a line that
-begins with ``ANSWER``. The session starts before the first order arrives, so that the next driver can
-be kept ready. The end of the input ends it.
+It reads orders from standard input, one line of JSON each (``Order``), and responds to each with a line that
+begins with ``ANSWER``. The session starts before the first order arrives, so that the next driver can be kept
+ready. The end of the input ends the program.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _END_LIMIT_S: Final = 5.0
 
 
 def run(spark: Any, order: Mapping[str, Any]) -> str:
-    """Run one query until the end that the order names. Raises the error that ended it instead.
+    """Run one query until the end that the order states. Raises the error that ended the query instead.
 
-    An order has ``source`` and ``sink`` (options), ``checkpoint`` and ``until``: "available-now",
-    "processed" (an endless query, stopped when it has copied everything), or a number: stopped as soon
-    as that batch has ended. It may name another ``format`` and ``transform``.
+    An order has ``source`` and ``sink`` (options), ``checkpoint`` and ``until``: "available-now", "processed"
+    (a query that is stopped when it has copied everything), or a batch number (the query is stopped as soon
+    as that batch has ended). It may state another ``format`` and ``transform``.
     """
     name = order.get("format", FORMAT)
     frame = spark.readStream.format(name).options(**order["source"]).load()
@@ -59,7 +59,7 @@ def _say(text: str) -> None:
 
 
 def _is_gone(spark: Any, error: Exception) -> bool:
-    """Whether the error comes from a dead JVM."""
+    """Whether the error was caused by the death of the JVM."""
     if type(error).__module__.startswith("pyspark."):
         return False  # a response
     try:

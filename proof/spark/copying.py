@@ -1,6 +1,4 @@
-"""The change that a copy makes to each record, for Spark and for Python; and the format of a driver's
-responses.
-"""
+"""The change that a copy makes to each record, for Spark and in Python, and a driver's response format."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ from typing import Final
 
 #: A line of a driver's output that begins with this is a response.
 ANSWER: Final = "ANSWER "
-#: The place and the value of the input record. ``expected_value`` is the same in Python.
+#: Adds the place of the input record to its value. ``expected_value`` does the same in Python.
 TRANSFORM: Final = (
     "key",
     "concat(string(partition), '/', string(offset), ':', upper(string(value))) as value",

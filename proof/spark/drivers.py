@@ -1,4 +1,4 @@
-"""Drivers as processes: started ahead of time, given orders, killed by a plan."""
+"""Drivers as processes that are started ahead of time, receive orders, and are killed by a plan."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Driver:
         self._application_id = ""  #: known once the session has started
 
     async def start(self) -> None:
-        """Start the process. It accepts orders at once, and is quicker after some time."""
+        """Start the process. It accepts orders at once, and responds faster after some time."""
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,

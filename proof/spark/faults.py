@@ -1,14 +1,13 @@
-"""Copying queries killed at every named point, on a cluster of three brokers; the output is checked.
+"""Copying queries that are killed at every named point, on a cluster of three brokers. Checks the output.
 
 ::
 
     python -m proof.spark.faults --rounds 20 --seed 7
     python -m proof.spark.faults --rounds 1 --point before-commit --point after-commit
 
-Each round is the life of one query: source, a change of each record, sink, one checkpoint, and all
-points, one after the other. Then a read_committed reader must find f(input), each record once and in
-order, and no open transaction. After the rounds follow a fifth as many with an at-least-once sink,
-which may lose nothing.
+Each round is the life of one query: source, a change of each record, sink, one checkpoint. All points strike,
+one after the other. Then a read_committed reader must find f(input), each record once and in order, and no
+open transaction. Afterwards a fifth as many rounds run with an at-least-once sink, which must lose nothing.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ from sparkbridge.local import fast_start
 
 IN_PARTITIONS: Final = 2
 OUT_PARTITIONS: Final = 3
-HISTORY: Final = 60  #: records of a partition that a start at latest must not read
-FIRST: Final = 40  #: of a partition, between the choice of the start and the first batch
+HISTORY: Final = 60  #: records of each partition that a start at latest must not read
+FIRST: Final = 40  #: records of each partition between the choice of the start and the first batch
 PER_TRIGGER: Final = 90
-#: Batches after the last point.
+#: The number of batches after the last point.
 SPARE_BATCHES: Final = 4
 HEALING_LIMIT_S: Final = 60.0
 OPEN_LIMIT_S: Final = 15.0
@@ -135,7 +134,7 @@ class Round:
     # --- the runs ------------------------------------------------------------------------------------
 
     async def _live(self, stack: AsyncExitStack, helper: asyncio.Task[None]) -> None:
-        """Run after run, while the next driver starts."""
+        """Start one run after another, each while the next driver is prepared."""
         masters = [
             run.master
             for index, run in enumerate(self._runs)
@@ -204,7 +203,7 @@ class Round:
     # --- requests of the points ----------------------------------------------------------------------
 
     async def _help(self) -> None:
-        """Do what the points request, until cancelled."""
+        """Fulfil the requests of the points, until cancelled."""
         while True:
             for what in self._plan.asked():
                 if what == "more-input":

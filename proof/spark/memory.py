@@ -4,9 +4,8 @@
 
     python -m proof.spark.memory --megabytes 1000 --value-bytes 1000
 
-One query under ``local[2]`` copies a topic of that size, in as few batches as Spark chooses. The
-resident memory of every Python process below the driver is sampled from /proc; the output is counted
-and summed.
+One query under ``local[2]`` copies a topic of that size in as few batches as Spark chooses. The resident
+memory of every Python process below the driver is sampled from /proc. The output is counted and summed.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _PAGE_BYTES: Final = 4096
 
 
 class Content(NamedTuple):
-    """The sum of a topic: equal for equal multisets of values."""
+    """A summary of a topic's values. Equal multisets of values have equal summaries."""
 
     records: int
     sum_of_crcs: int
@@ -71,7 +70,7 @@ class Usage:
         return max((each[2] for each in self.samples), default=0.0)
 
     def largest_in(self, part: slice) -> float:
-        """Return the largest process in a part of the samples taken while data flowed."""
+        """Return the size of the largest process in a part of the samples taken while data flowed."""
         return max((each[1] for each in self.samples[part]), default=0.0)
 
 

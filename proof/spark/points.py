@@ -1,8 +1,8 @@
 """The points at which a copying query is killed, and a plan of when each strikes.
 
-A plan is text, so that it fits into an option: ``task-fails@3,before-commit@7`` strikes at the first
-chance in batch 3 or after it, and so on. Each point strikes once in a query's life: a flag in a
-directory that all processes share records that it has.
+A plan is text, so that it can be an option: ``task-fails@3,before-commit@7`` strikes at the first opportunity
+in or after batch 3, and so on. Each point strikes once in a query's life. A flag in a directory that all
+processes share records that it has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from kafkalite.errors import KafkaliteError
 
-#: Where a process is killed or a task fails, in the order of one batch.
+#: {point: the process that is killed or the task that fails}, in the order within a batch.
 POINTS: Final[Mapping[str, str]] = {
     "latest-start": "driver JVM, first batch of a query that starts at latest",
     "planned": "driver JVM, offsets logged and ranges planned, no task begun",
@@ -32,11 +32,11 @@ POINTS: Final[Mapping[str, str]] = {
     "before-commit": "driver JVM, shares written, nothing decided",
     "after-commit": "driver JVM, batch decided, not in Spark's commit log",
 }
-#: These kill the driver.
+#: Points that kill the driver.
 KILLS_DRIVER: Final = frozenset({"latest-start", "planned", "before-commit", "after-commit"})
-#: These end the query, but not the driver.
+#: Points that end the query, but not the driver.
 KILLS_QUERY: Final = frozenset({"stream-reader-killed"})
-#: These are done from outside: the point requests them, and waits until they are done.
+#: Points that request a fault from outside and wait until it has happened.
 KILLS_BROKER: Final = frozenset({"leader-killed", "coordinator-killed"})
 
 DIRECTORY_OPTION: Final = "faults.directory"
@@ -46,7 +46,7 @@ _POLL_S: Final = 0.02
 
 
 class Planned(NamedTuple):
-    """The plan of the source for one batch, which is identified by its end."""
+    """The source's plan of one batch, identified by the batch's end offsets."""
 
     end: dict[str, Any]
     ranges: tuple[tuple[str, int, int, int], ...]  #: topic, partition, first offset, end offset (exclusive)
@@ -61,7 +61,7 @@ def plan_text(plan: Mapping[str, int]) -> str:
 
 
 class FaultPlan:
-    """One process's view of the plan; picklable, as it travels into tasks."""
+    """The plan in one process. It can be pickled, because it is sent to tasks."""
 
     def __init__(self, directory: str | os.PathLike[str], text: str = "") -> None:
         self.directory = Path(directory)
@@ -70,7 +70,7 @@ class FaultPlan:
             raise KafkaliteError(f"no such points: {', '.join(sorted(unknown))}", hint=", ".join(POINTS))
 
     def strikes(self, point: str, batch_id: int) -> bool:
-        """Whether to strike now. True once in the life of the directory."""
+        """Whether to strike now. True only once for each directory."""
         if batch_id < self.batches.get(point, batch_id + 1):
             return False
         try:
@@ -92,9 +92,7 @@ class FaultPlan:
 
     @property
     def current_batch_id(self) -> int:
-        """Return the batch after the last committed one; 0 at first. One too high while a batch is run
-        again.
-        """
+        """The batch after the last committed one, from 0. It is one too high while a batch is run again."""
         try:
             return int((self.directory / "committed").read_text()) + 1
         except FileNotFoundError:
@@ -141,7 +139,7 @@ def _words(text: str) -> list[tuple[str, str, str]]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write atomically: other processes read meanwhile."""
+    """Write atomically, because other processes read the file meanwhile."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(text)
     unfinished.replace(path)
@@ -166,7 +164,7 @@ def kill_this_process() -> NoReturn:
 
 
 def kill_jvm(*, and_this_process: bool) -> None:
-    """Send SIGKILL to the JVM above. A worker may outlive its executor for a while, as in production."""
+    """Send SIGKILL to the JVM above this process. A worker may survive its executor for a while."""
     os.kill(java_ancestor(), signal.SIGKILL)
     if and_this_process:
         kill_this_process()

@@ -1,7 +1,6 @@
-"""One round: the life of a copying query in which every point strikes, one after the other.
+"""One round: the life of a copying query in which every point strikes once.
 
-The order of the points, the batches and the kind of each run follow from the seed. ``plan_round`` is
-pure.
+The seed determines the order of the points, the batches and the kind of each run. ``plan_round`` is pure.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from proof.spark.points import KILLS_DRIVER, KILLS_QUERY, POINTS
 
 LOCAL: Final = "local[2,4]"
 LOCAL_CLUSTER: Final = "local-cluster[2,1,1024]"
-#: Stopped from outside at any moment, and restarted from its checkpoint.
+#: A query that is stopped from outside at any moment and restarted from its checkpoint.
 STOPPED: Final = "restart"
 #: A restart with a different minPartitions.
 SPLIT: Final = "min-partitions"
 ALL: Final = (*POINTS, STOPPED, SPLIT)
-#: Points at which Spark does not pass the batch.
+#: Points at which Spark does not provide the batch id.
 PLANNING: Final = frozenset({"planned", "stream-reader-killed"})
 MIN_PARTITIONS: Final = 5
 
@@ -30,14 +29,14 @@ class Run(NamedTuple):
     master: str
     min_partitions: int | None
     plan: Mapping[str, int]
-    until: str | int  #: as in ``copy_job.run``
+    until: str | int  #: the ``until`` of ``copy_job.run``
     ends_driver: bool
     ends_query: bool
 
 
 def plan_round(rng: Rng, points: Collection[str] = ALL) -> list[Run]:
-    """Return the runs of a round: batches increase, a kill is the last point of its run, the last run ends
-    normally.
+    """Return the runs of a round. Batches increase, a kill is the last point of its run, and the last run
+    ends normally.
     """
     order = [point for point in POINTS if point in points and point != "latest-start"]
     if STOPPED in points:
@@ -79,7 +78,7 @@ def last_batch_id(runs: Iterable[Run]) -> int:
 
 
 def _with_executors(runs: list[Run]) -> list[Run]:
-    """Give a driver executors of its own, for its whole life, if one of them is killed."""
+    """Give a driver its own executors, for its whole life, if one of them is killed."""
     lives: list[list[Run]] = [[]]
     for run in runs:
         lives[-1].append(run)

@@ -5,8 +5,8 @@
     with StandaloneCluster(directory, workers=2) as cluster:
         spark = session("job", master=cluster.master, settings=cluster.driver_settings)
 
-The processes choose their ports themselves and log them. All are ended on exit, with the executors that
-they started.
+The processes choose and log their ports. On exit all processes are ended, including the executors that they
+started.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _INTERFACE: Final = re.compile(r"MasterWebUI.*started at (http://\S+)")
 
 
 class StandaloneCluster:
-    """``workers`` workers with ``cores`` cores and ``memory`` each; logs and work below ``directory``."""
+    """A master and ``workers`` workers with ``cores`` cores and ``memory`` each. Writes to ``directory``."""
 
     def __init__(
         self, directory: Path | str, *, workers: int = 2, cores: int = 1, memory: str = "1g"
@@ -72,7 +72,7 @@ class StandaloneCluster:
 
     @property
     def driver_settings(self) -> dict[str, str]:
-        """Return the settings that a local master would have, for this one."""
+        """The settings that a local master would have, adapted to this cluster."""
         settings = recommended_settings(f"local[{self._count}]", is_short_lived=True)
         return settings | {"spark.master": self.master}
 
@@ -93,7 +93,7 @@ class StandaloneCluster:
             self._check("the workers did not register", deadline_s)
 
     def close(self) -> None:
-        """Send SIGTERM to all, which ends the executors too. Kill what does not end."""
+        """Send SIGTERM to all processes, which ends the executors too. Kill those that do not end."""
         for process in self._processes.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -109,10 +109,7 @@ class StandaloneCluster:
 
     def _run(self, name: str, class_name: str, *words: str) -> None:
         options = fast_start.java_options(fast_start.class_archive(), is_short_lived=True)
-        environment = self.environment | {
-            "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": options,
-        }
+        environment = self.environment | {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": options}
         command = Path(environment["SPARK_HOME"]) / "bin" / "spark-class"
         addresses = ("--host", LOCAL_ADDRESS, "--webui-port", "0")
         with (self.directory / f"{name}.log").open("ab") as log:
@@ -131,7 +128,7 @@ class StandaloneCluster:
         return found[1]
 
     def _check(self, problem: str, deadline_s: float) -> None:
-        """Wait a moment. Raises if the time is over, or a process has ended."""
+        """Wait briefly. Raise if the deadline has passed or a process has ended."""
         for name, process in self._processes.items():
             if process.poll() is not None:
                 raise RuntimeError(f"{name} ended, status {process.returncode}:\n{self.log(name)[-3000:]}")

@@ -1,6 +1,4 @@
-"""The input and the output of a copy: written with all that a source must handle, and read by the plain
-client.
-"""
+"""Writes the input of a copy, with all cases that a source must handle, and reads the output."""
 
 from __future__ import annotations
 
@@ -21,11 +19,10 @@ _MARKERS_LIMIT_S = 30.0
 
 
 async def fill(servers: str, topic: str, partitions: int, count: int, *, first: int = 0) -> None:
-    """Write ``count`` records to each partition, of few keys: plain, in transactions, with aborted ones
-    between.
+    """Write ``count`` records with few keys to each partition: plain, in transactions, and aborted ones.
 
-    Returns when a read_committed reader can read them all: a commit is acknowledged before its markers
-    are written.
+    Returns when a read_committed reader can read them all, because a commit is acknowledged before its
+    markers are written.
     """
     async with Producer(servers) as plain, Producer(servers, transactional_id=f"fill-{topic}") as careful:
         for number, start in enumerate(range(first, first + count, _SHARE)):
@@ -79,7 +76,7 @@ async def read_all(
 
 
 async def open_transactions(servers: str, topic: str, partitions: int, limit_s: float) -> list[str]:
-    """Return the transactions that hold read_committed readers back after ``limit_s``."""
+    """Return the transactions that still hold read_committed readers back after ``limit_s``."""
     keys = [TopicPartition(topic, number) for number in range(partitions)]
     deadline_s = time.monotonic() + limit_s
     committed = Consumer(bootstrap_servers=servers, isolation_level="read_committed")

@@ -1,4 +1,4 @@
-"""Checks of a copy: pure functions over the input, the plans and the output."""
+"""Checks of a copy, as pure functions of the input, the plans and the output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Seen(NamedTuple):
 
 
 def check_copy(inputs: Iterable[Seen], outputs: Sequence[Seen], *, at_least_once: bool = False) -> list[str]:
-    """Return what is wrong with the output as a multiset: lost records, and unless allowed, duplicates."""
+    """Return the lost records and, unless allowed, the duplicates in the output, as messages."""
     wanted: Counter[tuple[bytes | None, bytes | None]] = Counter(
         (each.key, expected_value(each.partition, each.offset, each.value or b"")) for each in inputs
     )
@@ -41,8 +41,8 @@ def duplicates(outputs: Iterable[Seen]) -> int:
 
 
 def check_replays(planned: Sequence[Planned], logged: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Return what is wrong with the batches in Spark's offset log: a batch that was planned in two ways,
-    or a gap between two batches. ``logged``: the source's end offset by batch id.
+    """Return problems of the batches in Spark's offset log: a batch that was planned in two ways, or a gap
+    between two batches. ``logged`` is {batch id: the source's end offsets}.
     """
     problems: list[str] = []
     reached: dict[tuple[str, int], int] = {}
@@ -105,7 +105,7 @@ def _in_order(share: Sequence[int], attempt: Planned, source: int) -> bool:
 
 
 def _coverage(planned: Planned) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return the first offset and the end offset of each partition, however it was split."""
+    """Return (first offset, end offset) of each partition, regardless of how it was split."""
     found: dict[tuple[str, int], tuple[int, int]] = {}
     for topic, partition, first, end in planned.ranges:
         low, high = found.get((topic, partition), (first, end))

@@ -1,9 +1,9 @@
-"""Directed schedules for the rules of a transaction coordinator: each violates a promise when its rule is
+"""Directed schedules for the rules of a transaction coordinator. Each violates a guarantee if its rule is
 removed.
 
-The coordinator is the real state machine on its records, the partitions are real replicas that lead
-alone, and the schedule decides which messages between them are late, lost or repeated. ``DIRECTED`` is
-{mutant: schedule}; a schedule returns None, or the violation.
+The coordinator is the real state machine with its records. The partitions are real replicas that lead alone.
+The schedule decides which messages are late, lost or repeated. ``DIRECTED`` is {mutant: schedule}. A schedule
+returns the violation, or None.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NAME: Final = "app"
 
 
 class Writer:
-    """A transactional producer, with the state that it believes to have."""
+    """A transactional producer and its own view of its state."""
 
     def __init__(self, identity: tuple[int, int]) -> None:
         self.identity = identity
@@ -74,7 +74,7 @@ class World:
     # --- the coordinator -------------------------------------------------------------------------------
 
     def ask(self, command: Any) -> Any:
-        """Return the coordinator's response. Raises BrokerError."""
+        """Return the coordinator's reply. Raises BrokerError."""
         return self._take(self.machine.decide(command, CALLER, self.now, {}))
 
     def _take(self, decision: Decision) -> Any:
@@ -87,7 +87,7 @@ class World:
         return self._spare_id
 
     def advance(self, ms: int) -> None:
-        """Advance the time, and run all that becomes due."""
+        """Advance the time, and apply everything that becomes due."""
         self.now = Instant(self.now.monotonic_ms + ms, self.now.wall_ms + ms)
         while (decision := self.machine.tick(self.now, {})).records:
             self._take(decision)
@@ -109,9 +109,7 @@ class World:
         is_commit: bool,
         coordinator_epoch: int | None = None,
     ) -> None:
-        """Deliver one marker, of an earlier coordinator if ``coordinator_epoch`` says so. Raises
-        BrokerError.
-        """
+        """Deliver one marker, from a coordinator with ``coordinator_epoch`` if given. Raises BrokerError."""
         by = self.coordinator_epoch if coordinator_epoch is None else coordinator_epoch
         node = self.nodes[partition]
         node.partition.append_marker(producer_id, epoch, by, is_commit, self.now.wall_ms)
@@ -131,7 +129,7 @@ class World:
         return Writer((answer.producer_id, answer.producer_epoch))
 
     def arrive(self, partition: TxnPartition, batch: bytearray) -> None:
-        """Deliver a batch to the leader, which has the coordinator add the partition first. Raises
+        """Deliver a batch to the leader, which first requests the coordinator to add the partition. Raises
         BrokerError.
         """
         header, node = check(batch), self.nodes[partition]
@@ -210,7 +208,7 @@ def marker_epoch_ignored() -> str | None:
 
 
 def old_coordinator() -> str | None:
-    """A replaced coordinator aborts a transaction which its successor commits."""
+    """A replaced coordinator aborts a transaction that its successor commits."""
     world = World()
     world.coordinator_epoch = 1
     writer = world.start()
@@ -287,9 +285,9 @@ def timeout_no_bump() -> str | None:
 
 
 def unretired_forgotten() -> str | None:
-    """A driver commits a batch and stops before it has recorded that; it comes back after a long time.
+    """A driver commits a batch and stops before it has recorded that. It returns after a long time.
 
-    Its name was retired once, by mistake: the next batch has undone that.
+    Its name was retired once by mistake, and the next batch has revoked that.
     """
     world = World()
     world.run_batch(0)

@@ -1,13 +1,13 @@
-"""Transactions in the logs of one partition: two real replicas, producers, a coordinator, a reader.
+"""Transactions in one partition's logs: two real replicas, producers, a coordinator, a reader.
 
-A world without network and event loop, as ``proof.core.world`` is: the next event is random, and
-messages are late, lost or duplicated. The coordinator is an oracle that decides each transaction once;
-its markers and the producers' batches arrive at random times. A read_committed reader reads as a
-consumer does. ``run_txn_log_seed`` returns the violation:
+A world without network and event loop, like ``proof.core.world``: the next event is random, and messages are
+late, lost or duplicated. The coordinator is an oracle that decides each transaction once. Its markers and the
+producers' batches arrive at random times. A read_committed reader reads as a consumer does.
+``run_txn_log_seed`` returns one of these violations:
 
-- a record is read whose transaction is undecided or aborted, or whose marker is not committed yet;
-- the open or aborted transactions, or the stable offset, differ from a replay of the log (I9, R33);
-- after healing a transaction is still open, or the reader lacks a record of a committed one (L4).
+- A record is read although its transaction is undecided or aborted, or its marker is not committed.
+- The open or aborted transactions, or the stable offset, differ from a replay of the log (I9, R33).
+- After healing a transaction is still open, or the reader lacks a record of a committed one (L4).
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from proof.core.parts import ViolationError
 NODES: Final = (1, 2)
 PRODUCERS: Final = (7, 8, 9)
 STEPS: Final = 250
-TRIES: Final = 200  #: the most seeds to find a mutant with
+TRIES: Final = 200  #: the maximum number of seeds to find a mutant
 HEALING_ROUNDS: Final = 60
 _TOPIC_ID: Final = "c" * 32
 _DIRECTORY: Final = f"/data/{_TOPIC_ID}-0"
 _LIMIT: Final = 1 << 20
 
 Name = tuple[int, int]
-"""One transaction: its producer's id and epoch."""
+"""(producer id, epoch) of a transaction."""
 
 
 class Part(NamedTuple):
-    """A batch in transit. ``is_verified`` as it was when the batch was sent."""
+    """A batch in transit. ``is_verified`` is as of the time when the batch was sent."""
 
     producer_id: int
     epoch: int
@@ -95,7 +95,7 @@ class Node:
             self.partition.on_synced()
 
     def restart(self, rng: random.Random, how: str) -> None:
-        """``how``: clean, kill or power."""
+        """Restart the replica. ``how`` is clean, kill or power."""
         if how == "clean":
             self.log.close(clean=True)
             end = self.log.clean_end
@@ -104,7 +104,7 @@ class Node:
             return
         if how == "power":
             self.fs.crash(rng)
-        self._host(Log.recover(self.fs, _DIRECTORY, self.config, self.point))
+        self._host(Log.recover(self.fs, _DIRECTORY, self.config, self.point, may_lack_unsynced=True))
 
 
 class World:
@@ -119,7 +119,7 @@ class World:
         self.sequences = dict.fromkeys(PRODUCERS, 0)
         self.added: set[Name] = set()  # transactions to which the coordinator has added the partition
         self.decisions: dict[Name, bool] = {}
-        self.committing: set[int] = set()  # producers that write no more to their transaction
+        self.committing: set[int] = set()  # producers that no longer write to their transaction
         self.counts: dict[Name, int] = {}  # the number of batches of each decided transaction
         self.coordinator_epoch = 0
         self.markers: list[Decided] = []
@@ -155,7 +155,7 @@ class World:
         self.check_states()
 
     def send(self) -> None:
-        """Send a producer's next batch; the coordinator adds the partition for its first one."""
+        """Send a producer's next batch. Before its first one the coordinator adds the partition."""
         producer_id = self.rng.choice(PRODUCERS)
         name = (producer_id, self.epochs[producer_id])
         if producer_id in self.committing:
@@ -166,7 +166,7 @@ class World:
         self.parts += [part] * self.rng.choice([1, 1, 2])
 
     def deliver(self) -> None:
-        """Deliver one of the messages in transit; a marker stays there until it is committed."""
+        """Deliver one of the messages in transit. A marker stays in transit until it is committed."""
         number = self.rng.randrange(len(self.parts) + len(self.markers) + 1)
         if number < len(self.parts):
             self.arrive(self.parts.pop(number))
@@ -187,7 +187,7 @@ class World:
             self.leader.partition.append(batch, check(batch), 1, is_verified=part.is_verified)
         except (OutOfOrderSequenceNumberError, UnknownProducerIdError):
             if (part.producer_id, part.epoch) not in self.decisions:
-                self.parts.append(part)  # a batch before it must come first
+                self.parts.append(part)  # an earlier batch must be appended first
         except BrokerError:
             return  # too late
 
@@ -210,7 +210,7 @@ class World:
         if is_commit:
             self.committing.add(producer_id)
             missing = set(range(self.sequences[producer_id])) - self.committed(name)
-            if missing:  # its producer waits for its batches, and retries them
+            if missing:  # the producer retries its batches before it commits
                 self.parts += [Part(*name, sequence, is_verified=True) for sequence in sorted(missing)]
                 return
         self.committing.discard(producer_id)
@@ -232,7 +232,7 @@ class World:
         }
 
     def elect_coordinator(self) -> None:
-        """Let another coordinator load the decided transactions, and go on with them."""
+        """Let another coordinator load the decided transactions and continue with them."""
         self.coordinator_epoch += 1
         self.markers = [one._replace(coordinator_epoch=self.coordinator_epoch) for one in self.markers]
 
@@ -354,10 +354,11 @@ class World:
             header.last_offset,
             1,
             1,
+            header.crc,
         )
 
     def heal(self) -> None:
-        """Deliver everything: no transaction may be left open, and every committed record is read (L4)."""
+        """Deliver everything. No transaction may stay open, and every committed record must be read (L4)."""
         for _ in range(HEALING_ROUNDS):
             parts, self.parts = self.parts, []
             for part in parts:

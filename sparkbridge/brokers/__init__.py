@@ -1,1 +1,1 @@
-"""A blocking connection to the brokers, for drivers and tasks."""
+"""Blocking connections to the brokers, for drivers and tasks."""

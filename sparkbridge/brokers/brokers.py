@@ -1,8 +1,8 @@
 """The brokers of one cluster for a blocking client: connections, leaders, and retries.
 
-There is one connection per address, opened on first use. Errors that may pass (a leader that moved, a broken
+There is one connection per address, opened on first use. Retriable errors (a leader that moved, a broken
 connection, an unreachable broker) are retried with growing pauses and fresh metadata, as planned by
-``kafkalite.client.cluster.call_plan``, until request.timeout.ms; others are raised at once.
+``kafkalite.client.cluster.call_plan``, until request.timeout.ms has passed. Other errors are raised at once.
 """
 
 # Tests: tests/sparkbridge/test_failover.py
@@ -47,17 +47,18 @@ RETRY_BACKOFF_MS: Final = 20
 RETRY_BACKOFF_MAX_MS: Final = 500
 CONNECT_TIMEOUT_MS: Final = 5_000
 
-# If a broker does not respond in time to a request that any broker can serve, the next one is asked.
+# If a broker does not respond to a request that any broker can serve within this time, the request is sent to
+# the next broker.
 STAGGER_S: Final = 1.0
 
-# If a leader does not respond in time, the other brokers are asked who leads: it may be dead.
+# If a leader does not respond within this time, it may be dead: the other brokers are asked for the leader.
 PATIENCE_S: Final = 2.0
 
-# After this many failures in a row, brokers without a connection are asked as well: the known ones may be
-# partitioned from the cluster.
+# After this many failures in a row, connected brokers are no longer preferred: they may be partitioned from
+# the cluster.
 _PATIENT_FAILURES: Final = 3
 
-# With several brokers, one may not know yet of a topic that was just created.
+# In a cluster of several brokers, some may not have the metadata yet of a topic that was just created.
 MISSING_TOPIC_GRACE_MS: Final = 1_000
 
 
@@ -72,7 +73,7 @@ def _now_ms() -> int:
 
 
 class Brokers:
-    """Connections to the brokers, and the metadata of the cluster. For one caller at a time."""
+    """Owns the connections to the brokers and the metadata of the cluster. Serves one caller at a time."""
 
     def __init__(self, options: ClientOptions) -> None:
         self.options = options
@@ -92,11 +93,11 @@ class Brokers:
             IsolationLevel.READ_COMMITTED if options.is_read_committed else IsolationLevel.READ_UNCOMMITTED
         )
         self.isolation_level = int(level)
-        self._errors: dict[str, str] = {}  #: of the current call, by address
-        self._failures = 0  #: of the current call
-        self._turn = 0  #: which of equally near brokers is asked first; changes after each failure
+        self._errors: dict[str, str] = {}  #: the last error of each broker in the current call, by address
+        self._failures = 0  #: the number of failures in the current call
+        self._turn = 0  #: rotates the order in which ``ask_any`` tries the brokers; grows with each failure
         self._last_responder = ""  #: the last broker that responded to a request that any broker can serve
-        self._avoided: set[str] = set()  #: brokers to ask only if no other one is left
+        self._avoided: set[str] = set()  #: brokers that ``ask_any`` tries last
 
     def __repr__(self) -> str:
         return f"<Brokers {', '.join(self._addresses())}, {len(self._connections)} connections>"
@@ -114,21 +115,16 @@ class Brokers:
     # --- trying again --------------------------------------------------------------------------
 
     def deadline_s(self, extra_ms: int = 0) -> float:
-        """Return when a call that begins now gives up: after request.timeout.ms plus ``extra_ms``."""
+        """Return the deadline of a call that begins now: request.timeout.ms plus ``extra_ms`` from now."""
         return time.monotonic() + (self.options.request_timeout_ms + extra_ms) / 1000
 
     def until_answered(
-        self,
-        what: str,
-        tps: Collection[TopicPartition],
-        attempt: Callable[[float], T],
-        *,
-        extra_ms: int = 0,
+        self, what: str, tps: Collection[TopicPartition], attempt: Callable[[float], T], *, extra_ms: int = 0
     ) -> T:
-        """Return the result of ``attempt(deadline_s)``, which may be called many times.
+        """Call ``attempt(deadline_s)`` until it succeeds, and return its result.
 
-        ``tps`` are the partitions whose leaders it needs. Raises errors that no retry can cure at once;
-        otherwise ConnectionFailedError or RequestTimeoutError with the failure of each broker.
+        ``attempt`` needs the leaders of the partitions ``tps``. Raises permanent errors at once. At the
+        deadline, raises ConnectionFailedError or RequestTimeoutError with the failure of each broker.
         """
         started_s = time.monotonic()
         deadline_s = self.deadline_s(extra_ms)
@@ -168,7 +164,7 @@ class Brokers:
     def _refresh_after(
         self, error: KafkaliteError, tps: Collection[TopicPartition], deadline_s: float
     ) -> None:
-        """Refresh the metadata of ``tps``. Raises errors that no retry can cure, ``error`` among them."""
+        """Refresh the metadata of ``tps``. If no retry can succeed, raise the error that prevents success."""
         topics = {tp.topic for tp in tps}
         try:
             self.refresh(topics, deadline_s)
@@ -201,13 +197,13 @@ class Brokers:
         )
 
     def patient_until_s(self, deadline_s: float, patience_s: float) -> float:
-        """Return the deadline for one broker's response; a single broker has until ``deadline_s``."""
+        """Return ``deadline_s``, or ``patience_s`` from now if that is earlier and other brokers exist."""
         if len(self._addresses()) < 2:
             return deadline_s
         return min(deadline_s, time.monotonic() + patience_s)
 
     def record_failure(self, address: str, error: KafkaliteError) -> None:
-        """Remember the failure of a broker for the error message of a call that times out."""
+        """Record the failure of a broker for the error message of a call that times out."""
         self._errors[address] = error.message
 
     # --- connections ---------------------------------------------------------------------------
@@ -225,7 +221,7 @@ class Brokers:
         return connection
 
     def dial(self, address: str, deadline_s: float) -> BrokerConnection:
-        """Return a new connection, which the caller closes. Raises ConnectionFailedError."""
+        """Return a new connection, which the caller must close. Raises ConnectionFailedError."""
         deadline_s = min(deadline_s, time.monotonic() + self._connect_timeout_s)
         try:
             return BrokerConnection.open(address, client_id=self.options.client_id, deadline_s=deadline_s)
@@ -241,13 +237,14 @@ class Brokers:
         return address
 
     def _addresses(self) -> list[str]:
-        """Return the brokers of the metadata, then the bootstrap servers."""
+        """Return the addresses of the brokers in the metadata, followed by the bootstrap servers."""
         return list(dict.fromkeys((*self.metadata.addresses.values(), *self._bootstrap)))
 
     def ask_any(self, message: Any, deadline_s: float, *, excluding: Collection[str] = ()) -> Reply:
-        """Return the response of the first broker that responds in time, connected ones first.
+        """Send the request to one broker after another and return the first response.
 
-        Raises the last error if none does. Brokers in ``excluding`` are not asked.
+        Tries idle connections first, and skips the addresses in ``excluding``. Raises permanent errors at
+        once. If no broker responds in time, raises the last error.
         """
         addresses = [address for address in self._addresses() if address not in excluding]
         if not addresses:
@@ -274,7 +271,7 @@ class Brokers:
         raise last
 
     def _distance(self, address: str) -> int:
-        """Return 0 for an idle connection, 1 for none, 2 for one that awaits earlier responses."""
+        """Return 0 for an idle connection, 1 if there is no open connection, 2 if requests are in flight."""
         connection = self._connections.get(address)
         if connection is None or not connection.is_open:
             return 1
@@ -285,22 +282,22 @@ class Brokers:
     def refresh(
         self, topics: Collection[str] | None, deadline_s: float, *, excluding: Collection[str] = ()
     ) -> None:
-        """Fetch the metadata of ``topics`` (None: of all). Raises KafkaliteError."""
+        """Fetch the metadata of ``topics`` (None: all topics). Raises the same errors as ``ask_any``."""
         request = MetadataRequest(None if topics is None else sorted(topics), False)
         reply = self.ask_any(request, deadline_s, excluding=excluding)
         self.metadata.update(reply.message, complete=topics is None)
 
     def avoid_last_responder(self) -> None:
-        """Send the next requests that any broker can serve to others than the last responder."""
+        """Prefer other brokers than the last responder for the next requests that any broker can serve."""
         self._avoided.add(self._last_responder)
         if self._avoided.issuperset(self._addresses()):
             self._avoided.clear()
             self._turn += 1
 
     def leader(self, tp: TopicPartition, deadline_s: float) -> tuple[str, int]:
-        """Return (address of the leader, its epoch), from the cache if possible.
+        """Return the leader's address and the leader epoch, from the cache if possible.
 
-        Raises UnknownTopicOrPartitionError, LeaderNotAvailableError.
+        Raises UnknownTopicOrPartitionError, LeaderNotAvailableError, and the errors of ``refresh``.
         """
         if not self.metadata.knows(tp):
             self.refresh([tp.topic], deadline_s)
@@ -334,9 +331,10 @@ class Brokers:
         *,
         extra_ms: int = 0,
     ) -> Reply:
-        """Return the response of ``tp``'s leader. Stops waiting if the other brokers report another leader.
+        """Return the response of the leader of ``tp``. Fail if the other brokers report another leader.
 
-        The leader may hold the response for ``extra_ms``. Raises the errors of BrokerConnection.receive.
+        The leader may hold the response for up to ``extra_ms``. Raises the same errors as
+        ``BrokerConnection.receive``.
         """
         patience_s = PATIENCE_S + extra_ms / 1000
         while not connection.wait(reply, min(deadline_s, time.monotonic() + patience_s)):
@@ -359,19 +357,23 @@ class Brokers:
         self,
         what: str,
         wanted: Iterable[TopicPartition],
-        request_of: Callable[[Sequence[tuple[TopicPartition, int]]], Any],
+        entries_of: Callable[[TopicPartition, int], list[Any]],
+        request_of: Callable[[list[Any]], Any],
     ) -> dict[TopicPartition, list[Any]]:
-        """Send one request to each leader, all at once, and retry until every partition has a response.
+        """Send one request to each leader in parallel, and retry until every partition has a response.
 
-        ``request_of`` makes a request from (partition, leader epoch) pairs; its response has ``partitions``,
-        each with topic, partition and error code. Returns all entries of each partition.
+        ``request_of`` makes a request from the ``entries_of`` (partition, leader epoch) of the leader's
+        partitions. If a partition has several entries, the leader gets several requests in parallel, because
+        a request names each partition once (S23). Each response has ``partitions``, each with topic,
+        partition and error code. Returns all entries of the responses by partition, in the order of
+        ``entries_of``. Raises the same errors as ``until_answered``.
         """
         found: dict[TopicPartition, list[Any]] = {}
         wanted = list(dict.fromkeys(wanted))
 
         def attempt(deadline_s: float) -> None:
             missing = [tp for tp in wanted if tp not in found]
-            error = self._ask_round(missing, request_of, found, deadline_s)
+            error = self._ask_round(missing, entries_of, request_of, found, deadline_s)
             if error is None and len(found) < len(wanted):
                 error = LeaderNotAvailableError("a broker omitted partitions from its response")
             if error is not None:
@@ -383,40 +385,49 @@ class Brokers:
     def _ask_round(
         self,
         missing: Sequence[TopicPartition],
-        request_of: Callable[[Sequence[tuple[TopicPartition, int]]], Any],
+        entries_of: Callable[[TopicPartition, int], list[Any]],
+        request_of: Callable[[list[Any]], Any],
         found: dict[TopicPartition, list[Any]],
         deadline_s: float,
     ) -> KafkaliteError | None:
-        """Send one round of requests, add the responses to ``found``, and return an error if any failed."""
+        """Send one round of requests and add the responses to ``found``. Return an error if any failed."""
         error: KafkaliteError | None = None
-        by_address: dict[str, list[tuple[TopicPartition, int]]] = {}
+        by_address: dict[str, list[list[Any]]] = {}  # the entries of each request
         for tp in missing:
             try:
                 address, leader_epoch = self.leader(tp, deadline_s)
             except LeaderNotAvailableError as failure:
                 error = failure
                 continue
-            by_address.setdefault(address, []).append((tp, leader_epoch))
-        sent: list[tuple[BrokerConnection, Reply, TopicPartition]] = []
-        for address, asked in by_address.items():
+            requests = by_address.setdefault(address, [])
+            for index, entry in enumerate(entries_of(tp, leader_epoch)):
+                if index == len(requests):
+                    requests.append([])
+                requests[index].append(entry)
+        sent: list[tuple[BrokerConnection, list[Reply], TopicPartition]] = []
+        for address, requests in by_address.items():
             try:
                 connection = self.connection(address, deadline_s)
-                sent.append((connection, connection.send(request_of(asked), deadline_s), asked[0][0]))
+                first = TopicPartition(requests[0][0].topic, requests[0][0].partition)
+                replies = [connection.send(request_of(entries), deadline_s) for entries in requests]
+                sent.append((connection, replies, first))
             except KafkaliteError as failure:
                 self.record_failure(address, failure)
                 error = failure
-        for connection, reply, tp in sent:
+        for connection, replies, tp in sent:
+            entries = []
             try:
-                self.receive(connection, reply, tp, deadline_s)
+                for reply in replies:
+                    entries += self.receive(connection, reply, tp, deadline_s).message.partitions
             except KafkaliteError as failure:
                 error = failure
                 continue
-            error = _take(reply.message.partitions, found) or error
+            error = _take(entries, found) or error
         return error
 
 
 def _take(entries: Iterable[Any], found: dict[TopicPartition, list[Any]]) -> KafkaliteError | None:
-    """Add the entries without an error to ``found``. Return one of the errors, a permanent one if any."""
+    """Add entries without errors to ``found``. Return an error, preferably a permanent one, or None."""
     error: KafkaliteError | None = None
     refused: set[TopicPartition] = set()
     taken: dict[TopicPartition, list[Any]] = {}

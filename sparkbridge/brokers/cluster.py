@@ -1,8 +1,8 @@
-"""SparkCluster: the blocking client that the driver and the tasks of a query use to reach the brokers.
+"""SparkCluster: the blocking client with which the driver and the tasks of a query reach the brokers.
 
-``SparkCluster.shared`` keeps one per process and ClientOptions, because Spark's worker processes run many
-tasks. A process that was forked with open connections closes its copies of them and opens its own; those of
-the parent stay open.
+``SparkCluster.shared`` keeps one instance per process and ClientOptions, because Spark's worker processes
+run many tasks. A forked process closes its copies of the parent's connections and opens its own. The
+connections of the parent stay open.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import re
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from kafkalite.client.cluster.retry import is_retriable
@@ -47,13 +49,14 @@ from sparkbridge.brokers.long_poll import LongPolls
 from sparkbridge.offsets import Positions, TopicSnapshot
 from sparkbridge.options import ClientOptions
 
-# A process rarely uses more than two ClientOptions, one for each source or sink of a query.
+# A process rarely uses more than two ClientOptions: one for the source and one for the sink of a query.
 MAX_SHARED: Final = 16
 
-# The search for the record of a timestamp reads the log in steps of this size after the first batch.
+# The search for a timestamp fetches the first batch alone, and then the log in steps of this size.
 _STEP_BYTES: Final = MIB
 
-# A topic may be deleted, created again or truncated between two requests; then both requests are repeated.
+# Both requests of a look-up are repeated up to this many times if a topic is deleted, created again or
+# truncated between them.
 _ROUNDS: Final = 5
 
 
@@ -63,7 +66,7 @@ class TopicInfo(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The response for one partition, in complete batches. The first may begin before the offset."""
+    """The complete batches of one partition. The first may begin before the requested offset."""
 
     payload: memoryview
     aborted: list[AbortedTransaction]
@@ -72,18 +75,16 @@ class Fetched(NamedTuple):
     log_start_offset: int  #: inclusive
 
 
+@dataclass(slots=True, eq=False)
 class FetchToken:
-    """A fetch in flight. It may be dropped: its response is then read and discarded."""
+    """A fetch in flight. If the token is dropped, the response is read and discarded."""
 
-    __slots__ = ("connection", "max_bytes", "max_wait_ms", "offset", "reply", "tp")
-
-    def __init__(self, tp: TopicPartition, offset: int, max_bytes: int, max_wait_ms: int) -> None:
-        self.tp = tp
-        self.offset = offset
-        self.max_bytes = max_bytes
-        self.max_wait_ms = max_wait_ms
-        self.connection: BrokerConnection | None = None  #: None: not sent; ``receive_fetch`` sends it
-        self.reply: Reply | None = None
+    tp: TopicPartition
+    offset: int
+    max_bytes: int
+    max_wait_ms: int
+    connection: BrokerConnection | None = None  #: None: not sent; ``receive_fetch`` sends it
+    reply: Reply | None = None
 
     def __repr__(self) -> str:
         state = "not sent" if self.reply is None else "answered" if self.reply.is_done else "sent"
@@ -91,7 +92,7 @@ class FetchToken:
 
 
 class _ProcessState(NamedTuple):
-    """The connections that one process has open."""
+    """The open connections of one process, and the lock that guards them."""
 
     pid: int
     lock: threading.RLock
@@ -105,16 +106,16 @@ class _ProcessState(NamedTuple):
         return cls(os.getpid(), threading.RLock(), brokers, GroupOffsets(brokers), LongPolls(brokers))
 
     def close(self) -> None:
-        """Close this process's copies of the sockets, without a shutdown: a parent may still use them."""
+        """Close the sockets of this process without a shutdown, because a parent may still use them."""
         self.long_polls.close()
         self.brokers.close()
 
 
 class SparkCluster:
-    """Connections and metadata, opened on first use. One call at a time.
+    """A blocking client that connects on first use. A lock admits one call at a time.
 
-    Each call retries errors that may pass until kafka.request.timeout.ms, then raises ConnectionFailedError
-    or RequestTimeoutError with the failure of each broker. An unknown topic or a refusal is raised at once.
+    Each call retries retriable errors until kafka.request.timeout.ms has passed, and then raises
+    ConnectionFailedError or RequestTimeoutError for all brokers. Other errors are raised at once.
     """
 
     def __init__(self, options: ClientOptions) -> None:
@@ -128,7 +129,7 @@ class SparkCluster:
     def shared(cls, options: ClientOptions) -> SparkCluster:
         """Return the instance of this process for these options. Creates it if necessary.
 
-        At most MAX_SHARED are kept; the least recently used one is closed.
+        At most MAX_SHARED instances are kept. If there are more, the least recently used one is closed.
         """
         pid = os.getpid()
         for key in [key for key in _shared if key[0] != pid]:
@@ -163,10 +164,10 @@ class SparkCluster:
     def topics(
         self, *, names: Sequence[str] | None = None, pattern: str | None = None
     ) -> dict[str, TopicInfo]:
-        """Return the existing topics of ``names``, or those that ``pattern`` matches as a whole, or all.
+        """Return the existing topics by name. ``names`` and ``pattern``, if given, restrict the result.
 
-        Always asks a broker. Internal topics are returned only if they are named. Raises the BrokerError of a
-        topic that cannot be used.
+        ``pattern`` must match the whole name. The metadata is always fetched. Internal topics must be in
+        ``names``. Raises the BrokerError of a topic in ``names`` that cannot be used.
         """
         with self._locked() as state:
             brokers = state.brokers
@@ -186,15 +187,16 @@ class SparkCluster:
             return {name: TopicInfo(known[name].topic_id, known[name].partition_count) for name in chosen}
 
     def avoid_last_responder(self) -> None:
-        """Send the next metadata request to another broker, if there is one: the last one may lag behind."""
+        """Send the next metadata request to another broker, if any: the last responder may lag behind."""
         with self._locked() as state:
             state.brokers.avoid_last_responder()
 
     def snapshot(self, topics: Mapping[str, Sequence[int] | None]) -> dict[str, TopicSnapshot]:
-        """Return the starts and ends of the given partitions (None: all). Missing topics are omitted.
+        """Return the log start and end of the given partitions (None: all). Missing topics are omitted.
 
-        With read_committed the end is the last stable offset. Both are -1 for partitions not asked for.
-        Metadata is always fresh, because a topic may have been created again under its name.
+        With read_committed the end is the last stable offset. Both are -1 for partitions that were not
+        requested. The metadata is always fetched again, because a topic may have been created again with the
+        same name.
         """
         gone: UnknownTopicOrPartitionError | None = None
         with self._locked() as state:
@@ -215,14 +217,14 @@ class SparkCluster:
                 try:
                     listed = self._list_offsets(brokers, wanted)
                 except UnknownTopicOrPartitionError as error:
-                    gone = error  # deleted between the two requests; fresh metadata omits it
+                    gone = error  # the topic was deleted between the two requests; the next metadata omits it
                     continue
                 if all(brokers.metadata.topics[name].topic_id == id_ for name, id_ in ids.items()):
                     return {name: _topic_snapshot(brokers, name, ids[name], listed) for name in ids}
         raise gone or RequestTimeoutError("topics are created again faster than they can be listed")
 
     def high_watermarks(self, tps: Collection[TopicPartition]) -> Positions:
-        """Return the ends of the logs, including records of open transactions."""
+        """Return the high watermark of each partition: the end offset, including open transactions."""
         with self._locked() as state:
             level = int(IsolationLevel.READ_UNCOMMITTED)
             listed = self._list_offsets(state.brokers, dict.fromkeys(tps, (LATEST,)), level)
@@ -234,26 +236,22 @@ class SparkCluster:
         wanted: Mapping[TopicPartition, Sequence[int]],
         isolation_level: int | None = None,
     ) -> dict[TopicPartition, list[Any]]:
-        """Return the ListedOffset of each partition for each of its timestamps (or EARLIEST, LATEST).
+        """Return, for each partition, the ListedOffset of each of its timestamps (or EARLIEST, LATEST).
 
-        ``isolation_level`` is that of ``brokers`` by default.
+        ``isolation_level`` defaults to the level of ``brokers``.
         """
         level = brokers.isolation_level if isolation_level is None else isolation_level
 
-        def request_of(asked: Sequence[tuple[TopicPartition, int]]) -> ListOffsetsRequest:
-            partitions = [
-                ListOffsetsPartition(tp.topic, tp.partition, leader_epoch, timestamp_ms)
-                for tp, leader_epoch in asked
-                for timestamp_ms in wanted[tp]
-            ]
-            return ListOffsetsRequest(level, partitions)
+        def entries_of(tp: TopicPartition, leader_epoch: int) -> list[ListOffsetsPartition]:
+            return [ListOffsetsPartition(*tp, leader_epoch, timestamp_ms) for timestamp_ms in wanted[tp]]
 
-        return brokers.ask_leaders("the look-up of offsets", wanted, request_of)
+        request_of = partial(ListOffsetsRequest, level)
+        return brokers.ask_leaders("the look-up of offsets", wanted, entries_of, request_of)
 
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """Return the first offset, in log order, with that timestamp (milliseconds) or a later one, or None.
+        """Return for each partition the first offset at or after a timestamp in milliseconds, or None.
 
-        Records that a reader does not see (markers, aborted transactions) do not count.
+        Ignores records that a reader does not see: markers, and aborted transactions with read_committed.
         """
         gone: OffsetOutOfRangeError | None = None
         with self._locked() as state:
@@ -261,8 +259,8 @@ class SparkCluster:
                 try:
                     return self._look_up_times(state.brokers, times)
                 except OffsetOutOfRangeError as error:
-                    gone = error  # deleted between the two requests: look for a later record
-        assert gone is not None, "every round ended so"
+                    gone = error  # the record was deleted between the two requests: look for a later one
+        assert gone is not None, "every round failed with this error"
         raise gone
 
     def _look_up_times(
@@ -271,7 +269,7 @@ class SparkCluster:
         listed = self._list_offsets(brokers, {tp: (timestamp_ms,) for tp, timestamp_ms in times.items()})
         tokens: dict[TopicPartition, FetchToken] = {}
         for tp, (found,) in listed.items():
-            if found.offset != NO_OFFSET:  # the base offset of a batch: brokers do not unpack batches
+            if found.offset != NO_OFFSET:  # the base offset of a batch, because brokers unpack no batches
                 tokens[tp] = self.send_fetch(tp, found.offset, max_bytes=1)
         return {
             tp: self._find_time(tokens[tp], timestamp_ms) if tp in tokens else None
@@ -279,7 +277,7 @@ class SparkCluster:
         }
 
     def _find_time(self, token: FetchToken, timestamp_ms: int) -> int | None:
-        """Return the first record of ``timestamp_ms`` or later from ``token`` to the end of the log."""
+        """Return the first offset from ``token.offset`` on with a time >= ``timestamp_ms``, or None."""
         while True:
             fetched = self.receive_fetch(token)
             offset, next_offset = _find_time_in(fetched, timestamp_ms, token.offset)
@@ -292,9 +290,9 @@ class SparkCluster:
     ) -> Positions:
         """Return positions between ``starts`` and ``ends`` with about ``max_bytes`` of batches before them.
 
-        Each partition gets bytes in proportion to its size, in complete batches. A partition whose first
-        batch exceeds its bytes gets that batch if the other partitions leave room for it. ``first`` is
-        served before the others, with all the bytes it can use. At least one batch, if any, is included.
+        Each partition gets complete batches, in proportion to its size. A partition whose first batch exceeds
+        its share gets that batch if the other partitions leave enough bytes. The partition ``first`` is
+        served first, with all the bytes it can use. At least one batch, if any, is included.
         """
         reached = dict(ends)
         open_ = {tp: end for tp, end in ends.items() if starts.get(tp, end) < end}
@@ -325,39 +323,39 @@ class SparkCluster:
         return reached
 
     def wait_for_data(self, positions: Positions, max_wait_ms: int) -> bool:
-        """Whether a partition has data beyond its position; waits up to ``max_wait_ms`` for some."""
+        """Wait up to ``max_wait_ms`` for data at or after a position. Return whether there is any."""
         with self._locked() as state:
             return state.long_polls.wait(positions, max_wait_ms)
 
     # --- groups --------------------------------------------------------------------------------
 
     def committed_offsets(self, group: str) -> Positions:
-        """Return the committed offsets of ``group`` for all partitions."""
+        """Return the committed offsets of ``group`` for all partitions that have one."""
         with self._locked() as state:
             return state.groups.fetch(group)
 
     def commit_offsets(self, group: str, positions: Positions, metadata: str = "") -> None:
-        """Commit offsets of a group without members. Raises BrokerError if it has members."""
+        """Commit the offsets ``positions`` for ``group``. Raises BrokerError if the group has members."""
         with self._locked() as state:
             state.groups.commit(group, positions, metadata)
 
     # --- records -------------------------------------------------------------------------------
 
     def fetch(self, tp: TopicPartition, offset: int, *, max_bytes: int, max_wait_ms: int = 0) -> Fetched:
-        """Return complete batches from ``offset`` on: about ``max_bytes``, at least one if there is one.
+        """Return complete batches from ``offset`` on: about ``max_bytes``, but at least one if there is any.
 
-        Waits up to ``max_wait_ms`` for the first batch. Raises OffsetOutOfRangeError with the range of
-        existing offsets, UnknownTopicOrPartitionError.
+        Waits up to ``max_wait_ms`` for the first batch. Raises UnknownTopicOrPartitionError, and
+        OffsetOutOfRangeError with the range of existing offsets in its message.
         """
         return self.receive_fetch(self.send_fetch(tp, offset, max_bytes=max_bytes, max_wait_ms=max_wait_ms))
 
     def send_fetch(
         self, tp: TopicPartition, offset: int, *, max_bytes: int, max_wait_ms: int = 0
     ) -> FetchToken:
-        """Send the request of ``fetch``, so that its response arrives while the caller works.
+        """Send the request of ``fetch`` without waiting for its response. The token may be dropped.
 
-        If the request cannot be sent now, ``receive_fetch`` sends it. A broker responds in the order of the
-        requests, so further requests to it wait for ``max_wait_ms`` too. A token may be dropped.
+        If sending fails with a retriable error, ``receive_fetch`` sends the request again. A broker responds
+        in the order of the requests, so later requests to it may also wait for ``max_wait_ms``.
         """
         token = FetchToken(TopicPartition(*tp), offset, max_bytes, max_wait_ms)
         with self._locked() as state:
@@ -369,7 +367,7 @@ class SparkCluster:
         return token
 
     def receive_fetch(self, token: FetchToken) -> Fetched:
-        """Wait for the response to a fetch, and repeat it after errors that may pass. Raises as ``fetch``."""
+        """Wait for the response to a fetch. Retries retriable errors. Raises the same errors as ``fetch``."""
 
         def attempt(deadline_s: float) -> Fetched:
             if token.reply is None or token.connection is None:
@@ -421,7 +419,7 @@ def _topic_snapshot(
 
 
 def _find_time_in(fetched: Fetched, timestamp_ms: int, from_offset: int) -> tuple[int | None, int]:
-    """Return (offset of the record or None, offset after the last batch examined)."""
+    """Return (first offset with a timestamp >= ``timestamp_ms`` or None, next offset to search)."""
     data, position, next_offset = fetched.payload, 0, from_offset
     isolation = AbortedFilter(fetched.aborted)
     while position < len(data):
@@ -443,7 +441,7 @@ def _find_time_in(fetched: Fetched, timestamp_ms: int, from_offset: int) -> tupl
 def _shares(
     totals: Mapping[TopicPartition, int], max_bytes: int, first: TopicPartition | None
 ) -> dict[TopicPartition, int]:
-    """Divide ``max_bytes`` in proportion to ``totals`` (above 0), after ``first`` gets all it can use."""
+    """Give ``first`` the bytes it can use, and divide the rest in proportion to ``totals`` (above 0)."""
     of_first = min(totals.get(first, 0), max_bytes) if first is not None else 0
     left_bytes = max_bytes - of_first
     left_total = sum(size for tp, size in totals.items() if tp != first)
@@ -453,16 +451,11 @@ def _shares(
 def _offsets_for_bytes(
     brokers: Brokers, starts: Positions, ends: Positions, shares: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, OffsetForBytes]:
-    def request_of(asked: Sequence[tuple[TopicPartition, int]]) -> OffsetsForBytesRequest:
-        partitions = [
-            OffsetsForBytesPartition(
-                tp.topic, tp.partition, leader_epoch, starts[tp], ends[tp], shares.get(tp, 0)
-            )
-            for tp, leader_epoch in asked
-        ]
-        return OffsetsForBytesRequest(brokers.isolation_level, partitions)
+    def entries_of(tp: TopicPartition, leader_epoch: int) -> list[OffsetsForBytesPartition]:
+        return [OffsetsForBytesPartition(*tp, leader_epoch, starts[tp], ends[tp], shares.get(tp, 0))]
 
-    found: dict[TopicPartition, list[Any]] = brokers.ask_leaders("the look-up of sizes", ends, request_of)
+    request_of = partial(OffsetsForBytesRequest, brokers.isolation_level)
+    found = brokers.ask_leaders("the look-up of sizes", ends, entries_of, request_of)
     return {tp: answers[0] for tp, answers in found.items()}
 
 

@@ -1,8 +1,8 @@
 """One blocking connection to one broker: a socket around ``kafkalite.protocol.connection.ClientConnection``.
 
-``send`` writes a request and returns at once, ``receive`` waits for its response; several requests may be
-in flight, and their responses arrive in the order of the requests. A ``Reply`` may be dropped. Every wait
-ends at a deadline on the monotonic clock, in seconds.
+``send`` writes a request, and ``receive`` waits for its response. Several requests may be in flight; their
+responses arrive in the order of the requests. A ``Reply`` may be dropped. Every wait ends at a deadline,
+given in seconds of the monotonic clock.
 
 This module turns error codes of responses, lost connections and missing responses into exceptions.
 """
@@ -14,6 +14,7 @@ import select
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from kafkalite.errors import (
@@ -30,16 +31,14 @@ Buffer = bytes | bytearray | memoryview
 _NOTHING: Final = memoryview(b"")
 
 
+@dataclass(slots=True, eq=False)
 class Reply:
-    """The response to one request. Invariant: once ``is_done``, either ``error`` or ``message`` is set."""
+    """The response to one request. Invariant: if ``is_done``, either ``error`` or ``message`` is set."""
 
-    __slots__ = ("error", "is_done", "message", "payload")
-
-    def __init__(self) -> None:
-        self.is_done = False
-        self.message: Any = None
-        self.payload = _NOTHING
-        self.error: KafkaliteError | None = None
+    is_done: bool = False
+    message: Any = None
+    payload: memoryview = _NOTHING
+    error: KafkaliteError | None = None
 
     def fail(self, error: KafkaliteError) -> None:
         self.is_done = True
@@ -47,7 +46,7 @@ class Reply:
 
 
 class BrokerConnection:
-    """An open connection with negotiated API versions. ``BrokerConnection.open`` makes one.
+    """A connection with negotiated API versions. ``BrokerConnection.open`` makes one.
 
     Invariant: after the connection is closed, every Reply that ``send`` returned is done.
     """
@@ -57,7 +56,7 @@ class BrokerConnection:
         self._sock = sock
         self._protocol = ClientConnection(client_id)
         self._pending: dict[int, Reply] = {}  #: by correlation id, the oldest first
-        self._reason: KafkaliteError | None = None  #: why it was closed
+        self._reason: KafkaliteError | None = None  #: why the connection was closed; None while it is open
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
@@ -100,7 +99,7 @@ class BrokerConnection:
 
     @property
     def is_stale(self) -> bool:
-        """Whether an idle connection was closed by the broker, or received data that nothing waits for."""
+        """Whether the broker closed this idle connection or sent data that no request is waiting for."""
         if self._pending:
             return False
         poll = select.poll()
@@ -110,10 +109,8 @@ class BrokerConnection:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    # --- requests ------------------------------------------------------------------------------
-
     def send(self, message: Any, deadline_s: float, payload_parts: Sequence[Buffer] = ()) -> Reply:
-        """Write a request and return its Reply for ``receive``.
+        """Write a request and return the Reply to pass to ``receive``.
 
         Raises ConnectionFailedError, RequestTimeoutError, and LocalProtocolError if broker and client have no
         version of this API in common.
@@ -135,7 +132,7 @@ class BrokerConnection:
             ) from None
         except OSError as error:
             raise self._fail(self._lost(error)) from error
-        except BaseException:  # a signal: a part of the request may have been written
+        except BaseException:  # a signal; a part of the request may have been written
             self._fail(ConnectionFailedError(f"writing to {self.address} was interrupted"))
             raise
         return reply
@@ -143,8 +140,8 @@ class BrokerConnection:
     def receive(self, reply: Reply, deadline_s: float) -> Reply:
         """Wait for the response and return ``reply``.
 
-        Raises BrokerError, ConnectionFailedError; RequestTimeoutError at ``deadline_s``, which closes the
-        connection, because later responses arrive after this one.
+        Raises BrokerError, ConnectionFailedError, and RequestTimeoutError at ``deadline_s``. A timeout also
+        closes the connection, because all later responses would have to wait for this one.
         """
         if not self.wait(reply, deadline_s):
             self._fail(RequestTimeoutError(f"{self.address} did not respond in time"))
@@ -153,7 +150,7 @@ class BrokerConnection:
         return reply
 
     def wait(self, reply: Reply, deadline_s: float) -> bool:
-        """Return whether the reply is done by ``deadline_s``. Raises nothing, keeps the connection open."""
+        """Wait until ``deadline_s`` and return whether the reply is done. Errors are stored in the reply."""
         while not reply.is_done:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not self._read_some(left_s):
@@ -161,11 +158,11 @@ class BrokerConnection:
         return reply.is_done
 
     def call(self, message: Any, deadline_s: float) -> Reply:
-        """Send a request and wait for its response. Raises as ``send`` and ``receive``."""
+        """Send a request and wait for its response. Raises the errors of ``send`` and ``receive``."""
         return self.receive(self.send(message, deadline_s), deadline_s)
 
     def read_ready(self) -> None:
-        """Read from a socket that is ready. Raises nothing: errors are stored in the replies."""
+        """Read once from a socket that is ready. Errors are not raised, but stored in the replies."""
         self._read_some(1.0)
 
     def _read_some(self, timeout_s: float) -> bool:
@@ -180,13 +177,13 @@ class BrokerConnection:
             self._fail(self._lost(error))
         except ProtocolError as broken:
             self._fail(ConnectionFailedError(f"{self.address} broke the protocol: {broken}"))
-        except BaseException:  # a signal between the socket and the frames: bytes may be lost
+        except BaseException:  # a signal; bytes that were already received may be lost
             self._fail(ConnectionFailedError(f"reading from {self.address} was interrupted"))
             raise
         return True
 
     def _take(self, received: int) -> None:
-        """Complete the replies whose responses end in the ``received`` bytes. Raises ProtocolError."""
+        """Complete the replies whose responses end within the ``received`` bytes. Raises ProtocolError."""
         if received == 0:
             self._fail(ConnectionFailedError(f"{self.address} closed the connection"))
             return
@@ -197,12 +194,10 @@ class BrokerConnection:
             else:
                 reply.message, reply.payload, reply.is_done = message, payload, True
 
-    # --- closing -------------------------------------------------------------------------------
-
     def close(self) -> None:
-        """Close now; requests in flight fail. May be called twice, and in a child after a fork.
+        """Close the connection. Requests in flight fail. May be called twice, and in a child after a fork.
 
-        The socket is closed without a shutdown: a parent process may still use it.
+        The socket is closed without a shutdown, because a parent process may still use it.
         """
         self._fail(ConnectionFailedError(f"the connection to {self.address} was closed by this client"))
 
@@ -221,7 +216,7 @@ class BrokerConnection:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    """Split ``host:port`` or ``[v6 address]:port``. Raises ConnectionFailedError."""
+    """Split ``host:port`` or ``[IPv6 address]:port``. Raises ConnectionFailedError."""
     host, _, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

@@ -1,4 +1,4 @@
-"""Reads and commits the offsets of groups without members, at their coordinators."""
+"""Fetches and commits the offsets of consumer groups without members, at their coordinators."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from kafkalite.client.cluster.retry import is_retriable
-from kafkalite.errors import (
-    KafkaliteError,
-    broker_error,
-)
+from kafkalite.errors import KafkaliteError, broker_error
 from kafkalite.model import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP, TopicPartition
 from kafkalite.protocol.messages.groups import (
     CommittedOffset,
@@ -22,20 +19,20 @@ from sparkbridge.offsets import Positions
 
 _GROUP_KEY: Final = 0
 
-# If a coordinator does not respond in time, it is looked up again, because it may be dead. Replicating a
-# commit takes less time than this.
+# If a coordinator does not respond within this time, it may be dead, and the coordinator is looked up again.
+# Replicating a commit takes less time than this.
 PATIENCE_S: Final = 6.0
 
 
 class GroupOffsets:
-    """Caches the address of each group's coordinator."""
+    """Fetches and commits offsets. Caches the address of each group's coordinator."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._coordinators: dict[str, str] = {}  #: address by group
 
     def fetch(self, group: str) -> Positions:
-        """Return the group's committed offsets. Raises BrokerError, and as Brokers.until_answered."""
+        """Return the group's committed offsets. Raises BrokerError and the errors of ``until_answered``."""
         entries = self._call(group, OffsetFetchRequest(group, "", NO_EPOCH, False, None), ())
         return {
             TopicPartition(entry.topic, entry.partition): entry.offset
@@ -44,7 +41,10 @@ class GroupOffsets:
         }
 
     def commit(self, group: str, positions: Positions, metadata: str) -> None:
-        """Commit. Raises BrokerError if the group has members, and as Brokers.until_answered."""
+        """Commit ``positions``. Raises BrokerError if the group has members.
+
+        Also raises the errors of ``Brokers.until_answered``.
+        """
         entries = [
             CommittedOffset(tp.topic, tp.partition, offset, NO_EPOCH, metadata, NO_TIMESTAMP, "", 0, None)
             for tp, offset in positions.items()
@@ -58,12 +58,11 @@ class GroupOffsets:
         def attempt(deadline_s: float) -> list[CommittedOffset]:
             try:
                 address = self._coordinators.get(group) or self._find(group, deadline_s)
-                entries = self._ask(address, request, deadline_s)
+                return self._ask(address, request, deadline_s)
             except KafkaliteError as error:
-                if is_retriable(error):  # another broker may coordinate now
+                if is_retriable(error):  # the coordinator may have moved to another broker
                     self._coordinators.pop(group, None)
                 raise
-            return entries
 
         name = type(request).__name__.removesuffix("Request")
         return brokers.until_answered(f"{name} of group {group!r}", tps, attempt)

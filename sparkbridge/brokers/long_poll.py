@@ -1,8 +1,8 @@
-"""Waits until a partition has data beyond a position: long polls with Fetch, one to each leader.
+"""Waits until a partition has data at or after a position: sends a long poll (a Fetch) to each leader.
 
-They use connections of their own, because the responses of one connection arrive in order, and a long poll
-would delay later requests. A poll without a response at the end of a wait is kept for the next one: a quiet
-topic costs one request per leader every POLL_MS.
+Long polls have their own connections, because the responses of one connection arrive in order, so a long
+poll would delay later requests. A poll that has no response at the end of a wait is kept for the next wait.
+So a topic without new data costs one request per leader every POLL_MS.
 """
 
 # Tests: tests/sparkbridge/test_cluster.py
@@ -23,46 +23,46 @@ from sparkbridge.brokers.brokers import Brokers
 from sparkbridge.brokers.connection import BrokerConnection, Reply
 from sparkbridge.offsets import Positions
 
-# How long a broker may hold a poll.
+# The longest time that a broker may hold a poll.
 POLL_MS: Final = 5_000
 
-# A fetch of 0 bytes responds when there is data, without the data.
+# The broker responds to a fetch of 0 bytes when there is data, but does not send the data.
 WATCH_BYTES: Final = 0
 
-# Pauses between attempts to reach a leader; polls at other leaders continue meanwhile.
+# Pauses, in milliseconds, between attempts to reach a leader. Polls at other leaders continue meanwhile.
 _BACKOFF: Final = Backoff(10, 100)
 
-# The least time for opening a connection, in seconds, even if the wait is only a few milliseconds.
+# The minimum time for opening a connection, in seconds, even if the wait is only a few milliseconds.
 _LEAST_S: Final = 1.0
 
 
 class _Poll(NamedTuple):
-    """A poll at one leader."""
+    """A long poll at one leader, from ``positions`` on."""
 
     connection: BrokerConnection
     positions: Positions
     reply: Reply
 
     def covers(self, wanted: Mapping[TopicPartition, int]) -> bool:
-        """Whether this poll's response arrives no later than the response to a poll for ``wanted``."""
+        """Whether the leader responds to this poll no later than it would to a poll for ``wanted``."""
         return all(self.positions.get(tp, at + 1) <= at for tp, at in wanted.items())
 
 
 class LongPolls:
-    """The long polls of one caller. Invariant: each address in ``_polls`` is in ``_connections``."""
+    """Owns the long polls of one caller. Invariant: each address in ``_polls`` is in ``_connections``."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._connections: dict[str, BrokerConnection] = {}  #: by address
-        self._polls: dict[str, _Poll] = {}  #: by address, until their responses are examined
-        self._failures = 0  #: in a row
+        self._polls: dict[str, _Poll] = {}  #: by address; removed when the response is examined
+        self._failures = 0  #: the number of failures in a row
 
     @property
     def connection_count(self) -> int:
         return len(self._connections)
 
     def close(self) -> None:
-        """Cancel all polls."""
+        """Cancel all polls and close their connections."""
         for address in list(self._connections):
             self._hang_up(address)
 
@@ -71,10 +71,10 @@ class LongPolls:
         self._polls.pop(address, None)
 
     def wait(self, positions: Positions, max_wait_ms: int) -> bool:
-        """Whether a partition has data beyond its position; waits up to ``max_wait_ms`` for some.
+        """Wait up to ``max_wait_ms`` for data at or after a position. Return whether there is any.
 
-        With read_committed, data ends at the last stable offset. Unreachable brokers and missing partitions
-        have no data: the next request of the caller raises their errors.
+        With read_committed, only data below the last stable offset counts. Unreachable brokers and missing
+        partitions count as having no data; the caller's next request raises their errors.
         """
         deadline_s = time.monotonic() + max_wait_ms / 1000
         refused: set[TopicPartition] = set()
@@ -100,10 +100,8 @@ class LongPolls:
             with contextlib.suppress(KafkaliteError):
                 self._brokers.refresh({tp.topic for tp in positions}, limit_s)
 
-    # --- asking --------------------------------------------------------------------------------
-
     def _ask(self, watched: Positions, limit_s: float) -> bool:
-        """Ensure one poll at each leader and no others. Return False if a partition could not be polled."""
+        """Keep exactly one poll at each leader. Return False if a partition could not be polled."""
         by_address, is_complete = self._by_leader(watched, limit_s)
         for address, connection in list(self._connections.items()):
             wanted, poll = by_address.get(address), self._polls.get(address)
@@ -122,7 +120,7 @@ class LongPolls:
         return is_complete
 
     def _by_leader(self, watched: Positions, limit_s: float) -> tuple[dict[str, Positions], bool]:
-        """Return the partitions by the address of their leader, and whether each has a leader."""
+        """Return the partitions by the address of their leader, and whether every partition has a leader."""
         found: dict[str, Positions] = {}
         is_complete = True
         for tp, at in watched.items():
@@ -145,10 +143,8 @@ class LongPolls:
         request = FetchRequest(POLL_MS, 1, WATCH_BYTES, self._brokers.isolation_level, partitions)
         self._polls[address] = _Poll(connection, wanted, connection.send(request, limit_s))
 
-    # --- responses -----------------------------------------------------------------------------
-
     def _select(self, until_s: float) -> Collection[str]:
-        """Return the leaders with a response or a lost connection; [] if there is none by ``until_s``."""
+        """Wait until ``until_s`` for responses and errors of polls. Return the addresses that have one."""
         with selectors.DefaultSelector() as selector:
             for address, poll in self._polls.items():
                 if not poll.reply.is_done:
@@ -176,7 +172,7 @@ class LongPolls:
         return one.last_stable_offset if self._brokers.options.is_read_committed else one.high_watermark
 
     def _may_poll_again(self, response: Reply, watched: Positions, refused: set[TopicPartition]) -> bool:
-        """Whether the leader may be polled again at once. Adds permanent refusals to ``refused``."""
+        """Return whether to poll again at once. Add partitions with permanent errors to ``refused``."""
         if response.error is not None:
             return False
         may_poll = True

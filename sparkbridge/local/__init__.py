@@ -1,1 +1,1 @@
-"""Spark on one machine: sessions, quick starts, warm-up."""
+"""Creates Spark sessions, and makes them start faster on one machine."""

@@ -1,15 +1,15 @@
-"""Makes Spark start quickly on one machine: unpacked Python modules, and an archive of loaded Java classes.
+"""Makes Spark start quickly on one machine: Python modules are unpacked, and Java classes archived.
 
-pyspark ships its Python modules to workers as a zip of sources, so that each new worker compiles them
-again for 0.6 s. ``shadow_home`` is a SPARK_HOME of symlinks in which that zip is the installed package
-itself. ``class_archive`` is an AppCDS archive of the JVM, with parsed classes: it halves the start time.
+pyspark ships its Python modules to workers as a zip of sources, which each new worker compiles again (0.6 s).
+``shadow_home`` is a SPARK_HOME of symlinks in which this zip is replaced by the installed package.
+``class_archive`` is an AppCDS archive of the JVM with parsed classes. It halves the start time.
 
 Both are in a cache directory that may be removed at any time: ``KAFKALITE_SPARK_CACHE``, or
-``kafkalite/spark`` below ``XDG_CACHE_HOME`` (``~/.cache``). Both are optional: if they cannot be made,
-Spark starts without them. If two processes make the same file at once, each gets a complete one.
+``kafkalite/spark`` below ``XDG_CACHE_HOME`` (``~/.cache``). Both are optional: if they cannot be made, Spark
+starts without them. If two processes make the same file at once, each gets a complete file.
 
-Sessions of ``sparkbridge.session`` make the small SPARK_HOME, and use the archive if it exists: ``kl
-pipeline warm-up`` or ``python -m sparkbridge.local.fast_start`` makes it.
+Sessions of ``sparkbridge.session`` make the small SPARK_HOME, and use the archive if it exists. ``kl pipeline
+warm-up`` or ``python -m sparkbridge.local.fast_start`` makes the archive.
 """
 
 # Tests: tests/sparkbridge/test_spark_session.py
@@ -54,7 +54,7 @@ class Java(NamedTuple):
 
 @remembered
 def find_java() -> Java | None:
-    """Return the Java that Spark would start: below JAVA_HOME, else on the PATH. None if none can be run."""
+    """Return the Java that Spark would start, from JAVA_HOME or else the PATH; None if none can be run."""
     home = os.environ.get("JAVA_HOME")
     command = f"{home}/bin/java" if home else shutil.which("java")
     if command is None:
@@ -81,7 +81,7 @@ def cache_directory(cache: str | os.PathLike[str] | None = None) -> Path:
 
 
 def shadow_home(cache: str | os.PathLike[str] | None = None) -> Path | None:
-    """Return a SPARK_HOME for this machine whose Python workers start quickly; None if it cannot be made."""
+    """Return a SPARK_HOME for this machine whose Python workers start quickly. None if it cannot be made."""
     found = util.find_spec("pyspark")
     if found is None or found.origin is None:
         return None
@@ -118,9 +118,9 @@ def _link_home(installed: Path, home: Path) -> None:
 
 
 def quiet_daemon(home: Path) -> str | None:
-    """Return the name of the module in ``home``, a ``shadow_home``, that starts Python workers quietly.
+    """Return the name of the module in ``home`` that starts Python workers quietly (see ``quiet_daemon.py``).
 
-    See ``quiet_daemon.py``. None if it is missing and cannot be written.
+    ``home`` is a ``shadow_home``. Writes the module if it is missing. Returns None if it cannot be written.
     """
     source = Path(__file__).with_name("quiet_daemon.py").read_text()
     name = f"kafkalite_daemon_{_digest(source)}"
@@ -137,9 +137,9 @@ def quiet_daemon(home: Path) -> str | None:
 
 
 def class_archive(cache: str | os.PathLike[str] | None = None) -> Path | None:
-    """Return the class archive for the installed Java and pyspark, or None.
+    """Return the class archive for the installed Java and pyspark. None if there is no archive that fits.
 
-    An archive fits only the exact paths that it was made with: those of ``shadow_home(cache)``.
+    An archive fits only the exact paths with which it was made, those of ``shadow_home(cache)``.
     """
     java, home = find_java(), shadow_home(cache)
     if java is None or home is None:
@@ -149,9 +149,9 @@ def class_archive(cache: str | os.PathLike[str] | None = None) -> Path | None:
 
 
 def make_class_archive(cache: str | os.PathLike[str] | None = None) -> Path:
-    """Return the class archive. If it is missing, make it with a Spark session, in under a minute and 200 MB.
+    """Return the class archive. If it is missing, run a Spark session that makes it.
 
-    Raises FastStartError, also while another process is making it.
+    It takes less than a minute and 200 MB. Raises FastStartError, also if another process is making it.
     """
     java, home = find_java(), shadow_home(cache)
     if java is None:
@@ -179,7 +179,7 @@ def make_class_archive(cache: str | os.PathLike[str] | None = None) -> Path:
 
 
 def can_make_class_archive(cache: str | os.PathLike[str] | None = None) -> bool:
-    """Whether there is no archive, but a directory in which it can be made."""
+    """Whether the archive is missing and can be made: Java is found and the directory is writable."""
     java, home = find_java(), shadow_home(cache)
     return (
         java is not None
@@ -206,7 +206,7 @@ def _remove_stale(home: Path, archive: Path) -> None:
 
 
 def _is_trusted(path: Path) -> bool:
-    """Whether the file exists and belongs to this user or root: Spark runs its contents."""
+    """Whether the file exists and belongs to this user or root. Spark runs its contents."""
     try:
         return path.stat().st_uid in {os.getuid(), 0}
     except OSError:
@@ -214,7 +214,7 @@ def _is_trusted(path: Path) -> bool:
 
 
 def _record(home: Path, archive: Path) -> None:
-    """Run the warm-up under a JVM that writes its archive when it ends. Raises FastStartError, OSError."""
+    """Run the warm-up in a JVM that writes the archive when it ends. Raises FastStartError, OSError."""
     making = archive.with_suffix(f".{os.getpid()}")
     command = [sys.executable, "-m", "sparkbridge.local.warm_up", str(making)]
     process = subprocess.Popen(
@@ -224,7 +224,7 @@ def _record(home: Path, archive: Path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # so that the JVM, its child, can be killed with it and writes no archive
+        start_new_session=True,  # so that the JVM, its child, is killed with it and writes no archive
     )
     try:
         _, stderr = process.communicate(timeout=WARM_UP_TIMEOUT_S)
@@ -247,7 +247,7 @@ def _record(home: Path, archive: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[bool]:
-    """Yield whether this process alone holds the lock, which ends with the process."""
+    """Yield whether this process has acquired the lock. The lock is released when the block ends."""
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -258,7 +258,7 @@ def _alone(lock: Path) -> Iterator[bool]:
 
 
 def java_options(archive: Path | None, *, is_short_lived: bool) -> str:
-    """Return options for a JVM; ``is_short_lived`` gives up peak speed (no C2, one collector thread)."""
+    """Return options for a JVM. ``is_short_lived`` selects a fast start (no C2, one collector thread)."""
     options = ["-Xlog:disable", "-Xlog:all=error:stderr"]  # no messages about an archive that does not fit
     if is_short_lived:
         options += ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
@@ -272,7 +272,7 @@ def _digest(text: str) -> str:
 
 
 def main() -> int:
-    """Make the missing parts, and print their paths."""
+    """Make the missing parts and print their paths."""
     try:
         archive = make_class_archive()
     except FastStartError as error:

@@ -1,12 +1,12 @@
-"""pyspark's daemon of Python workers, without a traceback when the JVM has closed a worker's connection.
+"""pyspark's daemon of Python workers, without a traceback when the JVM closes a worker's connection.
 
-A JVM that has all the rows it needs (LIMIT, a stopped query) closes the connection while a worker still
-writes. pyspark then ends the worker and prints a BrokenPipeError to the terminal, although nothing failed.
-All other errors of workers are reported as usual.
+A JVM that has received all the rows it needs (LIMIT, a stopped query) closes the connection while a worker is
+still writing. pyspark then ends the worker and prints a BrokenPipeError to the terminal, although nothing
+failed. All other errors of workers are reported as usual.
 
-Spark runs it for the workers of tasks, as ``spark.python.daemon.module``; workers that plan a query always
-use pyspark's own. Spark runs a copy of this file in a SPARK_HOME of ``fast_start``, where kafkalite may
-not be installed. So this module imports only pyspark.
+Spark runs this module for the workers of tasks, as ``spark.python.daemon.module``. Workers that plan a query
+always use pyspark's own daemon. Spark runs a copy of this file in a SPARK_HOME made by ``fast_start``, where
+kafkalite may not be installed. So this module imports only pyspark.
 """
 
 # Tests: tests/sparkbridge/test_spark_session.py
@@ -19,17 +19,18 @@ from typing import Any
 
 from pyspark import daemon
 
-HUNG_UP = 1  #: a worker's result that ends its process
+HUNG_UP = 1  #: the exit status of a worker whose connection the JVM closed
 
 
 def quietly(serve: Callable[[Any, bool], int]) -> Callable[[Any, bool], int]:
-    """Wrap ``serve`` so that a closed connection is a result instead of an error."""
+    """Wrap ``serve`` so that it returns HUNG_UP instead of raising an error when the connection is closed."""
 
     def worker(sock: Any, authenticated: bool) -> int:
         try:
             return serve(sock, authenticated)
         except (BrokenPipeError, ConnectionResetError):
-            # Since Python 3.13, files report data that they could not write.
+            # Since Python 3.13, a file that cannot write its remaining data when it is finalized reports the
+            # error.
             sys.unraisablehook = _say_nothing
             return HUNG_UP
 
@@ -37,7 +38,7 @@ def quietly(serve: Callable[[Any, bool], int]) -> Callable[[Any, bool], int]:
 
 
 def _say_nothing(_: object) -> None:
-    """Ignore the unflushed files of a process that ends."""
+    """Ignore the error of a file that cannot be flushed when the process ends."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A Spark session with the settings that suit this source and sink.
+"""Creates Spark sessions with the settings that suit this source and sink.
 
 ::
 
@@ -34,12 +34,12 @@ _CHECKPOINT_MANAGER: Final = (
 
 
 def is_local(master: str) -> bool:
-    """Whether driver and executors all run on this machine."""
+    """Whether the driver and all executors run on this machine."""
     return bool(_LOCAL.fullmatch(master) or _LOCAL_CLUSTER.fullmatch(master))
 
 
 def missing_requirements() -> list[str]:
-    """Return Spark's missing requirements, one sentence each, with advice; [] if there are none."""
+    """Return the unmet requirements of Spark, one sentence with advice for each; [] if all are met."""
     missing: list[str] = []
     for package, least in (("pyspark", MIN_PYSPARK), ("pyarrow", (18,))):
         wanted = ".".join(map(str, least))
@@ -70,11 +70,11 @@ def _how_to_install() -> str:
 def recommended_settings(
     master: str, *, cache: str | os.PathLike[str] | None = None, is_short_lived: bool = False
 ) -> dict[str, str]:
-    """Return Spark's settings by name, including ``spark.master``.
+    """Return the recommended Spark settings by name, including ``spark.master``.
 
-    Local masters also get no web interface, one address for everything, as many shuffle partitions as cores,
-    and a manager of checkpoint files that is faster on a local disk. ``is_short_lived`` (tests, short jobs)
-    trades peak speed for a quicker start.
+    For local masters, the settings also disable the web interface, bind to one address, set as many shuffle
+    partitions as cores, and select a manager of checkpoint files that is faster on a local disk.
+    ``is_short_lived`` (tests, short jobs) trades peak speed for a faster start.
     """
     settings = {
         "spark.master": master,
@@ -97,7 +97,7 @@ def recommended_settings(
 
 
 def _cores(master: str) -> int:
-    """Return the cores of a local master, or of all workers of a local cluster."""
+    """Return the number of cores of a local master, or of all workers of a local cluster."""
     if cluster := _LOCAL_CLUSTER.fullmatch(master):
         workers, each, *_ = (int(number) for number in cluster["cores"].split(","))
         return workers * each
@@ -110,7 +110,7 @@ def _cores(master: str) -> int:
 
 @contextlib.contextmanager
 def launch_environment(master: str, cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
-    """Set the environment for a new JVM, keeping the user's variables, and restore it afterwards."""
+    """Set the environment for a new JVM and restore it afterwards. Variables that the user set are kept."""
     wanted = {"PYSPARK_DRIVER_PYTHON": sys.executable}
     if is_local(master):
         wanted |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": LOCAL_ADDRESS}
@@ -137,8 +137,8 @@ def session(
     """Return the running SparkSession, or a new one with the recommended settings and then ``settings``.
 
     ``master`` is ``local[*]`` unless it is given here, in ``settings``, to spark-submit or as MASTER in the
-    environment. Settings of spark-submit override the recommended ones. In ``settings``, True and False
-    become Spark's words, and extraJavaOptions are appended. ``cache``: see ``fast_start``.
+    environment. Settings of spark-submit override the recommended ones. In ``settings``, booleans become
+    ``true`` and ``false``, and extraJavaOptions are appended. ``cache`` is passed to ``fast_start``.
     """
     from pyspark.sql import SparkSession
 
@@ -166,9 +166,9 @@ def session(
 
 
 def _end_forgotten_jvm(error: BaseException) -> None:
-    """Kill the JVM that pyspark was waiting for when ``error``, such as Ctrl-C, was raised.
+    """Kill the JVM that pyspark was starting when ``error``, such as Ctrl-C, was raised.
 
-    pyspark loses track of it and removes the directory to which it would report, so it would run for ever.
+    pyspark loses its handle to the JVM and removes the directory to which the JVM would report.
     """
     trace = error.__traceback__
     while trace is not None:
@@ -181,10 +181,10 @@ def _end_forgotten_jvm(error: BaseException) -> None:
 
 
 def _quiet_workers(cache: str | os.PathLike[str] | None) -> dict[str, str]:
-    """Return the setting that starts Python workers by ``quiet_daemon``, if the JVM can find that module."""
+    """Return the setting that starts workers with ``quiet_daemon``; {} if the JVM cannot find the module."""
     from pyspark import SparkContext
 
-    jvm = SparkContext._jvm  # a running JVM keeps the SPARK_HOME that it was started with
+    jvm = SparkContext._jvm  # a running JVM keeps the SPARK_HOME with which it was started
     used = os.environ.get("SPARK_HOME") if jvm is None else jvm.System.getenv("SPARK_HOME")
     home = fast_start.shadow_home(cache)
     if home is None or used != str(home):
@@ -194,7 +194,7 @@ def _quiet_workers(cache: str | os.PathLike[str] | None) -> dict[str, str]:
 
 
 def _submitted_settings() -> dict[str, str]:
-    """Return the settings of a program that spark-submit started: its JVM already runs."""
+    """Return the Spark settings if spark-submit started this program, else {}. The JVM runs already then."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
     from pyspark import SparkConf, SparkContext

@@ -1,6 +1,6 @@
 """Runs a Spark session with the features that pipelines use, so that its JVM archives the loaded classes.
 
-Run by ``fast_start`` as ``python -m sparkbridge.local.warm_up ARCHIVE`` with SPARK_HOME set.
+``fast_start`` runs it as ``python -m sparkbridge.local.warm_up ARCHIVE`` with SPARK_HOME set.
 """
 
 # Tests: tests/spark/test_session.py
@@ -104,7 +104,7 @@ def _use(spark: Any, directory: str) -> None:
 
 
 def main(archive: str) -> None:
-    """Warm up, and return when the archive is written."""
+    """Run the warm-up. Return when the archive is written."""
     settings = recommended_settings("local[2]", is_short_lived=True)
     settings["spark.driver.extraJavaOptions"] += f" -XX:ArchiveClassesAtExit={archive}"
     builder = SparkSession.builder.appName("warm-up").config("spark.log.level", "OFF")

@@ -1,8 +1,8 @@
 """Reduces garbage collection in Spark's Python workers.
 
-Spark makes a worker collect garbage after every task and every call of the driver, which scans all loaded
-modules: about 20 ms of a core that the next step of the micro-batch needs. When a worker does something
-for the second time, all of its current objects are excluded from later collections.
+After every task and every call of the driver, Spark makes a worker collect garbage. The collection scans all
+loaded modules: about 20 ms of a core that the next step of the micro-batch needs. When a worker runs the same
+kind of work for the second time, its current objects are excluded from later collections.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _uses: dict[Use, int] = {}
 
 
 def spare_collections(use: Use) -> None:
-    """Count a ``use`` of this process, at its start. Does nothing if Spark does not reuse workers.
+    """Record that this process starts the work ``use``. The second time, freeze all current objects.
 
-    Current objects that become cyclic garbage later are never freed, so they are excluded once per use.
+    Frozen objects are never freed, so later calls freeze nothing. Does nothing if Spark reuses no workers.
     """
     if not os.environ.get("SPARK_REUSE_WORKER"):
         return
     count = _uses[use] = _uses.get(use, 0) + 1
-    if count == 2:  # the first use has done its imports
+    if count == 2:  # the imports were done during the first use
         gc.collect()
         gc.freeze()

@@ -1,4 +1,4 @@
-"""Pipelines declared in a file: a source, transforms in SQL or Python, a sink; run by Spark.
+"""Pipelines declared in a file: a source, transforms in SQL or Python, and sinks. Spark runs them.
 
-``files`` reads and checks a file without Spark, ``engine`` runs it; ``kl pipeline`` is the command.
+``files`` reads and checks a file without Spark, and ``engine`` runs it. The command is ``kl pipeline``.
 """

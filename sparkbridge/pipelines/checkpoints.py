@@ -1,6 +1,6 @@
-"""Checks that the checkpoints and outputs of a run belong to its queries. No Spark.
+"""Checks that the checkpoints and outputs of a run belong to its queries, without Spark.
 
-Only directories of this machine are checked.
+Only local directories are checked.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _METADATA: Final = "_spark_metadata"
 
 
 def checkpoint_path(directory: str, pipeline: Pipeline, sink: Sink) -> str:
-    """Return the directory itself for ``[sink]``, its subdirectory NAME for ``[sinks.NAME]``."""
+    """Return ``directory`` itself for ``[sink]``, or its subdirectory NAME for ``[sinks.NAME]``."""
     return directory if pipeline.has_one_sink else f"{directory.rstrip('/')}/{sink.name}"
 
 
 def require_own_checkpoint(directory: str, pipeline: Pipeline) -> None:
-    """Raise PipelineError if queries would start again because the file had other sinks before."""
+    """Raise PipelineError if the checkpoint belongs to other sinks: everything would be read again."""
     if is_url(directory):
         return
     home = Path(directory)
@@ -44,7 +44,7 @@ def require_own_checkpoint(directory: str, pipeline: Pipeline) -> None:
 def require_own_output(output: str, checkpoint: str) -> None:
     """Raise PipelineError if Spark would silently skip batches of this query.
 
-    Beside the Parquet files, Spark stores the numbers of written batches, whichever query wrote them.
+    Beside the Parquet files, Spark stores the numbers of the written batches, but no query id.
     """
     if is_url(output) or is_url(checkpoint):
         return
@@ -58,9 +58,9 @@ def require_own_output(output: str, checkpoint: str) -> None:
 
 
 def written_files(output: Path) -> list[Path] | None:
-    """Return the files of finished batches, from Spark's list beside them; None if there is no such list.
+    """Return the files of finished batches, according to Spark's metadata log; None if there is no log.
 
-    A killed run leaves other files: empty ones, and those that the repeated batch wrote again.
+    A killed run leaves other files: empty files, and files that the repeated batch wrote again.
     """
     log = output / _METADATA
     numbers = (
@@ -80,7 +80,7 @@ def written_files(output: Path) -> list[Path] | None:
 
 
 def _latest_batch(log: Path) -> int:
-    """Return the latest batch in a log of Spark's (files 7, 8, 9.compact); -1 if there is none."""
+    """Return the latest batch number in a Spark log (files 7, 8, 9.compact); -1 if it has none."""
     names = [path.name.removesuffix(".compact") for path in log.iterdir()] if log.is_dir() else []
     return max((int(name) for name in names if name.isdigit()), default=-1)
 

@@ -1,7 +1,7 @@
-"""Checks the output of a pipeline: ``[check]``, after an available-now run.
+"""Checks the output of a pipeline after an available-now run, as declared in ``[check]``.
 
-A function ``check(run)`` receives a CheckRun, raises AssertionError if something is wrong, and may return a
-sentence about its finding. It reads the output with kafkalite's consumer and pyarrow, not with Spark.
+A function ``check(run)`` receives a CheckRun and raises AssertionError if the output is wrong. It may return
+a sentence about its finding. It reads the output with kafkalite's consumer and pyarrow, without Spark.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _RECORDS_PER_READ: Final = 10_000
-_READ_PAUSE_MS: Final = 100  #: a partition may end with control records, which are not returned
+_READ_PAUSE_MS: Final = 100  #: short: a partition may end with control records, which are not returned
 _SHOWN: Final = 3
 
 
 class Finding(NamedTuple):
-    """The outcome of one check. ``text`` describes the finding or the failure."""
+    """The result of one check. ``text`` describes the finding or the failure."""
 
     name: str
     holds: bool
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """The outputs and the demo input of a run, for check functions."""
+    """The argument of check functions: the outputs and the demo input of a run."""
 
     run: Run
     spark: SparkSession
@@ -49,7 +49,7 @@ class CheckRun:
         return self.run.setting.servers
 
     def sink(self, name: str = "") -> Sink:
-        """Return the sink of that name; without a name, the only sink. Raises PipelineError."""
+        """Return the sink with this name; "" means the only sink. Raises PipelineError."""
         sinks = {each.name: each for each in self.run.pipeline.sinks}
         if not name and len(sinks) == 1:
             return next(iter(sinks.values()))
@@ -58,11 +58,11 @@ class CheckRun:
         return sinks[name]
 
     def records(self, topic: str) -> list[Record]:
-        """Return all committed records of a topic, by partition and offset."""
+        """Return all committed records of a topic, sorted by partition and offset."""
         return _records(topic, self.servers)
 
     def rows(self, sink: str = "") -> list[dict[str, Any]]:
-        """Return the rows of a sink: a topic's values parsed from JSON, or the rows of Parquet files."""
+        """Return the rows of a sink: the JSON values of a topic, parsed, or the rows of the Parquet files."""
         found = self.sink(sink)
         if found.topic:
             return [json.loads(record.value or b"null") for record in self.records(found.topic)]
@@ -87,7 +87,7 @@ class CheckRun:
         return demo.records(self.run.file)
 
     def equal(self, what: str, got: Mapping[Any, Any], expected: Mapping[Any, Any]) -> None:
-        """Raise AssertionError with the first few differences, if there are any."""
+        """Raise AssertionError with ``what`` and the first few differences if the mappings differ."""
         if got != expected:
             raise AssertionError(f"{what}: {_difference(got, expected)}")
 
@@ -118,7 +118,7 @@ def _records(topic: str, servers: str) -> list[Record]:
 
 
 def check(run: Run, spark: SparkSession) -> list[Finding]:
-    """Run all checks of the pipeline, also after one that failed. Raises Spark's error for bad SQL."""
+    """Run all checks of the pipeline, even if one fails. Raises PipelineError for a check that cannot run."""
     declared = run.pipeline.check
     findings: list[Finding] = []
     if declared.sql:
@@ -159,7 +159,7 @@ def _line_of(problem: AssertionError) -> str:
 
 
 def _make_views(run: Run, spark: SparkSession) -> None:
-    """Create ``output``, or each sink's name, as a view of its topic or files; the tables exist already."""
+    """Create a view of each sink's topic or files, called ``output`` if there is only one sink."""
     for each in run.queries:
         if each.sink.console:
             continue

@@ -1,4 +1,4 @@
-"""Schemas as Spark writes them (``id BIGINT, tags ARRAY<STRING>``), checked without Spark. Pure."""
+"""Parses schemas as Spark writes them (``id BIGINT, tags ARRAY<STRING>``), without Spark. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Field(NamedTuple):
 
 
 def parse_schema(text: str) -> list[Field]:
-    """Return the fields of a schema, in order. Raises ValueError with the wrong field and the reason."""
+    """Return the fields of a schema in order. Raises ValueError with the invalid field and the reason."""
     fields = [_field(part) for part in _parts(text)]
     seen: set[str] = set()
     for field in fields:
@@ -91,7 +91,7 @@ def _checked_type(text: str, field: str) -> str:
 
 
 def _parts(text: str) -> list[str]:
-    """Split at the commas outside of brackets. Raises ValueError for unbalanced brackets."""
+    """Split at the commas outside of brackets and quotes. Raises ValueError for unbalanced brackets."""
     parts = [""]
     depth = 0
     is_quoted = False

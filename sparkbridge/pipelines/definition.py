@@ -1,4 +1,4 @@
-"""A pipeline as values, as its file declares it. Pure."""
+"""The declaration of a pipeline as values. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTERVAL: Final = re.compile(r"\s*(\d+)\s*([a-z]+?)s?\s*", re.I)
 
 
 class FunctionRef(NamedTuple):
-    """``file.py:function``; the file is relative to the pipeline's."""
+    """A function in a file, ``file.py:function``. The path is relative to the pipeline's file."""
 
     path: str
     function: str
@@ -31,9 +31,9 @@ class FunctionRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """How a record's value becomes columns.
+    """How the value of a record is decoded into columns.
 
-    ``pattern`` is for text; ``groups`` is the number of the group of each field.
+    ``pattern`` is for the format text; ``groups`` maps each field to the number of its group in the pattern.
     """
 
     format: DecodeFormat = "none"
@@ -74,7 +74,7 @@ class Watermark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One transform: exactly one of ``sql`` and ``python``. Its result is a view called ``name``."""
+    """One transform. Exactly one of ``sql`` and ``python`` is set. Its result is a view called ``name``."""
 
     name: str
     sql: str = ""
@@ -84,10 +84,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Where the rows of the view ``reads`` go; exactly one of ``topic``, ``parquet``, ``console``.
+    """The destination of the rows of the view ``reads``. One of ``topic``, ``parquet``, ``console`` is set.
 
-    ``columns`` are the SQL expressions of a topic's columns: key, value, headers, partition, timestamp.
-    Without one for value, the value is a JSON object of the columns ``json_columns``, or of all.
+    ``columns`` are the SQL expressions of a topic's columns: key, value, headers, partition, timestamp. The
+    default for value is a JSON object of the columns ``json_columns``, or of all columns.
     """
 
     name: str
@@ -103,6 +103,11 @@ class Sink:
     options: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def table(self) -> str:
+        """Return the name of its table in the file."""
+        return "sink" if self.name == "sink" else f"sinks.{self.name}"
+
+    @property
     def text(self) -> str:
         if self.topic:
             return f"topic {self.topic}"
@@ -111,7 +116,7 @@ class Sink:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Conditions after an available-now run: SQL queries that return true, by name, and a function."""
+    """Conditions on the output of an available-now run: SQL queries by name, and a function."""
 
     sql: Mapping[str, str] = field(default_factory=dict)
     python: FunctionRef | None = None
@@ -122,7 +127,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """Input to try a pipeline: ``load`` makes the records, ``topics`` maps each topic to its partitions."""
+    """Demo input: ``load`` makes the records, ``topics`` maps each topic to its number of partitions."""
 
     load: FunctionRef
     topics: Mapping[str, int] = field(default_factory=dict)
@@ -145,7 +150,7 @@ class Pipeline:
 
     @property
     def has_one_sink(self) -> bool:
-        """Whether the file has ``[sink]``, not ``[sinks.NAME]``."""
+        """Whether the file declares ``[sink]`` instead of ``[sinks.NAME]``."""
         return [sink.name for sink in self.sinks] == ["sink"]
 
     def group_id(self, sink: Sink) -> str:
@@ -154,7 +159,7 @@ class Pipeline:
 
 
 def parse_interval_ms(text: str) -> int:
-    """Parse ``5 seconds`` -> 5000. Raises ValueError."""
+    """Parse an interval such as ``5 seconds`` into milliseconds. Raises ValueError."""
     match = _INTERVAL.fullmatch(text)
     unit_ms = _UNITS_MS.get(match[2].lower()) if match else None
     if match is None or unit_ms is None:
@@ -163,7 +168,7 @@ def parse_interval_ms(text: str) -> int:
 
 
 def parse_trigger(text: str) -> str:
-    """Return ``available-now``, or an interval unchanged. Raises ValueError."""
+    """Return ``available-now``, or the text of an interval without surrounding spaces. Raises ValueError."""
     cleaned = text.strip()
     if re.sub(r"[-_ ]", "", cleaned.lower()) == "availablenow":
         return AVAILABLE_NOW
@@ -177,7 +182,7 @@ def parse_trigger(text: str) -> str:
 
 
 def parse_function(text: str) -> FunctionRef:
-    """Parse ``check.py:check``. Raises ValueError."""
+    """Parse a reference such as ``check.py:check``. Raises ValueError."""
     path, colon, name = text.rpartition(":")
     if not colon or not path.endswith(".py") or not name.isidentifier():
         raise ValueError(

@@ -1,7 +1,7 @@
-"""Input to try a pipeline: records from the file's own ``load`` function, sent to its topics.
+"""Demo input of a pipeline: records from the ``load`` function of its file, sent to its topics.
 
-``load(demo)`` generates DemoRecord, or equivalent tuples. It must generate the same records each time: the
-check calls it again.
+``load(demo)`` generates DemoRecords or equivalent tuples. It must generate the same records each time,
+because the check calls it again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RECORDS_PER_SEND: Final = 2_000
 
 
 class DemoRecord(NamedTuple):
-    """A record of the demo. ``timestamp_ms`` None is the time of sending."""
+    """A record of the demo. If ``timestamp_ms`` is None, the producer sets the time of sending."""
 
     topic: str
     key: bytes | None
@@ -39,14 +39,14 @@ class DemoInput:
     settings: Mapping[str, str]
 
     def path(self, name: str) -> Path | None:
-        """Return the file that a setting names, relative to the pipeline's, or None."""
+        """Return the file that the setting ``name`` contains, or None if there is no such setting or file."""
         text = self.settings.get(name, "")
         path = (self.directory / Path(text).expanduser()).resolve()
         return path if text and path.is_file() else None
 
 
 def records(file: PipelineFile) -> Iterator[DemoRecord]:
-    """Generate the demo's records. Raises PipelineError if the file has no [demo]."""
+    """Generate the records of the demo. Raises PipelineError if the file has no [demo]."""
     if file.pipeline is None or file.pipeline.demo is None:
         raise PipelineError(f"{file.path} has no [demo]", hint='[demo] load = "load.py:load" makes its input')
     demo = file.pipeline.demo
@@ -55,9 +55,9 @@ def records(file: PipelineFile) -> Iterator[DemoRecord]:
 
 
 def fill(file: PipelineFile, servers: str) -> dict[str, int]:
-    """Create the demo's topics, send its records, and return how many were sent to each topic.
+    """Create the demo's topics, send its records, and return the number of records sent to each topic.
 
-    Raises TopicAlreadyExistsError before it creates any: the check would not know the existing records.
+    Raises TopicAlreadyExistsError if one of the topics exists, before any topic is created.
     """
     from kafkalite.client.blocking.producer import Producer
 
@@ -81,7 +81,7 @@ def _make_topics(topics: Mapping[str, int], servers: str) -> None:
 
     with Admin(servers) as admin:
         there = [topic.name for topic in admin.list_topics() if topic.name in topics]
-        if there:  # raised before any topic is created, which the next attempt would find
+        if there:  # checked first, so that a failed attempt leaves no topics behind
             raise TopicAlreadyExistsError(
                 f"{', '.join(there)} exist{'s' * (len(there) == 1)}; a demo creates its topics itself",
                 hint=f"kl topic delete {' '.join(there)}, or leave -b and KL_BOOTSTRAP_SERVERS out:"

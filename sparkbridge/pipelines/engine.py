@@ -1,4 +1,4 @@
-"""Runs a pipeline on a Spark session: one streaming query for each sink, watched until they end."""
+"""Runs a pipeline on a Spark session: one streaming query for each sink, until all queries end."""
 
 # Tests: tests/sparkbridge/pipelines/test_runner.py
 
@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sparkbridge.listener import BatchProgress
 from sparkbridge.pipelines import frames
-from sparkbridge.pipelines.checkpoints import (
-    checkpoint_path,
-    require_own_checkpoint,
-    require_own_output,
-)
+from sparkbridge.pipelines.checkpoints import checkpoint_path, require_own_checkpoint, require_own_output
 from sparkbridge.pipelines.definition import AVAILABLE_NOW, Pipeline, Sink
 from sparkbridge.pipelines.files import PipelineFile, is_url
 from sparkbridge.pipelines.progress import Tally
@@ -28,14 +24,14 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-#: The pause between two requests for a query's progress.
+#: The pause between two requests for a query's progress, in seconds.
 _POLL_SECONDS: Final = 0.1
 
 
 class ShownRows(NamedTuple):
-    """The first rows of one batch, for the console: as Spark writes them in text, and as JSON objects."""
+    """The first rows of one batch, for the console: as text formatted by Spark, and as JSON objects."""
 
-    query: str  #: the name of its tally
+    query: str  #: the displayed name of the query
     batch_id: int
     columns: Sequence[str]
     rows: Sequence[Sequence[str | None]]
@@ -47,10 +43,10 @@ Show = Callable[[ShownRows], None]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where a pipeline runs: the brokers, the directory of its checkpoints, the base of relative outputs.
+    """Where a pipeline runs: the brokers, the checkpoint directory, the base directory of relative outputs.
 
-    ``checkpoint`` is a directory or a URL; ``trigger`` overrides that of the file; ``outputs`` None is the
-    directory of the file.
+    ``checkpoint`` is a directory or a URL. ``trigger`` overrides the trigger in the file unless it is empty.
+    If ``outputs`` is None, it is the directory of the file.
     """
 
     servers: str
@@ -63,8 +59,9 @@ class Setting:
 class RunningQuery:
     sink: Sink
     query: StreamingQuery
-    schema: str  #: of the view the sink reads, as DDL
+    schema: str  #: of the view that the sink reads, as DDL
     tally: Tally
+    group_id: str  #: of the committed offsets that show its progress
 
     def poll(self) -> list[BatchProgress]:
         """Return the batches that finished since the last call."""
@@ -74,7 +71,7 @@ class RunningQuery:
 
 @dataclass(slots=True)
 class Run:
-    """The queries of one pipeline. ``wait`` until they end, or ``stop`` them."""
+    """The running queries of one pipeline. ``wait`` returns when they have ended; ``stop`` stops them."""
 
     file: PipelineFile
     pipeline: Pipeline
@@ -107,16 +104,16 @@ class Run:
             return bool(running.query.awaitTermination(seconds))
 
     def stop(self) -> None:
-        """Stop the running queries. An unfinished batch is run again by the next start."""
+        """Stop the running queries. An unfinished batch is run again after the next start."""
         from py4j.protocol import Py4JError
 
         for each in self.queries:
-            with contextlib.suppress(Py4JError, OSError):  # the JVM has ended, and its queries with it
+            with contextlib.suppress(Py4JError, OSError):  # the JVM has ended, and the queries with it
                 if each.query.isActive:
                     each.query.stop()
 
     def name_of(self, sink: Sink) -> str:
-        """Return a query's displayed name: the pipeline's for ``[sink]``, else that of the sink."""
+        """Return the displayed name of a query: the pipeline's name for ``[sink]``, else the sink's name."""
         return self.pipeline.name if self.pipeline.has_one_sink else sink.name
 
     def output_path(self, sink: Sink) -> str:
@@ -124,29 +121,24 @@ class Run:
 
 
 def output_path(file: PipelineFile, sink: Sink, setting: Setting) -> str:
-    """Return where a Parquet sink writes: a URL, or a path relative to ``outputs`` or to the file."""
+    """Return the output path of a Parquet sink: a URL, or a path relative to ``outputs`` or to the file."""
     if is_url(sink.parquet):
         return sink.parquet
     return str((setting.outputs or file.directory) / Path(sink.parquet).expanduser())
 
 
 def source_options(pipeline: Pipeline, sink: Sink, servers: str) -> dict[str, str]:
-    """Return the file's options, with brokers and group added if the file does not set them."""
-    options = dict(pipeline.source.options)
-    names = {name.lower() for name in options}
-    for name, value in (
-        ("kafka.bootstrap.servers", servers),
-        ("kafka.group.id", pipeline.group_id(sink)),
-    ):
-        if name not in names:
-            options[name] = value
-    return options
+    """Return the options of the source, with brokers and group added if the file does not set them."""
+    given = pipeline.source.options
+    names = {name.lower() for name in given}
+    added = {"kafka.bootstrap.servers": servers, "kafka.group.id": pipeline.group_id(sink)}
+    return {name: value for name, value in added.items() if name not in names} | dict(given)
 
 
 def start(
     spark: SparkSession, file: PipelineFile, pipeline: Pipeline, setting: Setting, show: Show | None = None
 ) -> Run:
-    """Start the pipeline's queries. Raises PipelineError with the part that Spark refused, and why."""
+    """Start the pipeline's queries. Raises PipelineError with the failed part and the reason."""
     run = Run(file, pipeline, setting)
     if setting.checkpoint is not None:
         require_own_checkpoint(setting.checkpoint, pipeline)
@@ -189,7 +181,7 @@ def _start_query(run: Run, frame: DataFrame, sink: Sink, show: Show | None) -> R
     else:
         writer = writer.trigger(processingTime=trigger)
     query = writer.outputMode(sink.output_mode).queryName(f"{run.pipeline.name}.{sink.name}").start()
-    return RunningQuery(sink, query, schema, Tally(run.name_of(sink)))
+    return RunningQuery(sink, query, schema, Tally(run.name_of(sink)), run.pipeline.group_id(sink))
 
 
 def _to_topic(run: Run, frame: DataFrame, sink: Sink) -> DataStreamWriter:
@@ -210,14 +202,15 @@ def _show_batch(query: str, count: int, show: Show | None) -> Callable[[DataFram
     def on_batch(frame: DataFrame, batch_id: int) -> None:
         from pyspark.sql import functions as sql
 
-        names = [f"column_{number}" for number in range(len(frame.columns))]  # names may occur twice
+        names = [f"column_{number}" for number in range(len(frame.columns))]  # column names may occur twice
         document = sql.struct(*[sql.col(n).alias(c) for n, c in zip(names, frame.columns, strict=True)])
-        # Spark formats the text: Python would format times in the time zone of this machine.
+        # Spark formats the text, because Python would format times in the time zone of this machine.
         texts = frame.toDF(*names).select(
             *[sql.col(name).cast("string") for name in names],
             sql.to_json(document, {"ignoreNullFields": "false"}),
         )
-        # A limit alone reads some of the partitions: the others would not commit the state of this batch.
+        # A limit alone reads only some of the partitions, and the others would not commit the state of this
+        # batch.
         rows = [tuple(row) for row in texts.orderBy(sql.monotonically_increasing_id()).limit(count).collect()]
         if show is not None and rows:
             values, documents = [row[:-1] for row in rows], [row[-1] for row in rows]

@@ -7,7 +7,6 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -15,17 +14,17 @@ from typing import Any, Final
 from sparkbridge.errors import PipelineError
 from sparkbridge.pipelines.definition import FunctionRef, Pipeline, Table
 from sparkbridge.pipelines.parsing import parse_pipeline
-from sparkbridge.pipelines.section import Problem
+from sparkbridge.pipelines.section import Problem, nearest
 
 _AT_LINE: Final = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a drive letter does not match
 _HEADING: Final = re.compile(r"\s*\[\[?\s*(?P<name>[^\]]+?)\s*\]\]?\s*(?:#.*)?")
-FILE_NAME: Final = "pipeline.toml"  #: of a pipeline that is named by its directory
+FILE_NAME: Final = "pipeline.toml"  #: the file name of a pipeline that is named by its directory
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineFile:
-    """A file and its problems. ``pipeline`` is None if one of them is an error."""
+    """A pipeline file and its problems. ``pipeline`` is None if at least one problem is an error."""
 
     path: Path
     pipeline: Pipeline | None
@@ -40,21 +39,21 @@ class PipelineFile:
         return self.path.resolve().parent
 
     def resolve(self, path: str) -> Path:
-        """Return a path of the file; relative ones are relative to the file."""
+        """Return the absolute path for a path in the file. Relative paths are relative to the file."""
         return (self.directory / Path(path).expanduser()).resolve()
 
     def locate(self, path: str) -> str:
-        """Return the same for Spark: a URL is unchanged."""
+        """Return the absolute path as ``resolve`` does, for Spark. A URL is returned unchanged."""
         return path if is_url(path) else str(self.resolve(path))
 
 
 def is_url(path: str) -> bool:
-    """Whether ``path`` is a URL such as ``s3a://bucket/x`` or ``hdfs:/x``, not a path of this machine."""
+    """Whether ``path`` is a URL such as ``s3a://bucket/x`` or ``hdfs:/x`` instead of a local path."""
     return _URL.match(path) is not None
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> PipelineFile:
-    """Read and check one file; ``overrides`` are ``table.key=value``. Raises OSError, PipelineError."""
+    """Read and check one file. ``overrides`` are ``table.key=value``. Raises OSError, PipelineError."""
     if path.is_dir():
         path = path / FILE_NAME
     text = path.read_text("utf-8", "replace")
@@ -76,7 +75,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> PipelineFile:
 
 
 def apply_override(document: dict[str, Any], override: str) -> None:
-    """Apply ``sink.topic=out``. The value is parsed as TOML, or else is a string. Raises PipelineError."""
+    """Apply ``sink.topic=out``. The value is TOML, or else a plain string. Raises PipelineError."""
     name, equals, text = override.partition("=")
     parts = [part.strip() for part in name.split(".")]
     if not equals or not all(parts):
@@ -90,7 +89,7 @@ def apply_override(document: dict[str, Any], override: str) -> None:
     place: Any = document
     for number, part in enumerate(parts[:-1], 1):
         if part in {"options", "settings", "spark", "sql"} and number < len(parts) - 1:
-            place.setdefault(part, {})[".".join(parts[number:])] = value  # names of options contain dots
+            place.setdefault(part, {})[".".join(parts[number:])] = value  # option names contain dots
             return
         if isinstance(place, list):
             place = _item(place, part, override)
@@ -110,23 +109,23 @@ def _item(listed: list[Any], part: str, override: str) -> Any:
 
 
 def find(directory: Path) -> list[Path]:
-    """Return the pipelines in a directory and one level below it, by name."""
+    """Return the pipeline files in a directory and one level below it, sorted by path."""
     found = [path for pattern in ("*.toml", "*/*.toml") for path in directory.glob(pattern)]
     return sorted(path for path in found if _looks_like_one(path))
 
 
 def named_by(path: Path) -> Path:
-    """Return the argument that selects a pipeline's file: the file, or its directory."""
+    """Return the path with which a user selects the pipeline's file: the file, or its directory."""
     return path.parent if path.name == FILE_NAME else path
 
 
 def short_name(path: Path) -> str:
-    """Return the name of a pipeline by its location; the name inside the file is ignored."""
+    """Return the name of a pipeline by its location. The name inside the file is ignored."""
     return path.parent.name if path.name == FILE_NAME else path.stem
 
 
 def shipped() -> Path | None:
-    """Return the directory of the example pipelines, in a checkout."""
+    """Return the directory of the example pipelines in a checkout. None in an installed package."""
     directory = Path(__file__).resolve().parents[2] / "examples" / "pipelines"
     return directory if directory.is_dir() else None
 
@@ -139,12 +138,12 @@ def _looks_like_one(path: Path) -> bool:
 
 
 def find_line(text: str, table: str, key: str) -> int:
-    """Return the line (from 1) of ``key`` in ``[table]``, or of its heading; 0 if neither is found.
+    """Return the line (from 1) of ``key`` in ``[table]``, else of the heading; 0 if neither is found.
 
     It searches the text, because tomllib keeps no line numbers.
     """
     wanted, number = table, 0
-    if match := re.fullmatch(r"(.+) (\d+)((?:\..+)?)", table):  # "transform 2": the second of these tables
+    if match := re.fullmatch(r"(.+) (\d+)((?:\..+)?)", table):  # the second [[transform]] is "transform 2"
         wanted, number = match[1] + match[3], int(match[2])
     headings = _headings(text, number, match[1] if match else "")
     best = 0
@@ -164,7 +163,7 @@ def find_line(text: str, table: str, key: str) -> int:
 
 
 def _headings(text: str, number: int, listed: str) -> list[tuple[str, int, list[str]]]:
-    """Return (name, line, lines below) of each table; of those called ``listed``, only one."""
+    """Return (name, line, lines below) per table. In array ``listed``, only table ``number`` is named."""
     found: list[tuple[str, int, list[str]]] = [("", 0, [])]
     seen = 0
     for at, line in enumerate(text.splitlines(), 1):
@@ -184,18 +183,12 @@ def _line_of_key(lines: list[str], heading: int, key: str) -> int:
     return next((heading + at for at, line in enumerate(lines, 1) if pattern.match(line)), 0)
 
 
-# --- files that a pipeline refers to ---------------------------------------------------------------
-
-
 def _check_files(file: PipelineFile, pipeline: Pipeline) -> list[Problem]:
     named: list[tuple[str, str, str, Callable[[Path], tuple[str, str] | None]]] = [
         (f"tables.{each.name}", each.format, each.path, partial(_table_problem, each))
         for each in pipeline.tables
     ]
-    named += [
-        ("sink" if each.name == "sink" else f"sinks.{each.name}", "parquet", each.parquet, _no_problem)
-        for each in pipeline.sinks
-    ]
+    named += [(each.table, "parquet", each.parquet, _no_problem) for each in pipeline.sinks]
     named.append(("pipeline", "checkpoint", pipeline.checkpoint, _no_problem))
     functions: list[tuple[str, str, FunctionRef | None]] = [
         (f"transform {number}", "python", step.python) for number, step in enumerate(pipeline.steps, 1)
@@ -215,7 +208,7 @@ def _check_files(file: PipelineFile, pipeline: Pipeline) -> list[Problem]:
             OSError,
             ValueError,
             RuntimeError,
-        ) as error:  # too long, with a zero byte, or ~ of an unknown user
+        ) as error:  # a path that is too long, has a zero byte, or begins with ~ and an unknown user
             problem = f"{path!r} is not a valid path: {error}", ""
         if problem:
             problems.append(Problem(table, key, *problem))
@@ -223,7 +216,7 @@ def _check_files(file: PipelineFile, pipeline: Pipeline) -> list[Problem]:
 
 
 def _no_problem(path: Path) -> None:
-    """Return None: accept a path that a run creates."""
+    """Return None: a path that the run creates is always accepted."""
 
 
 def _table_problem(table: Table, path: Path) -> tuple[str, str] | None:
@@ -231,7 +224,7 @@ def _table_problem(table: Table, path: Path) -> tuple[str, str] | None:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether a file, directory or match (``days/*.csv``) exists. Only Spark expands ``{a,b}``."""
+    """Whether the file or directory exists, or a match of a pattern. ``{a,b}`` counts as existing."""
     if path.exists() or "{" in str(path):
         return True
     return any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
@@ -241,12 +234,11 @@ def _nearest_file(path: Path) -> str:
     if not path.parent.is_dir():
         return f"there is no directory {path.parent}"
     names = [each.name for each in path.parent.iterdir()]
-    near = get_close_matches(path.name, names, n=1)
-    return f"did you mean {near[0]}?" if near else ""
+    return nearest(path.name, names)
 
 
 def _function_problem(function: FunctionRef, path: Path) -> tuple[str, str] | None:
-    """Return (message, hint) or None. The file is parsed, not run."""
+    """Return (message, hint), or None if the file defines the function. The file is parsed, but not run."""
     try:
         tree = ast.parse(path.read_text("utf-8"), str(path))
     except FileNotFoundError:
@@ -264,8 +256,7 @@ def _function_problem(function: FunctionRef, path: Path) -> tuple[str, str] | No
     ]
     if function.function in {*names, *imported}:
         return None
-    near = get_close_matches(function.function, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names) or 'no function'}"
+    hint = nearest(function.function, names) or f"it has {', '.join(names) or 'no function'}"
     return f"{function.path} has no function {function.function!r}", hint
 
 
@@ -283,7 +274,7 @@ def describe(problem: Problem, path: Path) -> Mapping[str, Any]:
 
 
 def tell(problem: Problem, path: Path) -> str:
-    """Return a problem as text: ``pipeline.toml:7: [source] topc is not known here; did you mean topic?``."""
+    """Return a problem as text, such as ``pipeline.toml:7: [source] topc is not known here``."""
     at = f"{path}:{problem.line}" if problem.line else str(path)
     hint = f"; {problem.hint}" if problem.hint else ""
     level = "warning: " if problem.is_warning else ""

@@ -1,4 +1,4 @@
-"""Builds the DataFrames of a pipeline's parts: decoded source, tables, steps, and a topic's columns."""
+"""Builds the DataFrames of a pipeline: the decoded source, tables, steps, and the columns for a topic."""
 
 from __future__ import annotations
 
@@ -12,26 +12,19 @@ from sparkbridge.errors import PipelineError
 from sparkbridge.pipelines.definition import Decode, FunctionRef, Pipeline, Sink, Source, Table
 from sparkbridge.pipelines.files import PipelineFile
 from sparkbridge.pipelines.spark_errors import USER_MODULE, explained
+from sparkbridge.source.schema import COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_COLUMN_TYPES: Final = {
-    "key": "BINARY",
-    "value": "BINARY",
-    "topic": "STRING",
-    "partition": "INT",
-    "offset": "BIGINT",
-    "timestamp": "TIMESTAMP",
-    "timestampType": "INT",
-}
+_COLUMN_TYPES: Final = {name: types[0] for name, types in COLUMNS.items() if name != "headers"}
 _CORRUPT: Final = "_corrupt_record"
 
 
 def read_stream(
     spark: SparkSession, source: Source, options: Mapping[str, str], columns: str = ""
 ) -> DataFrame:
-    """Return the topics as a streaming DataFrame. ``columns`` is the schema to read; "" is all of it."""
+    """Return the topics as a streaming DataFrame with the schema ``columns``; "" selects all columns."""
     reader = spark.readStream.format("kafkalite").options(**options)
     if columns:
         reader = reader.schema(columns)
@@ -43,9 +36,9 @@ def read_stream(
 
 
 def record_columns(pipeline: Pipeline) -> tuple[str, ...]:
-    """Return the columns of ``record`` that steps and sinks name; none if they never name ``record``.
+    """Return the columns of ``record`` that steps and sinks name; () if they never name ``record``.
 
-    If that is unknown (``record`` as a whole, a step in Python), return all columns but the value.
+    If a step uses ``record`` as a whole or is in Python, return all columns except the value.
     """
     steps, sinks = pipeline.steps, pipeline.sinks
     texts = [step.sql for step in steps] + [step.watermark.column for step in steps if step.watermark]
@@ -58,9 +51,9 @@ def record_columns(pipeline: Pipeline) -> tuple[str, ...]:
 
 
 def wanted_columns(pipeline: Pipeline) -> str:
-    """Return the schema of the record's columns that are read; "" means all columns.
+    """Return the schema of the record's columns to read; "" means all columns.
 
-    Spark requests all columns of a Python source, used or not, so columns left out here are not built.
+    Spark requests all columns of a Python source, even unused ones. Omitted columns are not built.
     """
     named = record_columns(pipeline)
     if pipeline.source.decode.format == "none" or "headers" in named:
@@ -69,7 +62,7 @@ def wanted_columns(pipeline: Pipeline) -> str:
 
 
 def decoded(frame: DataFrame, decode: Decode, record_names: Collection[str]) -> DataFrame:
-    """Return the value's fields as columns, and ``record`` with the columns ``record_names``."""
+    """Return the fields of the value as columns, and ``record`` with the columns ``record_names``."""
     from pyspark.sql import functions as sql
 
     if decode.format == "none":
@@ -120,9 +113,9 @@ def load_table(spark: SparkSession, table: Table, path: str) -> DataFrame:
 
 
 def function(file: PipelineFile, reference: FunctionRef) -> Callable[..., Any]:
-    """Return the function. Its file is imported once, under a unique name. Raises PipelineError.
+    """Import the function's file once, under a unique name, and return the function. Raises PipelineError.
 
-    Functions that Spark sends to its workers (UDFs) are pickled by value: no worker can import that name.
+    Functions that Spark sends to its workers (UDFs) are pickled by value: workers cannot import the file.
     """
     from pyspark import cloudpickle
 
@@ -148,7 +141,7 @@ def function(file: PipelineFile, reference: FunctionRef) -> Callable[..., Any]:
 def views(
     spark: SparkSession, file: PipelineFile, pipeline: Pipeline, source: DataFrame
 ) -> dict[str, DataFrame]:
-    """Return all views by name: ``source``, tables, steps. Raises PipelineError that names the step."""
+    """Return all views by name: ``source``, tables, steps. Raises PipelineError with the failed part."""
     found: dict[str, DataFrame] = {"source": source}
     for table in pipeline.tables:
         with explained(f"[tables.{table.name}]"):
@@ -173,7 +166,7 @@ def views(
 
 
 def topic_columns(frame: DataFrame, sink: Sink) -> DataFrame:
-    """Return the columns for a topic: the sink's expressions, and the value as JSON unless it has one."""
+    """Return the columns for a topic: the sink's expressions, and the value as JSON if none defines it."""
     names = sink.json_columns or frame.columns
     value = sink.columns.get("value") or f"to_json(struct({', '.join(map(_quoted, names))}))"
     columns = {**sink.columns, "value": value}

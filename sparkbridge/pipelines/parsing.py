@@ -1,6 +1,6 @@
-"""Parses a pipeline's document (the tables of its TOML) and collects its validation errors. Pure.
+"""Parses a pipeline's document (the tables of its TOML) and collects validation errors. Pure.
 
-Checks that need files, topics or Spark are made elsewhere.
+Other modules make the checks that need files, topics or Spark.
 """
 
 # Tests: tests/sparkbridge/pipelines/test_definition.py
@@ -59,7 +59,7 @@ _AGGREGATES: Final = re.compile(r"\bgroup\s+by\b", re.I)
 
 
 def parse_pipeline(document: Mapping[str, Any]) -> tuple[Pipeline, list[Problem]]:
-    """Return the pipeline, with defaults in place of wrong values, and the problems found."""
+    """Return the pipeline, with defaults in place of invalid values, and the problems found."""
     problems: list[Problem] = []
     return _pipeline(Section("", document, problems)), problems
 
@@ -97,7 +97,7 @@ def _required(root: Section, key: str, hint: str) -> Section:
     if found is None:
         if not root.has_nearly((key,)):
             root.problems.append(Problem(key, "", "is missing", hint))
-        return Section(key, {}, [])  # do not report its missing keys
+        return Section(key, {}, [])  # its missing keys are not reported
     return found
 
 
@@ -214,7 +214,7 @@ def _decode(source: Section) -> Decode:
 def _text_fields(
     section: Section, fields: tuple[ddl.Field, ...], pattern: str
 ) -> tuple[tuple[ddl.Field, ...], str, dict[str, int]]:
-    """Return the fields (strings, unless a schema says otherwise), Java's pattern, and the groups by name."""
+    """Return the fields (strings by default), the pattern in Java's syntax, and the fields' group numbers."""
     if not pattern:
         if not section.has("pattern"):
             section.error("pattern", "is missing", "a regular expression with a (?<name>…) for each field")
@@ -302,12 +302,12 @@ def _watermark(section: Section | None) -> Watermark | None:
 
 
 def _bare(sql: str) -> str:
-    """Remove comments, literals, and calls that contain a FROM."""
+    """Return the SQL without comments, literals, and calls that contain FROM."""
     return _FROM_INSIDE_CALL.sub("f()", _LITERAL.sub("''", _COMMENT.sub(" ", sql)))
 
 
 def _check_reads(section: Section, sql: str, views: list[str]) -> None:
-    """Report unknown views after FROM and JOIN: an error if a similar name exists, else a warning."""
+    """Report unknown views after FROM and JOIN: as an error if a similar name exists, else as a warning."""
     text = _bare(sql)
     known = {name.lower() for name in views} | {name.lower() for name in _WITH.findall(text)} | _NOT_VIEWS
     for name in dict.fromkeys(_READS.findall(text)):
@@ -385,7 +385,7 @@ def _sink(section: Section, name: str, steps: tuple[Step, ...]) -> Sink:
 
 
 def _columns(section: Section) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return a topic's columns as expressions. ``value`` may be a list, the columns of a JSON object."""
+    """Return a topic's columns as SQL expressions, and the columns that ``value`` lists for a JSON value."""
     if isinstance(section.values.get("value"), list):
         json_columns = section.texts("value")
         names = [name for name in _COLUMNS if name != "value"]
@@ -402,28 +402,26 @@ def _warn_of_aggregations(root: Section, steps: tuple[Step, ...], sinks: tuple[S
         return
     for sink in sinks:
         if sink.output_mode == "append":
-            where = "sink" if sink.name == "sink" else f"sinks.{sink.name}"
             message = f"append needs a watermark where {grouping.name!r} groups"
             hint = 'watermark = { column = "…", delay = "10 minutes" } in a step before it, or complete'
-            root.problems.append(Problem(where, "output_mode", message, hint, is_warning=True))
+            root.problems.append(Problem(sink.table, "output_mode", message, hint, is_warning=True))
 
 
 def _check_targets(root: Section, source: Source, sinks: tuple[Sink, ...]) -> None:
-    """Report sinks that share a directory, and topics that are read and written.
+    """Report sinks that share a directory, and topics that are both read and written.
 
-    Two queries that write to one directory would mistake each other's batches for their own.
+    If two queries write to one directory, each treats the batches of the other as its own.
     """
     seen: dict[str, Sink] = {}
     for sink in sinks:
-        table = "sink" if sink.name == "sink" else f"sinks.{sink.name}"
         if sink.parquet:
             first = seen.setdefault(sink.parquet.rstrip("/").removeprefix("./"), sink)
             if first is not sink:
                 message = f"is the directory of [sinks.{first.name}], too: each needs one of its own"
-                root.problems.append(Problem(table, "parquet", message))
+                root.problems.append(Problem(sink.table, "parquet", message))
         if sink.topic in source.subscribe:
             message = f"is {sink.topic!r}, which [source] reads: its rows come back as input"
-            root.problems.append(Problem(table, "topic", message, is_warning=True))
+            root.problems.append(Problem(sink.table, "topic", message, is_warning=True))
 
 
 # --- check and demo --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The progress of a pipeline's queries: Spark's progress of each batch, summed, and as a line. Pure."""
+"""The progress of a pipeline's queries: totals of Spark's progress reports, and a line of text. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from sparkbridge.listener import BatchProgress
 
 @dataclass(slots=True)
 class Tally:
-    """All batches of one query. A batch counts once, however often its progress is reported."""
+    """The totals of one query. A batch counts once, even if its progress is reported several times."""
 
     name: str
     batches: int = 0
     rows: int = 0
     busy_ms: int = 0
-    late: int = 0  #: rows dropped by the watermark, counted after a first grouping
-    last: BatchProgress | None = None  #: also of a trigger without data
+    late: int = 0  #: rows dropped by the watermark, counted after a partial aggregation
+    last: BatchProgress | None = None  #: the latest report, also of a trigger without data
 
     def take(self, progresses: Iterable[Mapping[str, Any]]) -> list[BatchProgress]:
-        """Count and return the new batches. ``progresses`` are in order, and may include known ones."""
+        """Count and return the new batches. ``progresses`` are in order and may repeat earlier reports."""
         fresh: list[BatchProgress] = []
         for document in progresses:
             progress = BatchProgress.parse(document)
@@ -39,12 +39,12 @@ class Tally:
 
     @property
     def lag(self) -> int | None:
-        """Return the lag when the query last looked; None before that."""
+        """Return the lag in the latest progress report; None before the first report."""
         return None if self.last is None else self.last.lag
 
     @property
     def rows_per_second(self) -> float:
-        """Return the rows per second of the time spent in batches."""
+        """Return the rows per second, over the time spent in batches."""
         return self.rows * 1000 / self.busy_ms if self.busy_ms else 0.0
 
     @property
@@ -54,7 +54,7 @@ class Tally:
 
 
 def line_of(tallies: Iterable[Tally]) -> str:
-    """Return ``counts: 12,345 rows, 61,000/s, lag 0, batch 3 in 202 ms``; several queries side by side."""
+    """Return ``counts: 12,345 rows, 61,000/s, lag 0, batch 3 in 202 ms``, with ``|`` between queries."""
     return "  |  ".join(map(_part, tallies))
 
 

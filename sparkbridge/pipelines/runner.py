@@ -1,4 +1,4 @@
-"""Runs a pipeline from its file to its end in one call: session, demo input, queries, checks."""
+"""Runs a pipeline file from start to end in one call: session, demo input, queries, checks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def _nothing(*_: Any) -> None:
 class Listener:
     """Callbacks during a run. ``on_tick`` is called several times a second.
 
-    ``is_stopping`` returns whether the run is being stopped, so that a query's failure is expected. A
-    signal to the whole process group ends Spark's JVM, too.
+    ``is_stopping`` returns whether the run is being stopped, so that the failure of a query is expected: a
+    signal to the whole process group also ends Spark's JVM.
     """
 
     on_start: Callable[[Run], None] = _nothing
@@ -49,7 +49,7 @@ class Listener:
 
 @dataclass(slots=True)
 class Report:
-    """The result of a run. ``was_stopped``: it was stopped by Ctrl-C before its end."""
+    """The result of a run. ``was_stopped`` is True if the run was stopped before its end."""
 
     run: Run
     findings: list[checks.Finding] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Report:
 
 
 def require_spark() -> None:
-    """Raise PipelineError with the missing requirements, and how to install them."""
+    """Raise PipelineError if requirements of Spark are not met, with advice."""
     missing = missing_requirements()
     if missing:
         raise PipelineError("; ".join(missing))
@@ -71,7 +71,7 @@ def require_spark() -> None:
 def spark_session(
     name: str, *, master: str = "local[*]", settings: Mapping[str, str] | None = None, log: Path | None = None
 ) -> Iterator[SparkSession]:
-    """Open a new session, which ends with its JVM. Output of the JVM and the workers is written to ``log``.
+    """Open a new session. Its JVM ends with it. The output of the JVM and the workers is written to ``log``.
 
     Raises PipelineError.
     """
@@ -101,7 +101,7 @@ def spark_session(
 
 @contextlib.contextmanager
 def _last_words_of(log: Path | None) -> Iterator[None]:
-    """Add the reason, which only ``log`` contains, to the error if the JVM ended at once."""
+    """If the JVM ends during its start, add the reason from ``log`` to the error."""
     before_bytes = log.stat().st_size if log is not None and log.exists() else 0
     try:
         yield
@@ -115,7 +115,7 @@ def _last_words_of(log: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stderr_to(log: Path | None) -> Iterator[None]:
-    """Redirect the stderr of child processes started inside to ``log``."""
+    """Redirect the stderr of child processes that are started inside the context to ``log``."""
     if log is None:
         yield
         return
@@ -133,7 +133,7 @@ def _stderr_to(log: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _query_log_to(log: Path | None) -> Iterator[None]:
-    """Redirect pyspark's log of refused queries, with the JVM's stack trace, from stderr to ``log``."""
+    """Redirect pyspark's log of failed queries, which includes JVM stack traces, from stderr to ``log``."""
     if log is None:
         yield
         return
@@ -159,7 +159,7 @@ def execute(
     has_checks: bool = True,
     listener: Listener | None = None,
 ) -> Report:
-    """Run a pipeline until its queries end, or KeyboardInterrupt; then check it if it ended by itself.
+    """Run a pipeline until its queries end or Ctrl-C stops them. Check it if it was not stopped.
 
     Raises PipelineError for a pipeline that cannot run or that fails.
     """
@@ -186,7 +186,7 @@ def execute(
 
 @contextlib.contextmanager
 def demo_setting(servers: str) -> Iterator[Setting]:
-    """Return a setting with checkpoints and outputs in a temporary directory, always available-now."""
+    """Yield a setting with checkpoints and outputs in a temporary directory and the trigger available-now."""
     with tempfile.TemporaryDirectory(prefix="kafkalite-pipeline-") as directory:
         home = Path(directory)
         yield Setting(servers, str(home / "checkpoint"), AVAILABLE_NOW, home)
@@ -201,6 +201,6 @@ def execute_demo(
     listener: Listener | None = None,
     on_filled: Callable[[dict[str, int]], None] = _nothing,
 ) -> Report:
-    """Send the demo's input to ``setting.servers``, then ``execute`` the pipeline."""
+    """Send the demo's input to ``setting.servers``, then run the pipeline as ``execute`` does."""
     on_filled(demo.fill(file, setting.servers))
     return execute(spark, file, setting, has_checks=has_checks, listener=listener)

@@ -24,9 +24,9 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A validation error or warning: ``table`` as headed in TOML (``sinks.counts``), ``key`` in it or "".
+    """A validation error or warning of ``key`` (or "") in ``table``, a name such as ``sinks.counts``.
 
-    A warning does not prevent a pipeline from running. ``line`` counts from 1; 0 is unknown.
+    A warning does not prevent a pipeline from running. ``line`` counts from 1; 0 means unknown.
     """
 
     table: str
@@ -38,16 +38,16 @@ class Problem:
 
     @property
     def place(self) -> str:
-        """Return ``[source] topic``, or "" for the file as a whole."""
+        """Return ``[source] topic``, or "" if the problem concerns the whole file."""
         if not self.table:
             return self.key
         return f"[{self.table}] {self.key}".rstrip()
 
 
 class Section:
-    """Reads a table once; ``finish`` reports the keys that were not read.
+    """Reads each key of a table. ``finish`` reports the keys that were not read.
 
-    A key that is absent or of a wrong kind has its default value, so that the rest is still checked.
+    A key that is absent or of a wrong type gets its default value, so that the other keys are checked.
     """
 
     def __init__(self, name: str, values: Mapping[str, Any], problems: list[Problem]) -> None:
@@ -57,7 +57,7 @@ class Section:
         self._known: list[str] = []
 
     def error(self, key: str, message: str, hint: str = "") -> None:
-        """Report an error, once, even if a key is read twice."""
+        """Report an error. An error that was already reported, because a key is read twice, is ignored."""
         if not any(
             (each.table, each.key, each.message) == (self.name, key, message) for each in self.problems
         ):
@@ -70,11 +70,11 @@ class Section:
         return key in self.values
 
     def has_nearly(self, keys: Sequence[str]) -> bool:
-        """Whether an unread key, which ``finish`` will report, is similar to one of ``keys``."""
+        """Whether a key that has not been read is similar to one of ``keys``. ``finish`` will report it."""
         return any(key not in keys and nearest(key, keys) for key in self.values if key not in self._known)
 
     def get(self, key: str, kind: type[T], default: T) -> T:
-        """Return the value if it is of ``kind``, otherwise ``default``. A boolean is not a number."""
+        """Return the value if it is of type ``kind``, otherwise ``default``. A boolean is not a number."""
         self._known.append(key)
         if key not in self.values:
             return default
@@ -85,7 +85,7 @@ class Section:
         return default
 
     def text(self, key: str, default: str = "", *, required: str = "") -> str:
-        """Return a string that is not blank. ``required`` is the hint if it is absent."""
+        """Return a nonblank string or ``default``. ``required`` is the hint for a missing key."""
         found = self.get(key, str, default)
         if key in self.values:
             if isinstance(self.values[key], str) and not found.strip():
@@ -96,7 +96,7 @@ class Section:
         return found
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Return a list of strings that are not blank."""
+        """Return a list of strings that are not blank, or ()."""
         listed = self.get(key, list, [])
         if all(isinstance(item, str) and item.strip() for item in listed):
             return tuple(listed)
@@ -111,7 +111,7 @@ class Section:
         return found
 
     def choice(self, key: str, allowed: Sequence[str], default: str) -> str:
-        """Return one of ``allowed``, compared without case."""
+        """Return one of ``allowed``, compared case-insensitively, or ``default``."""
         found = self.text(key, default)
         for each in allowed:
             if each.lower() == found.lower():
@@ -120,7 +120,7 @@ class Section:
         return default
 
     def parsed(self, key: str, parse: Callable[[str], T], default: T) -> T:
-        """Return the result of ``parse``, whose ValueError is reported."""
+        """Return the result of ``parse``, or ``default``. A ValueError is reported as a problem."""
         text = self.text(key)
         if not text:
             return default
@@ -131,12 +131,12 @@ class Section:
             return default
 
     def settings(self, key: str) -> dict[str, str]:
-        """Return a table of options for Spark: strings; numbers and booleans are converted."""
+        """Return a table of options for Spark. Numbers and booleans are converted to strings."""
         found: dict[str, str] = {}
         for name, value in self.get(key, dict, {}).items():
             if isinstance(value, str | int | float):
                 found[name] = option_text(value)
-            elif isinstance(value, dict):  # kafka.group.id = "x" without quotes around the key
+            elif isinstance(value, dict):  # kafka.group.id = "x", a key with dots and without quotes
                 for rest, inner in _flat(value, name):
                     found[rest] = option_text(inner)
             else:
@@ -144,14 +144,14 @@ class Section:
         return found
 
     def table(self, key: str) -> Section | None:
-        """Return a table inside this one, or None."""
+        """Return the table ``key`` inside this one, or None if there is none."""
         if key not in self.values:
             self._known.append(key)
             return None
         return Section(self.inside(key), self.get(key, dict, {}), self.problems)
 
     def tables(self, key: str) -> dict[str, Section]:
-        """Return a table of tables, ``[key.NAME]``."""
+        """Return the tables ``[key.NAME]`` by name."""
         found: dict[str, Section] = {}
         for name, value in self.get(key, dict, {}).items():
             if isinstance(value, dict):
@@ -163,7 +163,7 @@ class Section:
         return found
 
     def listed_tables(self, key: str) -> list[Section]:
-        """Return an array of tables, ``[[key]]``, named by their number from 1."""
+        """Return an array of tables, ``[[key]]``. Each is named by its number, from 1."""
         value = self.values.get(key, [])
         self._known.append(key)
         if isinstance(value, dict):
@@ -188,7 +188,7 @@ class Section:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return ``did you mean topic?``, or "" if no name is similar."""
+    """Return a hint such as ``did you mean topic?``, or "" if no name is similar."""
     folded = {each.lower(): each for each in names}
     near = get_close_matches(name.lower(), folded, n=1)
     return f"did you mean {folded[near[0]]}?" if near else ""

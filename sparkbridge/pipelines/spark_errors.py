@@ -1,4 +1,4 @@
-"""Finds the cause of a Spark error, as one sentence."""
+"""Finds the cause of a Spark error and describes it in one sentence."""
 
 # Tests: tests/sparkbridge/pipelines/test_progress.py
 
@@ -30,7 +30,7 @@ _WRAPPERS: Final = (
 _FRAME: Final = re.compile(r'^\s*File "([^"<>]+)", line (\d+)', re.MULTILINE)
 _OF_THE_JVM: Final = ("py4j.", "org.", "java.", "scala.", "com.")
 _WRONG_QUERY: Final = frozenset({"AnalysisException", "ParseException"})
-USER_MODULE: Final = "kafkalite_pipeline_"  #: prefix of the module name of a pipeline's Python file
+USER_MODULE: Final = "kafkalite_pipeline_"  #: the prefix of the module names of a pipeline's Python files
 _JAVA: Final = re.compile(
     r"^(?:Caused by)?: (?:[\w$]+\.)*(?P<name>[\w$]+(?:Exception|Error)): (?P<text>[^\n]+)", re.MULTILINE
 )
@@ -44,7 +44,7 @@ _TAIL: Final = re.compile(r"(?:\s*SQLSTATE: \w+)*[;.]?\s*(?:line \d+,? pos \d+)?
 
 
 def cause(error: BaseException) -> str:
-    """Return the cause: our innermost error, else Python's, else Spark's error condition."""
+    """Return the cause: the last error of kafkalite, else of Python, else Spark's error condition."""
     text = _all_text(error)
     if ours := _last(_OURS, text):
         return ours["text"].strip()
@@ -63,21 +63,21 @@ def cause(error: BaseException) -> str:
 
 
 def hint(error: BaseException) -> str:
-    """Return advice on the error, or "" if the cause contains it. Call this while Spark's JVM runs."""
+    """Return advice on the error; "" if the cause already contains it. Call this while Spark's JVM runs."""
     if _OTHER_STATE.search(_all_text(error)):
         return "the checkpoint belongs to other steps: use another --checkpoint DIR to start again"
     return "" if _is_named(error) else SEE_LOG
 
 
 def _is_named(error: BaseException) -> bool:
-    """Whether the cause contains the advice: our error, a wrong query, or a line of the file."""
+    """Whether the cause is clear: an error of kafkalite, an invalid query, or a line of the user's file."""
     if type(error).__name__ in _WRONG_QUERY or place(error):
         return True
     return _OURS.search(_all_text(error)) is not None
 
 
 def last_words(log: str) -> str:
-    """Return the reason why a JVM ended early from its output; "" if it printed nothing."""
+    """Return from the output of a JVM the reason why it ended early; "" if it printed nothing."""
     if uncaught := _UNCAUGHT.search(log):
         return uncaught["text"].strip()
     lines = (line.strip() for line in log.splitlines())
@@ -85,7 +85,7 @@ def last_words(log: str) -> str:
 
 
 def place(error: BaseException) -> str:
-    """Return `` (transform.py:12)``, the last line of a pipeline's own Python in the traceback, or ""."""
+    """Return the last line of the user's Python in the traceback: `` (transform.py:12)``, or ""."""
     trace, found = error.__traceback__, ""
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -96,7 +96,7 @@ def place(error: BaseException) -> str:
 
 
 def _place_in_worker(traceback: str) -> str:
-    """Return `` (transform.py:12)``, the last line of the traceback, unless it is a library's."""
+    """Return the last line of the traceback, as `` (transform.py:12)``, or "" if it is in a library."""
     frames = _FRAME.findall(traceback)
     if not frames or any(part in frames[-1][0] for part in ("site-packages", "pyspark", "kafkalite")):
         return ""
@@ -119,7 +119,7 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 @contextlib.contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Turn errors of Spark or the user's Python into PipelineError ``where: cause``; ours are unchanged."""
+    """Convert errors other than KafkaliteError to PipelineError ``where: cause``."""
     try:
         yield
     except KafkaliteError:

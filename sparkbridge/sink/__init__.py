@@ -1,1 +1,1 @@
-"""The sink: writes the rows of tasks, commits and aborts batches."""
+"""The sink: writes the rows of tasks, and commits or aborts batches."""

@@ -1,8 +1,8 @@
-"""Aborts the transactions of a batch that failed or was stopped, which would block read_committed consumers.
+"""Aborts the transactions of a batch that failed or was stopped. They would block read_committed consumers.
 
-Spark passes the driver the messages of finished tasks and stops the other tasks. A stopped task sees the
-end of its input, so it prepares, but its message is never delivered. So the driver looks for the open
-attempts by name. It has only the options of the query: a hash of the checkpoint is part of the name.
+Spark passes the messages of finished tasks to the driver and stops the other tasks. A stopped task reads the
+end of its input and prepares, but its message is never delivered. So the driver finds the open attempts by
+name. It knows only the options of the query, so the name contains a hash of the checkpoint location.
 """
 
 # Tests: tests/sparkbridge/test_stream_writer.py, tests/spark/test_sink.py
@@ -21,9 +21,10 @@ from kafkalite.errors import KafkaliteError, TransactionalIdNotFoundError
 from sparkbridge.options import SinkOptions
 from sparkbridge.sink.commit import Written, attempt_writer, driver_config
 
-#: The timeout of an abort. The next commit or the transaction timeout aborts the remaining transactions.
+#: The timeout of an abort, in milliseconds. The next commit or the transaction timeout aborts the remaining
+#: transactions.
 ABORT_TIMEOUT_MS: Final = 10_000
-#: How often open attempts are listed, because an attempt may join after a listing.
+#: The maximum number of times that open attempts are listed. An attempt may join after a listing.
 MAX_LOOKS: Final = 3
 MARK_DIGITS: Final = 16
 
@@ -31,7 +32,7 @@ logger = logging.getLogger("sparkbridge")
 
 
 class Attempt(NamedTuple):
-    """A task attempt as identified to the brokers."""
+    """A task attempt, as the brokers identify it."""
 
     sink_id: str
     batch_id: int
@@ -39,9 +40,9 @@ class Attempt(NamedTuple):
 
 
 def checkpoint_mark(options: Mapping[str, str], topic: str | None) -> str:
-    """Return a hash that is the same in the tasks and the driver of a stream; "" without a checkpoint option.
+    """Return a hash that is equal in a stream's tasks and driver; "" without the option checkpointLocation.
 
-    It includes the topic, because ``/checkpoint`` may be a directory on each of several machines.
+    It includes the topic, because ``/checkpoint`` may be a different directory on each of several machines.
     """
     named = [str(value) for name, value in options.items() if str(name).lower() == "checkpointlocation"]
     return hashlib.sha256(f"{topic}\n{named[0]}".encode()).hexdigest()[:MARK_DIGITS] if named else ""
@@ -55,10 +56,10 @@ def abort_batch(
     sink_id: str | None = None,
     batch_id: int | None = None,
 ) -> None:
-    """Abort what the tasks wrote, as far as possible: only logs errors, because the cause matters more.
+    """Abort the transactions of a batch as far as possible. Errors are only logged.
 
-    Besides the writers of ``messages``, it aborts open attempts with ``mark`` in their names (none if it is
-    empty), of ``sink_id`` (None: all sinks) and ``batch_id`` (None: any batch).
+    Aborts the writers of ``messages``, and the open attempts with ``mark`` in their names (none if it is
+    empty) that belong to ``sink_id`` (None: all sinks) and ``batch_id`` (None: any batch).
     """
     if not options.exactly_once:
         return
@@ -95,7 +96,7 @@ def _open_attempts(admin: Admin, options: SinkOptions, sink_id: str | None) -> I
     for sink_id in sink_ids:
         try:
             writers = admin.describe_transaction_group(sink_id).writers
-        except TransactionalIdNotFoundError:  # no group, or no writer has joined
+        except TransactionalIdNotFoundError:  # there is no such group, or no writer has joined
             continue
         for one in writers:
             if one.state == "Ongoing":
@@ -103,8 +104,8 @@ def _open_attempts(admin: Admin, options: SinkOptions, sink_id: str | None) -> I
 
 
 def _abort_attempts(options: SinkOptions, attempts: Sequence[Attempt], done: set[Attempt]) -> None:
-    """Abort each attempt's records and fence it, by joining under its name."""
+    """Join with the name of each attempt. This fences the attempt and aborts its records."""
     for attempt in attempts:
         done.add(attempt)
-        with attempt_writer(options, *attempt, ABORT_TIMEOUT_MS):  # no effect if the batch is decided
+        with attempt_writer(options, *attempt, ABORT_TIMEOUT_MS):  # no effect if the batch is already decided
             pass

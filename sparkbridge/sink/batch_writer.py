@@ -1,4 +1,4 @@
-"""The sink of a batch job: all rows of the job, or none."""
+"""The sink of a batch job: either all rows of the job become visible, or none."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from sparkbridge.sink.task_writer import TaskIdentity, check_settings, write_tas
 
 
 class KafkaliteWriter(DataSourceArrowWriter):
-    """The writer of one job. Spark copies it to the tasks and to the commit.
+    """The writer of one job. Spark pickles it for the tasks and for the commit.
 
-    With ``txnAppId`` and ``txnVersion``, a job that is submitted again with the same pair writes nothing;
-    with ``sinkName``, a job that foreachBatch repeats for the same batch of the stream writes nothing.
-    Raises SparkOptionError and SinkSchemaError before the job starts.
+    With ``txnAppId`` and ``txnVersion``, a job that is submitted again with the same pair writes nothing.
+    With ``sinkName``, a job that foreachBatch repeats for the same batch of the stream writes nothing. Raises
+    SparkOptionError and SinkSchemaError before the job starts.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:
@@ -40,7 +40,7 @@ class KafkaliteWriter(DataSourceArrowWriter):
         self.batch_id = self.options.txn_version or 0
 
     def write(self, iterator: Iterator[Any]) -> Written:
-        """Write the rows of one task attempt. See ``task_writer``."""
+        """Write the rows of one task attempt (see ``task_writer``)."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -63,7 +63,7 @@ class KafkaliteWriter(DataSourceArrowWriter):
         commit_batch(self.options, messages, is_last=is_random)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Abort the tasks' writes after the job failed or was cancelled."""
+        """Abort the transactions of the tasks after the job failed or was cancelled."""
         may_be_named = self.options.sink_name is not None and self.options.txn_app_id is None
         sink_id = None if may_be_named else self.sink_id  # only a task knows whether it runs in foreachBatch
         abort_batch(self.options, messages, self.job_id, sink_id=sink_id)

@@ -1,6 +1,6 @@
-"""Splits the rows of a task, as Arrow columns, into slices of one topic and partition each, in input order.
+"""Splits the rows of a task, as Arrow columns, by topic and partition, and keeps their order.
 
-No record is processed alone: keys are hashed by column, rows are sorted stably by partition and moved once,
+No record is processed alone. Keys are hashed by column, rows are sorted stably by partition and moved once,
 and the end of a batch is found by binary search in the offsets of the columns.
 """
 
@@ -18,9 +18,9 @@ from kafkalite.records.arrow_keys import partitions_of_keys
 from kafkalite.records.partitioners import partition_for_key
 from sparkbridge.sink.schema import SinkColumns
 
-#: The size of a batch without its records: the header and the lengths of its columns.
+#: The maximum size of a batch without its records, in bytes: the header and the lengths of its columns.
 BATCH_BYTES: Final = 160
-#: The size of a record header without its name and value.
+#: The maximum size of a record header without its name and value, in bytes.
 HEADER_BYTES: Final = 12
 NO_PARTITION: Final = -1  # of records without a key, until the partition of their batch is chosen
 
@@ -29,7 +29,7 @@ _HEADERS: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("va
 
 
 class Records(NamedTuple):
-    """Columns of equal length; None for absent ones. ``timestamps`` are int64 milliseconds."""
+    """Columns of equal length, or None for absent columns. ``timestamps`` are int64 milliseconds."""
 
     values: Any
     keys: Any = None
@@ -47,7 +47,7 @@ class Records(NamedTuple):
         return Records(*(None if one is None else one.take(indices) for one in self))
 
     def copy(self) -> Records:
-        """Return a copy in new memory: a slice keeps the whole array that it was cut from."""
+        """Return a copy in new memory. A slice would keep the memory of its whole array in use."""
         return Records(*(None if one is None else pa.concat_arrays(_arrays(one)) for one in self))
 
 
@@ -56,14 +56,14 @@ def _arrays(column: Any) -> list[Any]:
 
 
 def joined(parts: Sequence[Records]) -> Records:
-    """Join parts, in chunks if there are several. Either all have timestamps or none has."""
+    """Join the parts, in chunks if there are several. Either all parts have timestamps or none."""
     if len(parts) == 1:
         return parts[0]
     return Records(*(_chunked(arrays, parts) for arrays in zip(*parts, strict=True)))
 
 
 def _chunked(arrays: Sequence[Any], parts: Sequence[Records]) -> Any:
-    """Join one column of ``parts``, null where a part lacks it; None if all do."""
+    """Join one column of ``parts``, with nulls where a part lacks it. Return None if all parts lack it."""
     kind = next((array.type for array in arrays if array is not None), None)
     if kind is None:
         return None
@@ -77,7 +77,7 @@ def _chunked(arrays: Sequence[Any], parts: Sequence[Records]) -> Any:
 
 
 class PartitionSlice(NamedTuple):
-    """Records for one partition, or for NO_PARTITION if the sender may choose."""
+    """Records for one partition. NO_PARTITION means that the sender may choose the partition."""
 
     topic: str
     partition: int
@@ -87,8 +87,8 @@ class PartitionSlice(NamedTuple):
 class Splitter:
     """Splits Arrow batches. ``partition_count`` returns a topic's number of partitions, or raises.
 
-    ``keyless`` returns the partition for rows without a key in a batch that also has other rows; it is not
-    called if all rows of a batch have no key.
+    ``keyless`` returns the partition for rows without a key in a batch that also has other rows. It is not
+    called if no row of a batch has a key.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Splitter:
                 yield PartitionSlice(topic, partition, moved)
 
     def _partitions(self, topic: str, records: Records, count: int, given: Any) -> Any:
-        """Return the partition of each record, int32 without nulls; None if none has a partition or key."""
+        """Return each record's partition, int32 without nulls; None if no record has a partition or key."""
         if given is not None:
             _check_given(topic, given, count)
             if not given.null_count:
@@ -182,7 +182,7 @@ def _check_given(topic: str, given: Any, count: int) -> None:
 
 
 def by_partition(records: Records, partitions: Any) -> Iterator[tuple[int, Records]]:
-    """Return the records of each partition, ascending, in input order. ``partitions`` has no nulls."""
+    """Yield (partition, records in input order), by ascending partition. ``partitions`` has no nulls."""
     counts = sorted((one["values"].as_py(), one["counts"].as_py()) for one in pc.value_counts(partitions))
     if len(counts) == 1:
         yield counts[0][0], records
@@ -195,7 +195,7 @@ def by_partition(records: Records, partitions: Any) -> Iterator[tuple[int, Recor
 
 
 def _by_topic(topics: Any) -> Iterator[tuple[str, Any]]:
-    """Return each topic with the indices of its rows, or None for all rows. Raises RecordError for a null."""
+    """Yield each topic with the indices of its rows (None: all). Raises RecordError for a null topic."""
     if topics.null_count:
         raise RecordError(
             "a row has no topic: column 'topic' is null in it",
@@ -208,9 +208,6 @@ def _by_topic(topics: Any) -> Iterator[tuple[str, Any]]:
         return
     for index, name in enumerate(names):
         yield name, pc.indices_nonzero(pc.equal(encoded.indices, pa.scalar(index, pa.int32())))
-
-
-# --- columns -----------------------------------------------------------------------------------------
 
 
 def _records(batch: Any, columns: SinkColumns, now_ms: int) -> Records:
@@ -228,14 +225,17 @@ def _records(batch: Any, columns: SinkColumns, now_ms: int) -> Records:
 
 
 def _small(array: Any) -> Any:
-    """Convert the large types, which Spark sends with useLargeVarTypes, to those with 32-bit offsets."""
+    """Convert the large types, which Spark sends with useLargeVarTypes, to types with 32-bit offsets."""
     is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
     kind = _HEADERS if is_list else _LARGE.get(array.type, array.type)
     return array if array.type.equals(kind) else array.cast(kind)
 
 
 def _milliseconds(timestamps: Any, now_ms: int) -> Any:
-    """Return int64 milliseconds since 1970, rounded down. Spark's session time zone only affects display."""
+    """Return the timestamps in int64 milliseconds since 1970 (UTC), rounded down; ``now_ms`` replaces nulls.
+
+    Raises RecordError for a timestamp before 1970.
+    """
     micros = timestamps.cast(pa.timestamp("us", tz=timestamps.type.tz)).cast(pa.int64())
     lowest = pc.min(micros).as_py()
     if lowest is not None and lowest < 0:
@@ -247,14 +247,11 @@ def _milliseconds(timestamps: Any, now_ms: int) -> Any:
     return millis.fill_null(now_ms) if millis.null_count else millis
 
 
-# --- sizes -------------------------------------------------------------------------------------------
-
-
 def record_overhead(columns: SinkColumns) -> int:
-    """Return the maximum size of a record without its data: offsets, timestamp, the length of its headers.
+    """Return the maximum size of a record without its data, in bytes.
 
-    It covers all columns of the task's rows, because records without a key may share a batch with others.
-    The two validity bits are not included.
+    It includes the offsets, the timestamp and the length of the headers, for all columns of the task's rows,
+    because records without a key may share a batch with others. The two validity bits are not included.
     """
     sizes = ((columns.key, 4), (columns.timestamp, 8), (columns.headers, 5))
     return 4 + sum(size for index, size in sizes if index is not None)
@@ -274,7 +271,7 @@ class Sizes:
             self._headers = [_offsets(content.field(0)), _offsets(content.field(1))]
 
     def between(self, start: int, end: int) -> int:
-        """Return the size of the records from ``start`` to ``end`` (exclusive) in bytes."""
+        """Return the size of the records from ``start`` (inclusive) to ``end`` (exclusive), in bytes."""
         total = (end - start) * self._overhead + (end - start + 3) // 4
         for offsets in self._columns:
             total += offsets[end] - offsets[start]
@@ -286,7 +283,7 @@ class Sizes:
         return total
 
     def end(self, start: int, limit_bytes: int, limit_records: int) -> int:
-        """Return the end (exclusive) of a batch that begins at ``start``; ``start`` if no record fits."""
+        """Return the exclusive end of a batch that begins at ``start``; ``start`` if no record fits."""
         most = min(self._count, start + limit_records)
         if self.between(start, most) <= limit_bytes:
             return most
@@ -298,7 +295,7 @@ class Sizes:
 def cut(
     records: Records, limit_bytes: int, limit_records: int, overhead: int
 ) -> Iterator[tuple[Records, int]]:
-    """Return pieces of at most ``limit_bytes``, with their sizes. Raises RecordTooLargeError."""
+    """Yield pieces of at most ``limit_bytes``, with their sizes. Raises RecordTooLargeError."""
     sizes = Sizes(records, overhead)
     start = 0
     while start < records.row_count:

@@ -1,7 +1,7 @@
-"""Commits a written batch from the driver, once.
+"""Commits a written batch from the driver.
 
-A commit is one call, ``TransactionGroup.finish``, which may be repeated: a driver that crashed between it and
-Spark's own commit log repeats it after the restart and receives the first result.
+The commit is one call, ``TransactionGroup.finish``, which may be repeated. If a driver crashes between this
+call and Spark's own commit log, it repeats the call after the restart and receives the first result.
 """
 
 # Tests: tests/sparkbridge/test_stream_writer.py
@@ -33,7 +33,7 @@ from sparkbridge.options import SinkOptions
 
 #: How long a commit waits for its markers, which make it visible. It is decided before they are written.
 COMPLETE_WAIT_MS: Final = 10_000
-#: The timeout of a commit, including failovers of the coordinator.
+#: The timeout of a commit in milliseconds, including failovers of the coordinator.
 COMMIT_TIMEOUT_MS: Final = 120_000
 
 #: The pause between two attempts to reach a broker.
@@ -44,11 +44,11 @@ logger = logging.getLogger("sparkbridge")
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """The message of one task attempt. ``prepared`` is None if the driver has nothing to decide."""
+    """The message of one task attempt. ``prepared`` is None if the attempt has no transaction to commit."""
 
     sink_id: str
     batch_id: int
-    query_id: str  #: of the stream, to detect a sink that two queries use; "" in a batch job
+    query_id: str  #: of the stream, to detect two queries that use one sink name; "" in a batch job
     rows: int
     prepared: tuple[str, int, int] | None
 
@@ -56,9 +56,9 @@ class Written(WriterCommitMessage):
 def commit_batch(
     options: SinkOptions, messages: Sequence[WriterCommitMessage | None], *, is_last: bool = False
 ) -> GroupResult | None:
-    """Make the batch visible to readers. Return None if there is nothing to decide. Raises SinkCommitError.
+    """Make the batch visible to readers. Return None if there is nothing to commit. Raises SinkCommitError.
 
-    ``is_last``: no batch of this sink follows, so the brokers need not store its name for ever.
+    If ``is_last``, no batch of this sink follows, so the brokers need not store its name for ever.
     """
     spare_collections("commit")
     written = [message for message in messages if isinstance(message, Written)]
@@ -101,12 +101,12 @@ def commit_batch(
 def _retire(group: TransactionGroup) -> None:
     try:
         group.retire()
-    except KafkaliteError as error:  # the batch is committed, which is what matters
+    except KafkaliteError as error:  # ignored, because the batch is committed
         logger.info("%r is kept by the brokers: %s", group, error)
 
 
 def _witness(options: SinkOptions, one: Written) -> list[PreparedWriter]:
-    """Return a winner that wrote nothing, so that the brokers know the query of a batch without rows too."""
+    """Return a winning writer without records, so that brokers record the query of an empty batch."""
     if not one.query_id or one.sink_id == f"{options.transactional_id_prefix}-{one.query_id}":
         return []  # no query, or a name that belongs to this query alone
     writer = writer_name(one.query_id, f"nothing-{uuid.uuid4().hex}")
@@ -119,7 +119,7 @@ def _witness(options: SinkOptions, one: Written) -> list[PreparedWriter]:
             )
         ) as joined:
             prepared = joined.prepare()
-    except InvalidTransactionTimeoutError:  # brokers with a lower maximum get no witness
+    except InvalidTransactionTimeoutError:  # the maximum of the brokers is lower: commit without a witness
         prepared = None
     return [] if prepared is None else [prepared]
 
@@ -131,7 +131,7 @@ def _group(options: SinkOptions, sink_id: str) -> TransactionGroup:
 def attempt_writer(
     options: SinkOptions, sink_id: str, batch_id: int, writer: str, timeout_ms: int
 ) -> TransactionGroupWriter:
-    """Return a writer of this name with that call timeout. Its transaction lasts no longer than a task's."""
+    """Return a writer with this name. ``timeout_ms`` limits its calls and its transaction."""
     transaction_timeout_ms = min(timeout_ms, options.transaction_timeout_ms)
     config = {**driver_config(options, timeout_ms), "transaction.timeout.ms": str(transaction_timeout_ms)}
     return TransactionGroupWriter(sink_id, batch_id, writer, config=config)
@@ -145,9 +145,9 @@ C = TypeVar("C", bound=_Client)
 
 
 def started(make: Callable[[], C], timeout_ms: int) -> C:
-    """Create and start a client. Repeats this until a broker can be reached.
+    """Create and start a client. Retry until a broker can be reached, because brokers may be restarting.
 
-    Restarting brokers must not end a query. Raises ConnectionFailedError after ``timeout_ms``.
+    Raises ConnectionFailedError after ``timeout_ms``.
     """
     deadline_s = time.monotonic() + timeout_ms / 1000
     while True:
@@ -168,12 +168,12 @@ def older_batch_error(sink_id: str, batch_id: int, why: str) -> SinkCommitError:
 
 
 def writer_name(query_id: str, attempt: str) -> str:
-    """Return the unique name of a task attempt. It begins with the query, see ``_check_same_query``."""
+    """Return the unique name of a task attempt. The query id is a prefix of it, for ``_check_same_query``."""
     return f"{query_id}/{attempt}"
 
 
 def _check_same_query(sink_id: str, query_id: str, batch_id: int, result: GroupResult) -> None:
-    """Raise SinkCommitError if another query committed this batch: its rows would count as written."""
+    """Raise SinkCommitError if another query committed this batch, because this query wrote no rows."""
     if not result.is_repeated:
         return
     strangers = [name for name in result.winners if not name.startswith(f"{query_id}/")]
@@ -186,7 +186,7 @@ def _check_same_query(sink_id: str, query_id: str, batch_id: int, result: GroupR
 
 
 def driver_config(options: SinkOptions, timeout_ms: int) -> dict[str, str]:
-    """Return the settings of an Admin: how to reach the cluster, and the timeout of a call."""
+    """Return the settings of an Admin: the brokers to connect to, and the timeout of a call."""
     client = options.client
     common = {name: text for name, text in client.producer.items() if name in _COMMON}
     return {

@@ -1,8 +1,8 @@
 """Checks the columns of a DataFrame before the sink's job starts.
 
-``value`` is required, string or binary. ``key`` (string or binary), ``headers`` (as in the source), ``topic``
-(string), ``partition`` (int) and ``timestamp`` (timestamp) are optional. Other columns are ignored, as by
-Spark's Kafka connector, with a warning if the name looks like a typing error.
+``value`` (string or binary) is required. ``key`` (string or binary), ``headers`` (as in the source),
+``topic`` (string), ``partition`` (int) and ``timestamp`` (timestamp) are optional. Other columns are ignored,
+as in Spark's Kafka connector, with a warning if the name is similar to one of these.
 """
 
 from __future__ import annotations
@@ -23,30 +23,25 @@ from pyspark.sql.types import (
 
 from sparkbridge.errors import SinkSchemaError, UnknownSparkOptionWarning
 
-SINK_COLUMNS: Final = ("value", "key", "headers", "topic", "partition", "timestamp")
-
-#: Other columns of the source, which are no typing errors in a query that copies topics.
+#: Other columns of the source. A query that copies topics has them, so they cause no warning.
 _OF_THE_SOURCE: Final = frozenset({"offset", "timestampType"})
-_ALLOWED: Final = {
-    "value": "string or binary",
-    "key": "string or binary",
-    "headers": "array<struct<key: string, value: binary>>",
-    "topic": "string",
-    "partition": "int",
-    "timestamp": "timestamp",
+#: {name: (allowed types, an expression of such a type)}
+_COLUMNS: Final = {
+    "value": ("string or binary", "CAST(value AS STRING) AS value, or to_json(struct(*)) AS value"),
+    "key": ("string or binary", "CAST(key AS STRING) AS key"),
+    "headers": (
+        "array<struct<key: string, value: binary>>",
+        "array(struct('name' AS key, CAST('content' AS BINARY) AS value)) AS headers",
+    ),
+    "topic": ("string", "CAST(topic AS STRING) AS topic"),
+    "partition": ("int", "CAST(partition AS INT) AS partition"),
+    "timestamp": ("timestamp", "timestamp_millis(timestamp) AS timestamp for milliseconds since 1970"),
 }
-_CURES: Final = {
-    "value": "CAST(value AS STRING) AS value, or to_json(struct(*)) AS value",
-    "key": "CAST(key AS STRING) AS key",
-    "headers": "array(struct('name' AS key, CAST('content' AS BINARY) AS value)) AS headers",
-    "topic": "CAST(topic AS STRING) AS topic",
-    "partition": "CAST(partition AS INT) AS partition",
-    "timestamp": "timestamp_millis(timestamp) AS timestamp for milliseconds since 1970",
-}
+SINK_COLUMNS: Final = tuple(_COLUMNS)
 
 
 class SinkColumns(NamedTuple):
-    """The index of each column in a row; None if it is absent or overridden by the option topic."""
+    """The index of each column in a row. None if it is absent, or overridden by the option topic."""
 
     value: int
     key: int | None = None
@@ -57,29 +52,29 @@ class SinkColumns(NamedTuple):
 
 
 def sink_columns(schema: StructType, topic: str | None) -> SinkColumns:
-    """Return the columns to write. ``topic`` is the option of that name, which overrides the column.
+    """Return the columns to write. ``topic`` is the value of the option topic, which overrides the column.
 
     Raises SinkSchemaError.
     """
     names = schema.fieldNames()
     found: dict[str, int] = {}
     for index, field in enumerate(schema.fields):
-        if field.name not in _ALLOWED:
+        if field.name not in _COLUMNS:
             continue
         if field.name in found:
             raise SinkSchemaError(f"two columns are named {field.name!r}", hint="drop one, or rename it")
         if not _fits(field.name, field.dataType):
+            allowed, cure = _COLUMNS[field.name]
             raise SinkSchemaError(
-                f"column {field.name!r} is {field.dataType.simpleString()}, but must be "
-                f"{_ALLOWED[field.name]}",
-                hint=f"for example selectExpr: {_CURES[field.name]}",
+                f"column {field.name!r} is {field.dataType.simpleString()}, but must be {allowed}",
+                hint=f"for example selectExpr: {cure}",
             )
         found[field.name] = index
     others = [name for name in names if name not in found and name not in _OF_THE_SOURCE]
     if "value" not in found:
         raise SinkSchemaError(
             f"there is no column 'value', only {', '.join(map(repr, names)) or 'none at all'}",
-            hint=_rename(_slips("value", others)) or f"for example selectExpr: {_CURES['value']}",
+            hint=_rename(_slips("value", others)) or f"for example selectExpr: {_COLUMNS['value'][1]}",
         )
     if topic is None and "topic" not in found:
         raise SinkSchemaError(
@@ -111,7 +106,7 @@ def _is_header(data_type: DataType) -> bool:
 
 
 def _slips(name: str, others: list[str]) -> list[str]:
-    """Return the name in ``others`` that is most similar to ``name``, if any."""
+    """Return a list of the name in ``others`` that is most similar to ``name``; [] if none is similar."""
     lowered = {other.lower(): other for other in others}
     return [lowered[close] for close in get_close_matches(name, lowered, n=1, cutoff=0.75)]
 

@@ -1,6 +1,6 @@
-"""Checks in the driver, before the job, whether the sink's brokers can be reached.
+"""Checks in the driver, before the job starts, whether the sink's brokers can be reached.
 
-Without this check, each task would wait for the timeout, and Spark would run it four times.
+Without this check, each task would wait for the timeout, and Spark would run each task four times.
 """
 
 # Tests: tests/sparkbridge/test_sink_servers.py
@@ -16,10 +16,11 @@ from kafkalite.errors import ConnectionFailedError
 from sparkbridge.options import SinkOptions
 from sparkbridge.sink.commit import driver_config, started
 
-#: The module of the process in which Spark makes writers for tasks. Commits run in another process and wait
+#: The module of the process in which Spark creates writers for tasks. Commits run in another process and wait
 #: longer for brokers that restart.
 PLANNING_MODULE: Final = "pyspark.sql.worker.write_into_data_source"
-#: The timeout of a job of its own. Other jobs may be batches of a running stream, whose brokers may restart.
+#: The timeout in milliseconds for a job that is not part of a stream. Other jobs may be batches of a running
+#: stream, whose brokers may restart.
 JOB_PATIENCE_MS: Final = 10_000
 
 _reached: set[str] = set()
@@ -28,8 +29,8 @@ _reached: set[str] = set()
 def check_servers(options: SinkOptions, *, is_stream: bool) -> None:
     """Raise ConnectionFailedError if no broker can be reached. Checks once, in the planning process.
 
-    The timeout is kafka.request.timeout.ms, for a batch job without a name at most JOB_PATIENCE_MS. Spark
-    makes a writer for every micro-batch: only the first one sends a request.
+    The timeout is kafka.request.timeout.ms, but at most JOB_PATIENCE_MS for a batch job without a sink name.
+    Spark creates a writer for every micro-batch; only the first sends a request.
     """
     servers = options.client.bootstrap_servers
     if PLANNING_MODULE not in sys.modules or servers in _reached:

@@ -1,4 +1,4 @@
-"""The sink of a stream: each micro-batch once, or at least once."""
+"""The sink of a stream: writes each micro-batch exactly once, or at least once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sparkbridge.sink.task_writer import TaskIdentity, check_settings, write_tas
 
 
 class KafkaliteStreamWriter(DataSourceStreamArrowWriter):
-    """Spark pickles an instance for the tasks and makes another for each commit: they share only messages.
+    """The writer of a stream. Spark pickles one instance for the tasks and creates another for each commit.
 
-    ``overwrite`` is true in complete mode: the whole result is appended then, as by Spark's Kafka
-    connector. Raises SparkOptionError and SinkSchemaError before the query starts.
+    Instances share only messages. ``overwrite`` is true in complete mode; the whole result is then appended,
+    as in Spark's Kafka connector. Raises SparkOptionError and SinkSchemaError before the query starts.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:
@@ -32,7 +32,7 @@ class KafkaliteStreamWriter(DataSourceStreamArrowWriter):
         spare_collections("plan")
 
     def write(self, iterator: Iterator[Any]) -> Written:
-        """Write the rows of one task attempt. See ``task_writer``."""
+        """Write the rows of one task attempt (see ``task_writer``)."""
         return write_task(iterator, self.columns, self.options, _task_identity(self.options, self.mark))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -40,7 +40,7 @@ class KafkaliteStreamWriter(DataSourceStreamArrowWriter):
         commit_batch(self.options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Abort the tasks' writes after the batch failed or was stopped. The next start runs it again."""
+        """Abort the transactions of a batch that failed or was stopped. The next start runs it again."""
         name = self.options.sink_name
         sink_id = None if name is None else f"{self.options.transactional_id_prefix}-{name}"
         abort_batch(self.options, messages, self.mark, sink_id=sink_id, batch_id=batchId)

@@ -1,9 +1,9 @@
-"""One task attempt of the sink: Arrow batches in, record batches to the leaders of their partitions out.
+"""One task attempt of the sink: sends Arrow batches as record batches to the leaders of their partitions.
 
-With exactly once, the attempt is a writer of the batch's transaction group; its records become visible if the
-driver names it as a winner. With at least once, it uses a producer of the process, and all records are
-acknowledged before the task ends. No record is processed alone, and unacknowledged records are limited by
-buffer.memory.
+With exactly once, the attempt is a writer of the batch's transaction group. Its records become visible if the
+driver names it as a winner. With at least once, it uses a producer that the process shares between tasks, and
+all records are acknowledged before the task ends. No record is processed alone, and buffer.memory limits the
+unacknowledged records.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -48,17 +49,17 @@ from sparkbridge.sink.columns import (
 from sparkbridge.sink.commit import Written, driver_config, older_batch_error, started, writer_name
 from sparkbridge.sink.schema import SinkColumns
 
-#: If the open batches of a task have more bytes of records than this, the largest one is sent.
+#: If the records in the open batches of a task exceed this size, the largest batch is sent.
 MAX_OPEN_BYTES: Final = 32 << 20
-#: The approximate memory of an Arrow slice besides its data, most of it if the slice has few rows.
+#: The approximate memory of an Arrow slice besides its data. In a slice with few rows it is the larger part.
 PIECE_BYTES: Final = 2_048
 SMALL_PIECE_BYTES: Final = 8 * PIECE_BYTES
-#: A topic's max.message.bytes is cached for this time, and until a batch is refused.
+#: How long a topic's max.message.bytes is cached. A failed task also clears the cache.
 LIMITS_MAX_AGE_S: Final = 300
 
 
 class TaskIdentity(NamedTuple):
-    """Identifies the writer. The driver commits ``sink_id`` and ``batch_id``; ``attempt`` is unique."""
+    """Identifies the task attempt. The driver commits ``sink_id`` and ``batch_id``. ``attempt`` is unique."""
 
     sink_id: str
     batch_id: int
@@ -70,18 +71,18 @@ class TaskIdentity(NamedTuple):
 def write_task(
     batches: Iterator[Any], columns: SinkColumns, options: SinkOptions, task: TaskIdentity
 ) -> Written:
-    """Write all rows and return the message for the driver. Raises SinkCommitError and client errors."""
+    """Write all rows and return the driver's message. Raises SinkCommitError and client errors."""
     spare_collections("write")
     batches = (batch for batch in batches if batch.num_rows)
     prepared: PreparedWriter | None = None
     rows = 0
     first = next(batches, None)
-    if first is not None:  # else no connection is needed
+    if first is not None:  # without rows, no connection is needed
         write = _write_exactly_once if options.exactly_once else _write_at_least_once
         try:
             rows, prepared = write(chain([first], batches), columns, options, task)
         except BaseException:
-            _limits.clear()  # one of them may be out of date
+            _limits.clear()  # a cached limit may be out of date
             raise
     return Written(
         task.sink_id,
@@ -130,7 +131,7 @@ def _aborted(error: KafkaliteError, options: SinkOptions, task: TaskIdentity) ->
 
 
 def _check_is_last(options: SinkOptions, task: TaskIdentity) -> None:
-    """Raise SinkCommitError if a decided batch is not the last: Spark repeats only the last batch."""
+    """Raise SinkCommitError if a later batch is already decided. Spark repeats only the last batch."""
     with TransactionGroup(task.sink_id, config=driver_config(options, 60_000)) as group:
         last = group.last_batch_id()
     if last > task.batch_id:
@@ -141,7 +142,7 @@ def _check_is_last(options: SinkOptions, task: TaskIdentity) -> None:
 
 
 def check_settings(options: SinkOptions) -> None:
-    """Raise SparkOptionError if the settings of the tasks' producers contradict each other."""
+    """Raise SparkOptionError if the settings for the producers of the tasks are invalid in combination."""
     settings = _settings(options)
     if options.exactly_once:
         settings |= {"transactional.id": "any", "transaction.timeout.ms": options.transaction_timeout_ms}
@@ -163,7 +164,7 @@ def _settings(options: SinkOptions) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _joined_writer(options: SinkOptions, task: TaskIdentity) -> Iterator[TransactionGroupWriter]:
-    """Return a writer that has joined the batch. An exception in the block aborts what it wrote."""
+    """Yield a writer that has joined the batch. If the block raises an exception, abort its transaction."""
     writer = _joined(options, task)
     try:
         yield writer
@@ -178,7 +179,7 @@ def _joined(options: SinkOptions, task: TaskIdentity) -> TransactionGroupWriter:
     timeout_ms = options.transaction_timeout_ms
     try:
         return _join(options, task, timeout_ms)
-    except InvalidTransactionTimeoutError:  # the brokers have a lower maximum: use it
+    except InvalidTransactionTimeoutError:  # use the maximum of the brokers, which is lower
         with Admin(config=driver_config(options, 60_000)) as admin:
             node_id = admin.describe_cluster().brokers[0].node_id
             allowed = admin.describe_configs("broker", str(node_id))["transaction.max.timeout.ms"].value
@@ -201,7 +202,7 @@ _producers: dict[tuple[Any, ...], Producer] = {}
 
 
 def _pooled_producer(options: SinkOptions) -> Producer:
-    """Return the process's idempotent producer with these settings: many tasks use one worker."""
+    """Return the process's idempotent producer with these settings. Tasks that share a worker share it."""
     settings = _settings(options)
     key = (os.getpid(), *sorted(settings.items()))
     producer = _producers.get(key)
@@ -214,7 +215,7 @@ def _pooled_producer(options: SinkOptions) -> Producer:
 
 
 def _forget_producer(producer: Producer) -> None:
-    """Drop the producer. Its batches in flight may still be written, as at least once allows."""
+    """Drop the producer. Its batches in flight may still be written, which at least once allows."""
     for key, pooled in list(_producers.items()):
         if pooled is producer:
             del _producers[key]
@@ -242,15 +243,13 @@ def _max_message_bytes(options: SinkOptions, topic: str) -> int:
 # --- topic writer ------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
 class _OpenBatch:
-    """Records of one partition that wait until their batch is full."""
+    """Records of one partition, gathered until they fill a batch."""
 
-    __slots__ = ("records", "row_count", "size_bytes")
-
-    def __init__(self) -> None:
-        self.records: list[Records] = []
-        self.row_count = 0
-        self.size_bytes = 0
+    records: list[Records] = field(default_factory=list)
+    row_count: int = 0
+    size_bytes: int = 0
 
     @property
     def held_bytes(self) -> int:
@@ -262,7 +261,7 @@ class _OpenBatch:
         self.size_bytes += size_bytes
 
     def own(self) -> None:
-        """Copy the last piece into memory of its own, so that the rest of its Arrow batch can be freed.
+        """Copy the last piece into new memory, so that the rest of its Arrow batch can be freed.
 
         Small pieces are joined with preceding pieces that are no larger, which limits their number.
         """
@@ -288,8 +287,8 @@ class BatchSender(Protocol):
 class TopicWriter:
     """Gathers partition slices into batches as large as the topic allows, and passes them to the producer.
 
-    Invariant: records of one partition that have a key or a partition are sent in input order, and so are
-    those that have neither. In a topic with one partition all records are sent in input order.
+    Invariant: in each partition, records with a key or a given partition are sent in input order, and so are
+    records with neither. In a topic with one partition, all records are sent in input order.
     """
 
     def __init__(
@@ -301,7 +300,7 @@ class TopicWriter:
         self._overhead = record_overhead(columns)
         self._first = task.partition + task.batch_id  # tasks of one batch begin with different partitions
         self._counts: dict[str, int] = {}
-        self._chosen: dict[str, int] = {}  # for rows without a key, before _first is added
+        self._chosen: dict[str, int] = {}  # the partition for rows without a key, before _first is added
         self._mixed: set[str] = set()  # topics with rows with and without keys in the current Arrow batch
         self._limit_bytes: dict[str, int] = {}
         self._limit_records = self._config.batch_max_messages or MAX_RECORDS_PER_BATCH
@@ -368,7 +367,7 @@ class TopicWriter:
         if partition == NO_PARTITION:
             partition = self._keyless(topic)
             self._go_on(topic)
-            if (topic, partition) in self._open:  # its rows came before these
+            if (topic, partition) in self._open:  # its rows precede these
                 self._send(topic, partition)
         builder = RecordBatchBuilder(codec=self._config.codec, level=self._config.compression_level)
         now_ms = time.time_ns() // 1_000_000
@@ -400,11 +399,11 @@ class TopicWriter:
         return (chosen + self._first) % count
 
     def _keyless_among_others(self, topic: str) -> int:
-        if (topic, NO_PARTITION) in self._open:  # its rows came before these
+        if (topic, NO_PARTITION) in self._open:  # its rows precede these
             self._send(topic, NO_PARTITION)
         self._mixed.add(topic)
         return self._keyless(topic)
 
     def _go_on(self, topic: str) -> None:
-        """Choose another partition for the next records without a key."""
+        """Let the partitioner choose another partition for the next records without a key."""
         self._partitioner.on_batch_closed(topic, self._chosen[topic])

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class _PushFilters:
-    """The reader's ``pushFilters`` as an attribute, which has ``__func__`` for Spark.
+    """The reader's ``pushFilters`` as an object with the attribute ``__func__``, which Spark reads.
 
-    A method would be an error to Spark while spark.sql.python.filterPushdown.enabled is false, its default.
+    If it were a method, Spark would raise an error while filter pushdown is disabled, which is the default.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
@@ -54,12 +54,12 @@ class KafkaliteReader(DataSourceReader):
         return SparkCluster.shared(self._options.client)
 
     def push(self, filters: Sequence[Any]) -> list[Any]:
-        """Use limits of topic, partition, offset and timestamp. Return all: Spark applies them again."""
+        """Derive limits from the filters. Return all filters, because Spark applies them again."""
         self._pruning = Pruning.of(filters)
         return list(filters)
 
     def partitions(self) -> list[InputPartition]:
-        """Return the ranges to read, one per task. Raises DataLossError and errors of ``start_and_end``."""
+        """Return one range per task. Raises DataLossError and the errors of ``start_and_end``."""
         options, cluster, ending = self._options, self._cluster, self._options.ending
         assert ending is not None, "a batch always has an end"
         snapshot = snapshots.first_snapshot(cluster, options)
@@ -78,7 +78,7 @@ class KafkaliteReader(DataSourceReader):
         return [InputPartition(each) for each in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """In a task: return the records of one range. Spark adds an empty one if there is none."""
+        """In a task: yield the records of one range as Arrow batches."""
         if partition.value is None:
             return iter(())
         from sparkbridge.source.range_reader import read_range

@@ -1,12 +1,11 @@
-"""Makes ``pyarrow.RecordBatch`` in Spark's schema from fetched batches, only the requested columns.
+"""Builds ``pyarrow.RecordBatch`` in Spark's schema from fetched batches. Only requested columns are built.
 
 If a batch fills a RecordBatch by itself, its values and keys are not copied. Small batches are joined column
-by column, because the JVM's cost is per RecordBatch, not per row; the join is one copy of memory in Arrow.
-Constant columns (topic, partition, timestampType) are slices of cached arrays. Only headers are processed
-record by record.
+by column with one copy, because the JVM's cost is per RecordBatch rather than per row. Constant columns
+(topic, partition, timestampType) are slices of cached arrays. Only headers are processed record by record.
 
-Timestamps are converted from Kafka's milliseconds to Spark's microseconds, as by the connector: a record
-without a timestamp (-1) is one millisecond before 1970. With log append time all records have the batch's.
+Timestamps are converted from Kafka's milliseconds to Spark's microseconds, as in Spark's connector. A record
+without a timestamp gets -1 ms. With log append time, every record gets the timestamp of the batch.
 """
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ Maker = Callable[[Pieces, int], pa.Array]
 class SparkBatchBuilder:
     """Gathers batches of one partition in log order and makes one RecordBatch from them.
 
-    Until ``build``, it refers to the buffers that the batches were received in.
+    Until ``build``, it refers to the buffers that hold the received batches.
     """
 
     def __init__(self, schema: pa.Schema, topic: str, partition: int) -> None:
         self.row_count = 0
-        self.size_bytes = 0  #: of the gathered batches, decompressed
+        self.size_bytes = 0  #: the size of the gathered batches, decompressed
         self._schema = schema
         self._pieces: list[Piece] = []
         where = f"{topic}-{partition}"
@@ -118,20 +117,17 @@ def _maker(field: pa.Field, where: str, topic: str, partition: int) -> Maker:
     raise SourceSchemaError(f"the source has no column {field.name!r}")
 
 
-# --- keys and values -----------------------------------------------------------------------------
-
-
 def _binary(
     pieces: Pieces, count: int, field: pa.Field, where: str, views: Sequence[BinaryView | None]
 ) -> pa.Array:
     if all(view is None for view in views):
         return pa.nulls(count, field.type)
     arrays = [_binary_array(view, piece, field, where) for view, piece in zip(views, pieces, strict=True)]
-    # Each whole column runs from 0 to the length of its data: the joined offsets ascend only if each column's
-    # do.
+    # Arrow ensures that the offsets of the joined column ascend only if each array's offsets begin at 0 and
+    # end at the length of its data.
     joined = _joined(arrays)
     try:
-        joined.validate(full=True)  # checks all offsets, and that text is UTF-8, in C++
+        joined.validate(full=True)  # checks all offsets, and that text is valid UTF-8, in C++
     except pa.ArrowException:
         _raise_first_problem(arrays, pieces, field, where)
         raise
@@ -139,7 +135,7 @@ def _binary(
 
 
 def _binary_array(view: BinaryView | None, piece: Piece, field: pa.Field, where: str) -> pa.Array:
-    """Return the piece's part of the column, validated unless it is the whole. Raises CorruptBatchError."""
+    """Return the piece's column. Raises CorruptBatchError if a part of a batch has invalid offsets."""
     if view is None:
         return pa.nulls(piece.row_count, field.type)
     buffers = [
@@ -150,7 +146,7 @@ def _binary_array(view: BinaryView | None, piece: Piece, field: pa.Field, where:
     array = pa.Array.from_buffers(field.type, view.count, buffers)
     if piece.is_whole:
         return array
-    # Slicing follows the offsets: unchecked ones could point anywhere in memory.
+    # Slicing uses the offsets, and unchecked offsets could point anywhere in memory.
     _check_offsets(array, piece.header.base_offset, field.name, where)
     return array[piece.first : piece.first + piece.row_count]
 
@@ -176,9 +172,6 @@ def _raise_first_problem(arrays: list[pa.Array], pieces: Pieces, field: pa.Field
                 ) from error
 
 
-# --- offsets, times, constants -------------------------------------------------------------------
-
-
 def _offsets(pieces: Pieces, count: int) -> pa.Array:
     runs: list[tuple[int, int]] = []  # (first offset, count) of each run of consecutive offsets
     for piece in pieces:
@@ -193,7 +186,7 @@ def _offsets(pieces: Pieces, count: int) -> pa.Array:
 
 def _timestamps(pieces: Pieces, where: str) -> pa.Array:
     arrays: list[pa.Array] = []
-    # Timestamps of batches whose records all have the same timestamp, as in nearly all batches.
+    # The timestamps of batches whose records all have the same timestamp, which are nearly all batches.
     common = bytearray()
     for piece in pieces:
         deltas, common_ms = piece.body.timestamp_deltas, piece.header.base_timestamp_ms
@@ -255,7 +248,7 @@ def _int64_array(data: bytes) -> pa.Array:
 
 
 def _capacity(count: int) -> int:
-    """Return the power of two that is at least ``count``: the size of a cached array."""
+    """Return the smallest power of two that is at least ``count``: the size of a cached array."""
     return 1 << (count - 1).bit_length() if count else 1
 
 
@@ -275,11 +268,8 @@ def _repeated_text(text: str, count: int) -> pa.Array:
     return pa.array([text] * count, pa.string())
 
 
-# --- headers -------------------------------------------------------------------------------------
-
-
 def _headers(pieces: Pieces, count: int, kind: pa.DataType, where: str) -> pa.Array:
-    """Return the column of headers. Records without headers have null, as in the connector."""
+    """Return the column of headers. It is null for records without headers, as in Spark's connector."""
     if all(piece.body.headers is None for piece in pieces):
         return pa.nulls(count, kind)
     rows: list[Headers] = []

@@ -1,7 +1,7 @@
-"""Turns the filters that Spark pushes to a batch reader into limits of the ranges to read. Pure.
+"""Converts the filters that Spark pushes to a batch reader into limits of the ranges to read. Pure.
 
-The limits exclude only records that the filters reject; Spark applies all filters to the records again.
-Filters are recognized by their class name, so pyspark is not imported here.
+The limits exclude only records that the filters reject. Spark applies all filters to the records again.
+Filters are recognized by their class names, so that pyspark is not imported here.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _TYPES: Final[Mapping[str, type]] = {"topic": str, "partition": int, "offset": i
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """The limits that follow from a set of filters, all of which must hold.
+    """The limits that follow from a set of filters that must all hold.
 
-    ``topics`` and ``partitions`` are comparisons by name. Offsets are from ``first`` (inclusive) to ``until``
-    (exclusive). ``from_ms`` is the least timestamp of the wanted records. There is no greatest timestamp:
-    those of a log need not ascend, so an earlier one may follow a later one.
+    ``topics`` and ``partitions`` are (comparison, value) pairs. Offsets are from ``first`` (inclusive) to
+    ``until`` (exclusive). ``from_ms`` is the minimum timestamp of the wanted records. There is no maximum,
+    because the timestamps of a log need not ascend: a record with an earlier timestamp may follow.
     """
 
     topics: tuple[tuple[str, Any], ...] = ()
@@ -46,7 +46,7 @@ class Pruning:
 
     @classmethod
     def of(cls, filters: Iterable[Any]) -> Pruning:
-        """Return the limits that follow from pyspark's filters. Filters that imply none are skipped."""
+        """Return the limits that follow from pyspark's filters. Filters that imply no limit are ignored."""
         pruning = cls()
         for each in filters:
             known = _readable(each)
@@ -60,7 +60,7 @@ class Pruning:
         if column == "partition":
             return replace(self, partitions=(*self.partitions, (name, value)))
         if name == "In" and not value:
-            return replace(self, until=0)  # the list had only null
+            return replace(self, until=0)  # the list contained only null
         if column == "offset":
             first, until = _interval(name, value)
             ends = [end for end in (self.until, until) if end is not None]
@@ -70,7 +70,7 @@ class Pruning:
         return replace(self, from_ms=max(times, default=None))
 
     def narrow(self, ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
-        """Limit ranges by topic, partition and offset."""
+        """Return the ranges within the limits of topic, partition and offset."""
         kept: list[OffsetRange] = []
         for range_ in ranges:
             if not all(_COMPARE[name](range_.topic, value) for name, value in self.topics):
@@ -84,7 +84,7 @@ class Pruning:
         return kept
 
     def times(self, ranges: Iterable[OffsetRange]) -> dict[TopicPartition, int]:
-        """Return the look-ups that ``narrow_by_time`` needs: the first offset at or after a time (ms)."""
+        """Return the timestamps (ms) by partition whose offsets ``narrow_by_time`` needs."""
         if self.from_ms is None:
             return {}
         return {TopicPartition(range_.topic, range_.partition): self.from_ms for range_ in ranges}
@@ -92,9 +92,10 @@ class Pruning:
     def narrow_by_time(
         self, ranges: Iterable[OffsetRange], found: Mapping[TopicPartition, int | None]
     ) -> list[OffsetRange]:
-        """Limit ranges by time. If ``found`` is None, all records are older, and the partition is omitted.
+        """Return the ranges that begin at the first offset in time, which ``found`` has for each partition.
 
-        A partition that was not looked up is unchanged.
+        None means that all records of the partition are older, so its ranges are omitted. Ranges of
+        partitions that are not in ``found`` stay unchanged.
         """
         kept: list[OffsetRange] = []
         for range_ in ranges:
@@ -105,7 +106,7 @@ class Pruning:
 
 
 def _readable(each: Any) -> tuple[str, str, Any] | None:
-    """Return (column, kind of comparison, value) of a filter that may limit the ranges, else None."""
+    """Return (column, comparison, value) of a filter that may limit the ranges, else None."""
     name = type(each).__name__
     attribute: tuple[str, ...] = getattr(each, "attribute", ())
     if name not in _COMPARE or len(attribute) != 1 or attribute[0] not in _TYPES:
@@ -124,7 +125,7 @@ def _is_fit(column: str, value: Any) -> bool:
 
 
 def _interval(name: str, value: Any) -> tuple[int, int | None]:
-    """Return the offsets that a comparison can hold for: (first, exclusive end or None)."""
+    """Return the offsets for which a comparison can hold: (first, exclusive end or None)."""
     match name:
         case "EqualTo" | "EqualNullSafe":
             return value, value + 1
@@ -140,13 +141,13 @@ def _interval(name: str, value: Any) -> tuple[int, int | None]:
 
 
 def _from_ms(name: str, value: Any) -> int | None:
-    """Return the least timestamp (ms) that a comparison can hold for; None if there is no such limit.
+    """Return the minimum timestamp (ms) for which a comparison can hold; None if there is no minimum.
 
-    Records without a timestamp have -1, so limits below 0 are no limits.
+    Records without a timestamp have -1, so a limit below 0 is ignored.
     """
     match name:
         case "EqualTo" | "EqualNullSafe" | "GreaterThanOrEqual":
-            least = -((_EPOCH - value) // _MILLISECOND)  # rounded up: records have whole milliseconds
+            least = -((_EPOCH - value) // _MILLISECOND)  # rounded up: timestamps are whole milliseconds
         case "GreaterThan":
             least = (value - _EPOCH) // _MILLISECOND + 1
         case "In":

@@ -1,7 +1,7 @@
-"""Decides in the driver how far the next batch of a source goes, and which records were lost.
+"""Decides in the driver where the next batch of a source ends, and which records were lost.
 
-Pure: positions, a snapshot of the logs and the time are arguments, and losses are results; the readers
-make the look-ups, raise or warn. The end of a batch and the start that Spark stores contain all that a
+Pure: positions, a snapshot of the logs and the time are arguments, and losses are results. The readers make
+the look-ups, and raise or warn. The end of a batch and the start that Spark stores contain everything that a
 replay needs: ``ranges`` depends only on these two and on the current log starts.
 """
 
@@ -22,7 +22,7 @@ from sparkbridge.source.start_and_end import (
     Lookups,
     assigned,
     check_match,
-    ending_offset,
+    requested_offset,
     time_of,
 )
 
@@ -37,7 +37,7 @@ _NOWHERE: Final = -1  # the position in a partition that was never read
 
 
 class BytesLookup(NamedTuple):
-    """A look-up of where to end between ``starts`` and ``ends`` (exclusive) to read at most ``max_bytes``.
+    """A look-up of the ends, between ``starts`` and ``ends``, up to which ``max_bytes`` can be read.
 
     ``first`` has priority, because it got no records at the last trigger.
     """
@@ -49,7 +49,7 @@ class BytesLookup(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """One partition at a trigger: read up to ``position``, readable from ``start`` to ``target``."""
+    """One partition at a trigger. It was read up to ``position``; ``start`` to ``target`` is readable now."""
 
     position: int
     start: int
@@ -63,8 +63,8 @@ class _Reading(NamedTuple):
 class _Draft(NamedTuple):
     """The state of a trigger before the limits are applied.
 
-    ``new`` has the first offsets of new partitions. With ``is_forced`` there is a batch even if it reads
-    nothing, so that a change is logged.
+    ``new`` holds the first offsets of new partitions. If ``is_forced``, there is a batch even if it reads
+    nothing, so that Spark logs a change.
     """
 
     start: StreamOffset
@@ -75,7 +75,7 @@ class _Draft(NamedTuple):
     is_forced: bool
 
     def ending_at(self, ends: Positions) -> tuple[StreamOffset, list[Loss]]:
-        """Return the end of the batch as it is logged, or ``start`` itself if nothing moved."""
+        """Return the end of the batch (``start`` itself if nothing moved) and the losses."""
         start, snapshot = self.start, self.snapshot
         positions = {tp: end for tp, end in ends.items() if end != _NOWHERE}
         if not self.is_forced and positions == start.positions:
@@ -93,10 +93,10 @@ class _Draft(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The end of the next batch; ``start`` itself if there is none.
+    """The end of the next batch, or ``start`` itself if there is no batch.
 
-    If ``wants_bytes`` is set, pass its result to ``SourcePlan.cut`` before using the end. ``seen`` are the
-    ends of the logs: wait for data beyond them.
+    If ``wants_bytes`` is set, pass the result of that look-up to ``SourcePlan.cut`` before using the end.
+    ``seen`` holds the ends of the logs. The reader waits for data beyond them.
     """
 
     start: StreamOffset
@@ -113,7 +113,7 @@ class Proposal:
 
 
 class SourcePlan:
-    """The state of one stream reader in the driver between its calls. It does not survive a restart."""
+    """The state of one stream reader in the driver between its calls. It is lost at a restart."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -122,15 +122,15 @@ class SourcePlan:
         self._waits: dict[TopicPartition, int] = {}  # triggers in a row without a part of the limit
         self._waits_for_bytes: dict[TopicPartition, int] = {}  # the same for maxBytesPerTrigger
         self._is_available_now = False
-        self._cap: Positions | None = None  # where AvailableNow ends, and the ids of its topics
+        self._cap: Positions | None = None  # where AvailableNow ends; ``_cap_ids`` are the ids of its topics
         self._cap_ids: dict[str, str] = {}
-        self._bounds: Positions = {}  # known ending offsets; they never change
-        self._bounds_now_ms: int | None = None  # the time that an ending of "-10m" is relative to
+        self._bounds: Positions = {}  # resolved ending offsets; they never change
+        self._bounds_now_ms: int | None = None  # the time to which an ending such as "-10m" is relative
 
     def initial(self, snapshot: Snapshot, starting: Positions) -> StreamOffset:
-        """Return where a new query starts. Later calls return the first result, whatever the arguments.
+        """Return the start offset of a new query. Later calls return the first result.
 
-        Raises StartOffsetMismatchError if the ending json names other partitions than those that are read.
+        Raises StartOffsetMismatchError if JSON in endingOffsets does not name exactly the partitions to read.
         """
         if self._initial is None:
             if self.options.ending is not None:
@@ -139,18 +139,18 @@ class SourcePlan:
         return self._initial
 
     def prepare_available_now(self) -> None:
-        """End where the logs end at the next ``latest``, never later.
+        """Fix the end of the query at the ends of the logs in the next call of ``latest``.
 
-        The end is fixed there, because a batch that a crash left behind is run first.
+        The end is not fixed now, because a batch that a crash interrupted is run first.
         """
         self._is_available_now = True
         self._cap = None
 
     def needed_lookups(self, snapshot: Snapshot, now_ms: int) -> Lookups:
-        """Return the ending times whose offsets ``latest`` needs but does not have yet. Mostly none.
+        """Return the ending times for which ``latest`` needs offsets that were not looked up yet.
 
-        Look them up after the snapshot: then, if a bound is not found, no record of the snapshot is behind
-        it.
+        Look them up after the snapshot: then, if no offset is found, no record of the snapshot is at or after
+        that time.
         """
         spec = self.options.ending
         if spec is None:
@@ -174,10 +174,10 @@ class SourcePlan:
         is_limited: bool,
         results: LookupResults = NO_RESULTS,
     ) -> Proposal:
-        """Return the end of the batch after ``start``; the end of the logs unless ``is_limited``.
+        """Return the end of the batch after ``start``. Unless ``is_limited``, it is the end of the logs.
 
-        ``results`` are those of ``needed_lookups``. An initial start always gives a batch, so that Spark logs
-        where the query began before anything else happens.
+        ``results`` are the results of ``needed_lookups``. An initial start always gives a batch, so that
+        Spark logs where the query began before anything else happens.
         """
         partitions = assigned(snapshot, self.options.assign)
         if self._is_available_now and self._cap is None:
@@ -204,12 +204,12 @@ class SourcePlan:
         return Proposal(start, end, losses, seen, wants_bytes, draft, ends)
 
     def cut(self, proposal: Proposal, ends: Mapping[TopicPartition, int]) -> Proposal:
-        """Return the proposal with the results of ``wants_bytes``. A partition without one is not read."""
+        """Return the proposal limited to ``ends``, the result of ``wants_bytes``, by partition."""
         asked, draft = proposal.wants_bytes, proposal.draft
         if asked is None or draft is None:
             return proposal
         within = dict(proposal.ends)
-        waits = {  # a partition left out by maxOffsetsPerTrigger keeps waiting, else it might never be first
+        waits = {  # a partition that maxOffsetsPerTrigger omitted keeps its count, or it might never be first
             tp: count
             for tp, count in self._waits_for_bytes.items()
             if tp not in asked.starts and tp in draft.readings
@@ -226,16 +226,16 @@ class SourcePlan:
     def ranges(
         self, start: StreamOffset, end: StreamOffset, snapshot: Snapshot
     ) -> tuple[list[OffsetRange], list[Loss]]:
-        """Return the ranges of the batch's tasks, and the losses. Repeated calls return the same.
+        """Return the ranges of the batch's tasks, and the losses. Repeated calls return the same ranges.
 
-        ``@from`` overrides ``start``: if they differ, ``start`` was determined again after a crash.
+        ``@from`` overrides ``start``. If they differ, ``start`` was determined again after a crash.
         """
         first = {tp: end.from_.get(tp, start.positions.get(tp)) for tp in end.positions}
         whole, losses = whole_ranges(first, end.positions, end.ids, snapshot)
         return self.split(whole), losses
 
     def split(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
-        """Split ranges of partitions into ranges of tasks."""
+        """Split the ranges of partitions into ranges of tasks."""
         options = self.options
         return split(
             ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition
@@ -248,7 +248,7 @@ class SourcePlan:
         partitions: Mapping[TopicPartition, Bounds],
         results: LookupResults,
     ) -> _Draft:
-        """Return the state of each partition, before the limits."""
+        """Return the state of each partition before the limits are applied."""
         losses: list[Loss] = []
         readings: dict[TopicPartition, _Reading] = {}
         for tp, position in sorted(start.positions.items()):
@@ -272,7 +272,7 @@ class SourcePlan:
         return _Draft(start, snapshot, readings, new, losses, is_forced=bool(losses) or start.is_initial)
 
     def _target(self, tp: TopicPartition, bounds: Bounds, snapshot: Snapshot, results: LookupResults) -> int:
-        """Return how far ``tp`` may be read now; 0 if it must wait for the next run."""
+        """Return the exclusive end up to which ``tp`` may be read now; 0 if it must wait for the next run."""
         target = bounds.end
         if self._cap is not None:
             if tp not in self._cap or self._cap_ids[tp.topic] != snapshot[tp.topic].topic_id:
@@ -283,7 +283,7 @@ class SourcePlan:
             if spec.where(tp) is None:
                 return 0
             if tp not in self._bounds:
-                bound = ending_offset(spec, tp, bounds, results)
+                bound = requested_offset(spec, tp, bounds, results)
                 if bound is None:
                     return target
                 self._bounds[tp] = bound
@@ -298,11 +298,11 @@ class SourcePlan:
         if now_ms - self._last_batch_ms >= self.options.max_trigger_delay_ms:
             return False
         if all(reading.target >= self._bounds.get(tp, _MAX_OFFSET) for tp, reading in readings.items()):
-            return False  # no more data will come
+            return False  # the query reads no more data
         return sum(reading.lag for reading in readings.values()) < fewest
 
     def _limited(self, readings: Mapping[TopicPartition, _Reading]) -> Positions:
-        """Return the ends by maxOffsetsPerTrigger. A partition that gets nothing stays at its position."""
+        """Return the ends within maxOffsetsPerTrigger. A partition without a share stays at its position."""
         limit = self.options.max_offsets_per_trigger
         lags = {tp: reading.lag for tp, reading in readings.items() if reading.lag > 0}
         if limit is None or sum(lags.values()) <= limit:
@@ -324,10 +324,10 @@ class SourcePlan:
 def share_out(
     lags: Mapping[TopicPartition, int], limit: int, waits: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """Divide ``limit`` in proportion to the lags, exactly, or return the lags if they fit. Lags are above 0.
+    """Divide ``limit`` exactly in proportion to the lags (above 0). Return the lags if their sum fits.
 
-    The remainder of rounding goes first to partitions with less than one offset, the longest waiting first
-    (``waits``), so that none of them waits for ever; then to the largest remainders.
+    The remainder of rounding goes first to partitions whose share is below one offset, ordered by ``waits``,
+    so that none of them waits for ever, and then to the largest remainders.
     """
     total = sum(lags.values())
     if total <= limit:
@@ -348,7 +348,7 @@ def whole_ranges(
 ) -> tuple[list[OffsetRange], list[Loss]]:
     """Return one range per partition that has offsets between ``first`` (None: the log start) and ``until``.
 
-    Of the snapshot, only log starts and topic ids matter, so a replay returns the same ranges after
+    Only the log starts and topic ids of the snapshot are used, so a replay returns the same ranges after
     further writes. Deleted records are omitted and returned as losses.
     """
     ranges: list[OffsetRange] = []
@@ -375,7 +375,7 @@ def whole_ranges(
 
 
 def went_back(start: StreamOffset, snapshot: Snapshot) -> list[TopicPartition]:
-    """Return the partitions whose log ends before the position, to retry (fetchOffset.numRetries)."""
+    """Return the partitions whose log ends before the query's position. The caller then retries."""
     return [
         tp
         for tp, bounds in assigned(snapshot).items()
@@ -389,6 +389,6 @@ def _ids(snapshot: Snapshot, positions: Positions) -> dict[str, str]:
 
 
 def is_created_again(topic: str, ids: Mapping[str, str], snapshot: Snapshot) -> bool:
-    """Whether the topic has another id now than in ``ids``; False unless both ids are known."""
+    """Whether the topic's current id differs from ``ids``. False unless both ids are known."""
     known, id_ = snapshot.get(topic), ids.get(topic)
     return known is not None and bool(id_) and bool(known.topic_id) and known.topic_id != id_

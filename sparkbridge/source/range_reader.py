@@ -1,12 +1,12 @@
 """Reads the records of one OffsetRange in a task, as Arrow batches in Spark's schema.
 
-The next fetch is sent before the last response is unpacked, so that the broker works while the rows go to
-the JVM. A task holds one response and has one in flight, each of about ``CHUNK_BYTES`` (or one batch, if
-that is larger), and the rows for the next RecordBatch, which are no larger.
+The next fetch is sent before the last response is unpacked, so that the broker works while the rows are sent
+to the JVM. A task holds one response and has another in flight, each of about ``CHUNK_BYTES`` (or one batch,
+if it is larger), and the rows for the next RecordBatch, which are no larger.
 
-Offsets of a range without a record (transaction markers, aborted transactions, compacted records) are no
-loss. Records before the log start, beyond the end of the log, or of a topic that was deleted or created
-again are lost; failOnDataLoss decides whether that is an error or a warning.
+Offsets without a record (transaction markers, aborted transactions, compacted records) are not a loss.
+Records before the log start, beyond the end of the log, or of a topic that was deleted or created again are
+lost. failOnDataLoss decides whether a loss is an error or a warning.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
     from sparkbridge.options import SourceOptions
     from sparkbridge.source.columns import SparkBatchBuilder
 
-#: The size of a fetch, unless one of the settings ``_LIMITS`` gives another.
+#: The size of a fetch in bytes, unless one of the settings ``_LIMITS`` is set.
 CHUNK_BYTES: Final = 1 * MIB
 _LIMITS: Final = ("max.partition.fetch.bytes", "fetch.max.bytes")
-#: Limits of a RecordBatch, unless one record is larger; the JVM is fastest at 5,000 to 10,000 rows.
+#: Limits of a RecordBatch, unless one record is larger. The JVM is fastest with 5,000 to 10,000 rows.
 TARGET_BYTES: Final = 1 * MIB
 TARGET_ROWS: Final = 10_000
-#: A smaller RecordBatch waits for the next response.
+#: A RecordBatch that is smaller than this, and has few rows, is extended from the next response.
 LEAST_BYTES: Final = 512 * KIB
 
-#: How long the broker may hold a fetch without data.
+#: How long the broker may hold a fetch while there is no data.
 _MAX_WAIT_MS: Final = 500
 _RETRY_PAUSE_S: Final = 0.05
 
@@ -60,11 +60,11 @@ _RETRY_PAUSE_S: Final = 0.05
 def read_range(
     cluster: SparkCluster, range_: OffsetRange, options: SourceOptions, schema: StructType
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Return the records of ``range_`` in ``schema``, which has passed ``check_projection``.
+    """Yield the records of ``range_`` in ``schema``, which has passed ``check_projection``.
 
-    Raises DataLossError; CorruptBatchError with the topic, partition and offset; RequestTimeoutError if an
-    offset of the range does not become readable within kafkaConsumer.pollTimeoutMs, also because its leader
-    is away; and the other errors of ``SparkCluster.fetch``.
+    Raises DataLossError, CorruptBatchError with the topic, partition and offset, and the errors of
+    ``SparkCluster.fetch``. Raises RequestTimeoutError if an offset of the range does not become readable
+    within kafkaConsumer.pollTimeoutMs, for example because the partition has no leader.
     """
     if range_.start >= range_.end:
         return
@@ -76,7 +76,7 @@ def read_range(
 
 
 class _RangeReader:
-    """Invariant between responses: records below ``_position`` were returned, gathered or reported lost."""
+    """Reads one range. Between responses, records below ``_position`` were returned, gathered or lost."""
 
     def __init__(
         self, cluster: SparkCluster, range_: OffsetRange, options: SourceOptions, builder: SparkBatchBuilder
@@ -91,7 +91,7 @@ class _RangeReader:
         self._fails_on_loss = options.fail_on_data_loss
         self._poll_timeout_ms = options.poll_timeout_ms
         self._deadline_s = 0.0
-        self._is_cut_short = False  # the rest of the range was reported lost
+        self._is_cut_short = False  # whether the rest of the range was reported lost
         settings = options.client.consumer
         limits = [int(settings[name]) for name in _LIMITS if name in settings]
         self._max_bytes = min(limits, default=CHUNK_BYTES)
@@ -118,9 +118,9 @@ class _RangeReader:
                 token = None
                 if time.monotonic() >= self._deadline_s:
                     raise
-                continue  # a leader may be away for longer than kafka.request.timeout.ms
+                continue  # the partition may be without a leader for longer than kafka.request.timeout.ms
             response_count += 1
-            # The topic is checked after the response, so the response is of this topic.
+            # The topic id is checked after the response, so it holds for the response.
             if response_count == 1 and not self._has_topic():
                 return
             start, token = self._position, None
@@ -139,7 +139,7 @@ class _RangeReader:
             if builder.size_bytes >= LEAST_BYTES or 2 * builder.row_count >= TARGET_ROWS:
                 yield from self._built()
             if self._position > start:
-                self._progressed()  # without the time that Spark took for the rows
+                self._progressed()  # not earlier: the time that Spark takes for the rows does not count
         if builder.row_count:
             yield from self._built()
         if response_count > 1 and not self._is_cut_short:
@@ -151,16 +151,14 @@ class _RangeReader:
         )
 
     def _send_ahead(self) -> Any:
-        """Send the next fetch. Return None if that fails; it is then sent when its response is needed."""
+        """Send the next fetch. If that fails, return None; the caller sends the fetch when it is needed."""
         try:
             return self._send()
         except KafkaliteError:
             return None
 
-    # --- a response ----------------------------------------------------------------------------
-
     def _spans(self, fetched: Fetched) -> list[tuple[int, int, int]]:
-        """Return (start, end, next offset) of each batch in a response, and move the position past them."""
+        """Return (start, end, next offset) of each batch in a response. Moves the position past them."""
         payload = fetched.payload
         spans = [
             (at, at + length, base_offset + last_offset_delta + 1)
@@ -178,7 +176,7 @@ class _RangeReader:
         return spans
 
     def _readable(self, fetched: Fetched, spans: list[tuple[int, int, int]]) -> Iterator[RecordBatch]:
-        """Return the batches that a consumer may see, with checked CRCs."""
+        """Yield the batches that a consumer may see, with checked CRCs."""
         payload = fetched.payload
         isolation = AbortedFilter(fetched.aborted if self._is_read_committed else ())
         for start, end, next_offset in spans:
@@ -204,7 +202,7 @@ class _RangeReader:
         )
 
     def _built(self) -> Iterator[pyarrow.RecordBatch]:
-        """Return the gathered rows; in parts if a single batch is far larger than the target."""
+        """Yield the gathered rows, in several parts if a single batch is far larger than the target."""
         size_bytes = self._builder.size_bytes
         rows = self._builder.build()
         count = rows.num_rows
@@ -216,15 +214,13 @@ class _RangeReader:
         for first in range(0, count, step):
             yield rows.slice(first, step)
 
-    # --- missing records -----------------------------------------------------------------------
-
     def _progressed(self) -> None:
         self._deadline_s = time.monotonic() + self._poll_timeout_ms / 1000
 
     def _check_time(self, fetched: Fetched) -> None:
         if time.monotonic() < self._deadline_s:
             return
-        if fetched.high_watermark < self._range.end:  # it was not when the batch was planned
+        if fetched.high_watermark < self._range.end:  # it did not when the batch was planned
             self._lose(self._range.end, f"the log now ends at {fetched.high_watermark}")
             return
         readable = fetched.last_stable_offset if self._is_read_committed else fetched.high_watermark
@@ -238,7 +234,7 @@ class _RangeReader:
         )
 
     def _has_topic(self) -> bool:
-        """Whether the topic is still the one that the range was planned for. If it is not, report a loss."""
+        """Whether the topic is still the topic for which the range was planned. If not, report a loss."""
         found_id = self._found_topic_id()
         if found_id == self._range.topic_id:
             return True
@@ -247,10 +243,10 @@ class _RangeReader:
         return False
 
     def _check_topic(self) -> None:
-        """Raise DataLossError, after the last of several responses, if some may be of another topic.
+        """Raise DataLossError if the topic was created again between the first and the last response.
 
-        It is raised even if failOnDataLoss is false, because rows were already returned: when the task is
-        run again, it detects the loss at its start. Errors of unreachable brokers are ignored.
+        It is raised even if failOnDataLoss is false, because rows were already returned. When Spark runs the
+        task again, the task detects the loss at its start. Errors of unreachable brokers are ignored.
         """
         range_ = self._range
         try:
@@ -265,7 +261,7 @@ class _RangeReader:
             )
 
     def _found_topic_id(self) -> str | None:
-        """Return the topic's current id, or None if it is missing. A range without an id is not checked."""
+        """Return the topic's current id; None if it is missing. Ranges without an id are not checked."""
         topic, wanted, options = self._range.topic, self._range.topic_id, self._options
         if not wanted:
             return wanted
@@ -273,13 +269,16 @@ class _RangeReader:
             found = self._cluster.topics(names=[topic]).get(topic)
             if found is not None and found.topic_id == wanted:
                 break
-            if retries_left:  # the broker may not know the topic yet
+            if retries_left:  # the broker may not have the topic in its metadata yet
                 self._cluster.avoid_last_responder()
                 time.sleep(options.fetch_offset_retry_interval_ms / 1000)
         return None if found is None else found.topic_id
 
     def _on_out_of_range(self, error: OffsetOutOfRangeError) -> None:
-        """Move to the next existing record and report the loss."""
+        """Move to the next existing record and report the loss.
+
+        If no record was lost, returns for a retry; at the deadline, raises ``error``.
+        """
         if not self._has_topic():
             return
         topic, partition = self._tp
@@ -293,12 +292,12 @@ class _RangeReader:
         elif log_end < self._position:
             self._lose(self._range.end, f"the log now ends at {log_end}")
         elif time.monotonic() < self._deadline_s:
-            time.sleep(_RETRY_PAUSE_S)  # the leader may be new and not know its end yet
+            time.sleep(_RETRY_PAUSE_S)  # a new leader may not know its end yet
         else:
             raise error
 
     def _lose(self, to: int, why: str) -> None:
-        """Continue at ``to``. Raises DataLossError if failOnDataLoss is true."""
+        """Report offsets up to ``to`` (exclusive) as lost and continue there. May raise DataLossError."""
         loss = Loss(self._range.topic, self._range.partition, self._position, to, why)
         report_losses([loss], is_failing=self._fails_on_loss)
         self._position = to

@@ -1,8 +1,8 @@
 """The columns of the source, in Spark and in Arrow.
 
-They are those of Spark's Kafka connector, in its order. A schema that the user gives is a projection: any of
-them in any order; other columns are neither built nor sent to the JVM. ``key`` and ``value`` may be requested
-as text, ``headers`` as an array with all headers of a record, or as a map with the last header of each name.
+They are the columns of Spark's Kafka connector. The user may give a schema with some of them in any order.
+Other columns are then neither built nor sent to the JVM. ``key`` and ``value`` may be requested as strings,
+and ``headers`` as an array of all headers, or as a map with the last header of each name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HEADERS_ARRAY: Final = "array<struct<key:string,value:binary>>"
 HEADERS_MAP: Final = "map<string,binary>"
 
-#: Name to allowed types, as Spark writes them; the first is the default.
+#: Allowed types by column name, as Spark writes them. The first is the default.
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "key": ("binary", "string"),
     "value": ("binary", "string"),
@@ -32,43 +32,30 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "timestampType": ("int",),
     "headers": (HEADERS_ARRAY, HEADERS_MAP),
 }
-#: Columns that a record may lack.
+#: Columns that may be null.
 NULLABLE: Final = ("key", "value", "headers")
 
 
 @lru_cache(maxsize=4)
 def source_schema(*, include_headers: bool = False, headers_as_map: bool = False) -> StructType:
-    """Return all columns of the source. Do not modify the result: it is cached."""
-    from pyspark.sql.types import (
-        ArrayType,
-        BinaryType,
-        IntegerType,
-        LongType,
-        MapType,
-        StringType,
-        StructField,
-        StructType,
-        TimestampType,
-    )
+    """Return all columns of the source. The result is cached and must not be modified."""
+    from pyspark.sql import types as spark
 
-    schema = StructType(
-        [
-            StructField("key", BinaryType()),
-            StructField("value", BinaryType()),
-            StructField("topic", StringType()),
-            StructField("partition", IntegerType()),
-            StructField("offset", LongType()),
-            StructField("timestamp", TimestampType()),
-            StructField("timestampType", IntegerType()),
-        ]
+    header = spark.StructType().add("key", "string").add("value", "binary")
+    known: tuple[spark.DataType, ...] = (
+        spark.BinaryType(),
+        spark.StringType(),
+        spark.IntegerType(),
+        spark.LongType(),
+        spark.TimestampType(),
+        spark.ArrayType(header),
+        spark.MapType(spark.StringType(), spark.BinaryType()),
     )
-    if not include_headers:
-        return schema
-    header = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-    as_map = MapType(StringType(), BinaryType())
-    return StructType(
-        [*schema.fields, StructField("headers", as_map if headers_as_map else ArrayType(header))]
-    )
+    by_name = {each.simpleString(): each for each in known}
+    wanted = {name: types[0] for name, types in COLUMNS.items() if name != "headers"}
+    if include_headers:
+        wanted["headers"] = HEADERS_MAP if headers_as_map else HEADERS_ARRAY
+    return spark.StructType([spark.StructField(name, by_name[kind]) for name, kind in wanted.items()])
 
 
 def check_projection(schema: StructType) -> None:
@@ -110,7 +97,7 @@ def _header_value_is_nullable(kind: Any) -> bool:
 
 
 def arrow_schema(schema: StructType) -> pyarrow.Schema:
-    """Return the Arrow schema that Spark requires for the batches of a source with that ``schema``."""
+    """Return the Arrow schema that Spark requires for the batches of a source with this ``schema``."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     converted: Any = to_arrow_schema(schema, timezone="UTC")

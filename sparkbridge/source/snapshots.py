@@ -1,6 +1,6 @@
 """Snapshots of the topics, and the start and end of a query, looked up in the cluster by the driver.
 
-The pure modules ``planning`` and ``start_and_end`` leave all waiting and warning to this one.
+Waiting, requests and warnings are in this module, so that ``planning`` and ``start_and_end`` are pure.
 """
 
 # Tests: tests/sparkbridge/test_stream_reader.py
@@ -39,7 +39,7 @@ def now_ms() -> int:
 
 
 def snapshot_now(cluster: SparkCluster, options: SourceOptions) -> dict[str, TopicSnapshot]:
-    """Return the starts and ends of the topics of ``options``. Missing topics are omitted."""
+    """Return the starts and ends of the topics that ``options`` select. Missing topics are omitted."""
     wanted: Mapping[str, Sequence[int] | None]
     if options.assign is not None:
         wanted = options.assign
@@ -53,10 +53,10 @@ def snapshot_now(cluster: SparkCluster, options: SourceOptions) -> dict[str, Top
 def steady_snapshot(
     cluster: SparkCluster, options: SourceOptions, offset: StreamOffset
 ) -> dict[str, TopicSnapshot]:
-    """Return a snapshot that fits ``offset``, if retries can get one (fetchOffset.numRetries).
+    """Return a snapshot that fits ``offset``, or the last snapshot after fetchOffset.numRetries retries.
 
-    It does not fit while a partition is missing, ends before the offset, or belongs to another topic id.
-    A broker that has just started, or a leader that was just elected, may lag behind; another broker may not.
+    It does not fit if a partition is missing, ends before the offset, or belongs to another topic id. Other
+    brokers are tried, because a new broker or leader may lag behind.
     """
     return _steady(cluster, options, offset, lambda: snapshot_now(cluster, options))
 
@@ -64,7 +64,7 @@ def steady_snapshot(
 def replay_snapshot(
     cluster: SparkCluster, options: SourceOptions, end: StreamOffset
 ) -> dict[str, TopicSnapshot]:
-    """Return the same for the partitions of a logged batch, whatever ``options`` select now."""
+    """Return a snapshot as ``steady_snapshot`` does, but of the partitions of a logged batch."""
     wanted: dict[str, list[int]] = {}
     for topic, partition in sorted(end.positions):
         wanted.setdefault(topic, []).append(partition)
@@ -95,10 +95,10 @@ def _steady(
 
 
 def _let_stand(snapshot: dict[str, TopicSnapshot], positions: Positions, ends: Positions) -> None:
-    """Move the end of a partition to its position if that is not beyond the high watermark (``ends``).
+    """Set a partition's end to its position if the position is at most the high watermark in ``ends``.
 
-    Records before that position are only hidden by an open transaction, not lost: they were read with
-    read_uncommitted, or the user asked for them.
+    An open transaction hides the records before that position. They are not lost: they were read with
+    read_uncommitted, or the user requested this position.
     """
     for tp, position in positions.items():
         known = snapshot[tp.topic]
@@ -108,7 +108,7 @@ def _let_stand(snapshot: dict[str, TopicSnapshot], positions: Positions, ends: P
 
 
 def ends_of(snapshot: Snapshot) -> Positions:
-    """Return the ends of all partitions that were asked for."""
+    """Return the ends of all partitions that were requested."""
     return {
         TopicPartition(topic, number): end
         for topic, known in snapshot.items()
@@ -118,9 +118,9 @@ def ends_of(snapshot: Snapshot) -> Positions:
 
 
 def first_snapshot(cluster: SparkCluster, options: SourceOptions) -> dict[str, TopicSnapshot]:
-    """Return the snapshot that a query or a batch job begins with.
+    """Return the snapshot with which a query or a batch job begins.
 
-    Raises SparkOptionError if a named topic or partition is missing, also when asked again
+    Raises SparkOptionError if a named topic or partition is missing after all retries
     (fetchOffset.numRetries).
     """
     for retries_left in range(options.fetch_offset_retries, -1, -1):
@@ -139,7 +139,7 @@ def first_snapshot(cluster: SparkCluster, options: SourceOptions) -> dict[str, T
 
 
 def _missing(options: SourceOptions, snapshot: Snapshot) -> list[str]:
-    """Return the missing topics and partitions that the options name."""
+    """Return the topics and partitions that are named by the options but missing."""
     if options.assign is None:
         return [topic for topic in options.subscribe or () if topic not in snapshot]
     known = assigned(snapshot, options.assign)
@@ -150,9 +150,9 @@ def _missing(options: SourceOptions, snapshot: Snapshot) -> list[str]:
 def resolve_start(
     cluster: SparkCluster, options: SourceOptions, spec: StartingSpec, snapshot: dict[str, TopicSnapshot]
 ) -> Resolved:
-    """Return where to start. Raises the errors of ``start_and_end``.
+    """Return the start positions. Raises the errors of ``start_and_end``.
 
-    If only an open transaction hides the start, it is kept, and ``snapshot`` then ends there.
+    A start that is hidden only by an open transaction is kept, and ``snapshot`` is changed to end there.
     """
     partitions = assigned(snapshot, options.assign)
     results = look_up(cluster, options, needed_lookups(spec, partitions, now_ms()))
@@ -168,14 +168,14 @@ def resolve_start(
 def resolve_end(
     cluster: SparkCluster, options: SourceOptions, spec: EndingSpec, snapshot: Snapshot
 ) -> Resolved:
-    """Return where to end, exclusive. Raises the errors of ``start_and_end``."""
+    """Return the exclusive end positions. Raises the errors of ``start_and_end``."""
     partitions = assigned(snapshot, options.assign)
     results = look_up(cluster, options, needed_lookups(spec, partitions, now_ms()))
     return resolve_ending(spec, partitions, results)
 
 
 def look_up(cluster: SparkCluster, options: SourceOptions, asked: Lookups) -> LookupResults:
-    """Ask the brokers for the results of ``asked``, if there is anything to look up."""
+    """Fetch the results of ``asked`` from the brokers. Sends no request if nothing is needed."""
     times = cluster.offsets_for_times(asked.times) if asked.times else {}
     committed: Positions = {}
     if asked.is_group_wanted and options.group_id is not None:
@@ -184,7 +184,7 @@ def look_up(cluster: SparkCluster, options: SourceOptions, asked: Lookups) -> Lo
 
 
 def report_losses(losses: Collection[Loss], *, is_failing: bool) -> None:
-    """Raise DataLossError (failOnDataLoss) or issue one warning for all losses."""
+    """Raise DataLossError if ``is_failing``, otherwise issue one warning for all losses."""
     if not losses:
         return
     listed = "; ".join(str(loss) for loss in list(losses)[:_LOSSES_SHOWN])

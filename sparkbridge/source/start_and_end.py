@@ -1,7 +1,7 @@
-"""Resolves where to start and where to end against a snapshot of the topics. Pure.
+"""Resolves start and end specifications to offsets with a snapshot of the topics. Pure.
 
-``needed_lookups`` returns the look-ups that are required (offsets for times, offsets of a group);
-``resolve_starting`` and ``resolve_ending`` then make positions from the snapshot and the results.
+``needed_lookups`` returns the required look-ups (offsets for times, committed offsets of a group).
+``resolve_starting`` and ``resolve_ending`` then compute the positions from the snapshot and the results.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from sparkbridge.position_specs import EndingSpec, PositionSpec, StartingSpec, W
 
 
 class StartOffsetMismatchError(SparkOptionError):
-    """Offsets in json do not name exactly the partitions that are read."""
+    """The offsets in JSON do not name exactly the partitions that are read."""
 
 
 class NoOffsetForTimeError(SparkOptionError):
-    """Every record is older than the time to start at, and the strategy is ``error``."""
+    """Every record is older than the starting time, and the strategy is ``error``."""
 
 
 class StartAfterEndError(SparkOptionError):
-    """A batch would start after its end."""
+    """The start of a batch is after its end."""
 
 
 class Lookups(NamedTuple):
-    """Required look-ups: the first offset at or after a time (ms), and a group's offsets."""
+    """Required look-ups: of the first offset at or after a time (ms), and of a group's committed offsets."""
 
     times: dict[TopicPartition, int]
     is_group_wanted: bool = False
@@ -38,7 +38,7 @@ class Lookups(NamedTuple):
 
 
 class LookupResults(NamedTuple):
-    """The results of look-ups: None for a time after every record; partitions without a commit are absent."""
+    """The results of look-ups. ``times`` has None for a time after the last record."""
 
     times: Mapping[TopicPartition, int | None] = {}
     committed: Mapping[TopicPartition, int] = {}
@@ -58,13 +58,17 @@ class Bounds(NamedTuple):
     start: int
     end: int
 
+    def nearest(self, offset: int | None) -> int:
+        """Return the position nearest to ``offset``; None is the end."""
+        return self.end if offset is None else min(max(self.start, offset), self.end)
+
 
 def assigned(
     snapshot: Snapshot, assign: Mapping[str, Sequence[int]] | None = None
 ) -> dict[TopicPartition, Bounds]:
-    """Return the partitions of a snapshot that are read, in order; with ``assign`` only those.
+    """Return the bounds of the partitions that are read, in order. ``assign`` (None: all) selects them.
 
-    No end is before its start: an open transaction may hold the last stable offset behind the log start.
+    An end is at least its start: an open transaction may hold the last stable offset below the log start.
     """
     found: dict[TopicPartition, Bounds] = {}
     for topic, known in sorted(snapshot.items()):
@@ -77,7 +81,7 @@ def assigned(
 
 
 def check_match(spec: PositionSpec, partitions: Mapping[TopicPartition, Bounds]) -> None:
-    """Raise StartOffsetMismatchError unless the spec covers each partition and no other."""
+    """Raise StartOffsetMismatchError unless the spec names exactly these partitions."""
     topics = {tp.topic for tp in partitions}
     missing = [str(tp) for tp in partitions if spec.where(tp) is None]
     foreign = sorted(str(tp) for tp in spec.partitions if tp not in partitions)
@@ -108,7 +112,7 @@ def needed_lookups(spec: PositionSpec, partitions: Mapping[TopicPartition, Bound
 
 
 def time_of(where: Where, now_ms: int) -> int | None:
-    """Return the time (ms) to look up for a place, or None."""
+    """Return the time (ms) to look up for a position; None if it needs no look-up."""
     if where.kind == "ago":
         return max(0, now_ms - where.value)
     return where.value if where.kind == "time" else None
@@ -117,74 +121,60 @@ def time_of(where: Where, now_ms: int) -> int | None:
 def resolve_starting(
     spec: StartingSpec, partitions: Mapping[TopicPartition, Bounds], results: LookupResults = NO_RESULTS
 ) -> Resolved:
-    """Return positions within the logs. An offset outside is a loss and is moved to the nearer side.
+    """Return positions within the logs. An offset outside a log is a loss and is moved to the nearer end.
 
-    A partition for which the group has no offset starts at its log start, so that no record is skipped.
+    A partition without a committed offset of the group starts at its log start, so that no record is skipped.
     Raises StartOffsetMismatchError and NoOffsetForTimeError.
     """
     check_match(spec, partitions)
     positions: Positions = {}
     losses: list[Loss] = []
-    for tp, (start, end) in partitions.items():
-        where = spec.where(tp)
-        assert where is not None, "check_match() saw it"
-        wanted: int | None
-        match where.kind:
-            case "earliest":
-                wanted = start
-            case "latest":
-                wanted = end
-            case "back":
-                wanted = max(start, end - where.value)
-            case "offset":
-                wanted = where.value
-            case "group":
-                wanted = results.committed.get(tp, start)
-            case _:  # "time" and "ago"
-                found = results.times[tp]
-                if found is None and not spec.is_latest_without_match:
-                    raise NoOffsetForTimeError(
-                        f"{spec.option}: no record of {tp} has that time or a later one",
-                        hint="startingOffsetsByTimestampStrategy=latest starts at the end there",
-                    )
-                wanted = end if found is None else min(max(start, found), end)
-        position = min(max(start, wanted), end)
-        if position != wanted:
-            losses.append(_outside(spec, tp, wanted, position))
-        positions[tp] = position
+    for tp, bounds in partitions.items():
+        wanted = requested_offset(spec, tp, bounds, results)
+        is_time = tp in results.times
+        if wanted is None and is_time and not spec.is_latest_without_match:
+            raise NoOffsetForTimeError(
+                f"{spec.option}: no record of {tp} has that time or a later one",
+                hint="startingOffsetsByTimestampStrategy=latest starts at the end there",
+            )
+        positions[tp] = bounds.nearest(wanted)
+        if wanted is not None and wanted != positions[tp] and not is_time:
+            losses.append(_outside(spec, tp, wanted, positions[tp]))
     return Resolved(positions, losses)
 
 
 def resolve_ending(
     spec: EndingSpec, partitions: Mapping[TopicPartition, Bounds], results: LookupResults = NO_RESULTS
 ) -> Resolved:
-    """Return the ends (exclusive) of a batch. An offset that is not written yet is a loss.
+    """Return the exclusive ends of a batch. A requested offset beyond the end of the log is a loss.
 
     Raises StartOffsetMismatchError.
     """
     check_match(spec, partitions)
     positions: Positions = {}
     losses: list[Loss] = []
-    for tp, (start, end) in partitions.items():
-        wanted = ending_offset(spec, tp, Bounds(start, end), results)
-        if wanted is None:
-            wanted = end
-        where = spec.where(tp)
-        # The record of a time may have been written since the snapshot.
-        if wanted > end and where is not None and where.kind == "offset":
-            losses.append(_outside(spec, tp, wanted, end))
-        positions[tp] = min(max(start, wanted), end)
+    for tp, bounds in partitions.items():
+        wanted = requested_offset(spec, tp, bounds, results)
+        positions[tp] = bounds.nearest(wanted)
+        # A record found by its time may have been written after the snapshot.
+        if wanted is not None and wanted > bounds.end and tp not in results.times:
+            losses.append(_outside(spec, tp, wanted, bounds.end))
     return Resolved(positions, losses)
 
 
-def ending_offset(spec: EndingSpec, tp: TopicPartition, bounds: Bounds, results: LookupResults) -> int | None:
-    """Return the requested end of one partition; None for ``latest``, or if no record has the time yet."""
-    where = spec.where(tp)
-    match where:
+def requested_offset(
+    spec: PositionSpec, tp: TopicPartition, bounds: Bounds, results: LookupResults
+) -> int | None:
+    """Return the requested offset of a partition; None for ``latest``, or if no record has that time yet."""
+    match spec.where(tp):
+        case Where("earliest"):
+            return bounds.start
         case Where("offset", offset):
             return offset
         case Where("back", count):
             return max(bounds.start, bounds.end - count)
+        case Where("group"):
+            return results.committed.get(tp, bounds.start)
         case Where("time" | "ago"):
             return results.times[tp]
     return None

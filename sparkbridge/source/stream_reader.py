@@ -1,12 +1,12 @@
 """KafkaliteStreamReader: the source of a stream, as Spark calls it.
 
-Three processes have an instance each. The driver's stream process, one per query, asks for offsets and
-partitions; a planning worker pickles another for the tasks, where ``read`` gets only an OffsetRange. They
-share no state.
+Three processes have one instance each and share no state. The driver's stream process, one per query, calls
+the methods for offsets and partitions. A planning worker pickles a second instance for the tasks, in which
+``read`` receives only an OffsetRange.
 
-``latestOffset`` is where a query waits, with long polls: an idle query sends few requests, and new records
-are noticed at once. Its ``start`` is the end of the last finished batch, which is committed for the group, if
-any.
+A query waits for data in ``latestOffset``, with long polls: an idle query sends few requests, and new records
+are noticed at once. The ``start`` of ``latestOffset`` is the end of the last finished batch. If the query has
+a group, this offset is committed for it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ if TYPE_CHECKING:
 
     from sparkbridge.brokers.cluster import SparkCluster
 
-#: The timeout of a commit of group offsets, and the pause after a failed one: it must not block the query.
+#: The timeout of a commit of group offsets, and the pause after a failed commit, so that it does not block
+#: the query.
 GROUP_COMMIT_TIMEOUT_MS: Final = 5_000
 GROUP_COMMIT_PAUSE_S: Final = 30.0
 
-#: The pause after data that is not enough for a batch (minOffsetsPerTrigger) or is beyond a bound.
+#: The pause if new data is not enough for a batch (minOffsetsPerTrigger) or is beyond an ending bound.
 UNUSABLE_DATA_PAUSE_S: Final = 0.1
 
 OffsetJson = dict[str, Any]
@@ -62,8 +63,8 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._initial: OffsetJson | None = None
         self._initial_error: SparkBridgeError | None = None
         self._seen: Positions | None = None  # the ends of the logs in the last snapshot
-        self._planned: tuple[OffsetJson, Snapshot] | None = None  # the last end, and its snapshot
-        self._group_positions: Positions | None = None  # the group's offsets as this reader committed them
+        self._planned: tuple[OffsetJson, Snapshot] | None = None  # the last batch's end and snapshot
+        self._group_positions: Positions | None = None  # the offsets that this reader last committed
         self._group_commits_from_s = 0.0
 
     @property
@@ -80,12 +81,11 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         timeout_ms = min(GROUP_COMMIT_TIMEOUT_MS, client.request_timeout_ms)
         return SparkCluster.shared(replace(client, request_timeout_ms=timeout_ms))
 
-    # --- offsets: in the driver's stream process -------------------------------------------------
-
     def initialOffset(self) -> OffsetJson:
-        """Return where a new query starts. Spark asks twice, and again after a crash in the first batch.
+        """Return the start offset of a new query.
 
-        That batch has its own start and ignores this one, so ``latestOffset`` raises errors instead.
+        Spark calls this twice, and again after a crash in the first batch. That batch ignores this result, so
+        errors are stored, and ``latestOffset`` raises them.
         """
         if self._initial is None:
             try:
@@ -104,12 +104,12 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._plan.initial(snapshot, starting)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Only set a flag: a batch that a crash cut short is run again before the first latestOffset."""
+        """Only set a flag, because a batch that a crash interrupted is run before the first latestOffset."""
         self._is_available_now = True
         self._plan.prepare_available_now()
 
     def getDefaultReadLimit(self) -> Any:
-        """Return one limit, because Spark has no combined one; ``latestOffset`` applies all."""
+        """Return one of the limits: Spark cannot combine them. ``latestOffset`` applies all limits."""
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -122,8 +122,8 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: OffsetJson, limit: Any) -> OffsetJson:
         """Return the end of the next batch; ``start`` itself if there is nothing to read.
 
-        ReadAllAvailable (Trigger.Once) overrides the limits. Raises DataLossError, and SparkOptionError for a
-        query that cannot start.
+        If ``limit`` is ReadAllAvailable (Trigger.Once), the limits are not applied. Raises DataLossError, and
+        SparkOptionError for a query that cannot start.
         """
         begin = StreamOffset.parse(start)
         if begin.is_initial and self._initial_error is not None:
@@ -163,7 +163,10 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return snapshot, proposal
 
     def _wait_for_data(self, proposal: Proposal) -> bool:
-        """Whether there is more data than in the snapshot; waits up to ``latestOffset.maxWaitMs`` for it."""
+        """Wait up to ``latestOffset.maxWaitMs`` for data beyond the snapshot.
+
+        Returns whether to take another snapshot.
+        """
         max_wait_ms = self._options.latest_offset_max_wait_ms
         if max_wait_ms <= 0:
             return False
@@ -173,18 +176,21 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._cluster.wait_for_data(proposal.seen, max_wait_ms)
 
     def reportLatestOffset(self) -> OffsetJson | None:
-        """Return the ends of the logs in the last snapshot, for the query's progress. Sends no request."""
+        """Return the log end offsets that the reader saw last, or None before it has seen any.
+
+        Spark shows them in the query's progress. Sends no request.
+        """
         return None if self._seen is None else dict(positions_to_json(self._seen))
 
     def commit(self, end: OffsetJson) -> None:
-        """Commit the group's offsets: all before ``end`` is processed. Spark calls this one batch late."""
+        """Commit the offsets before ``end`` for the group. Spark calls this one batch late."""
         self._commit_group(StreamOffset.parse(end))
 
     def stop(self) -> None:
-        """Do nothing: Spark ends the process, mostly without calling this."""
+        """Do nothing. Spark usually ends the process without calling this."""
 
     def _commit_group(self, finished: StreamOffset) -> None:
-        """Commit the query's progress for its group. Never fails the query."""
+        """Commit the query's progress for its group. Errors only cause a warning."""
         options = self._options
         if options.group_id is None or not options.commit_group_offsets or finished.is_initial:
             return
@@ -202,10 +208,8 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 stacklevel=2,
             )
 
-    # --- a batch ---------------------------------------------------------------------------------
-
     def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
-        """Return the ranges of a batch, one per task. The same arguments always return the same offsets.
+        """Return the ranges of a batch, one per task. The same arguments always give the same offsets.
 
         Raises DataLossError.
         """
@@ -219,7 +223,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return [InputPartition(each) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """In a task: return the records of one range."""
+        """In a task: yield the records of one range as Arrow batches."""
         from sparkbridge.source.range_reader import read_range
 
         return read_range(self._cluster, partition.value, self._options, self._schema)

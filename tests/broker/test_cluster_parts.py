@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from kafkalite.broker.cluster import raft_links
 from kafkalite.broker.cluster.metadata_tree import describe
 from kafkalite.broker.cluster.node import VotersFile
 from kafkalite.broker.cluster.raft_links import RaftLink
+from kafkalite.broker.cluster.start_counter import count_start
 from kafkalite.broker.coordination.producer_ids import ProducerIds
 from kafkalite.errors import (
     BrokerError,
@@ -126,6 +128,18 @@ def test_a_directory_remembers_its_voters() -> None:
     assert VotersFile(disk, "/data", [1, 2, 3]).is_known
     with pytest.raises(DataDirectoryError, match=r"has the voters 1,2,3, and controller\.quorum\.voters 1,2"):
         VotersFile(disk, "/data", [1, 2])
+
+
+def test_r51_starts_are_counted_in_the_directory(caplog: pytest.LogCaptureFixture) -> None:
+    disk = MemoryFileSystem(crashable=True)
+    disk.make_dirs("/data")
+    disk.sync_dir("/")
+    assert [count_start(disk, "/data") for _ in range(3)] == [1, 2, 3]
+    disk.crash(random.Random(1))
+    assert count_start(disk, "/data") == 4
+    disk.write_atomically("/data/start-count", b"garbage")
+    assert count_start(disk, "/data") == 1
+    assert "count of starts is unreadable" in caplog.text
 
 
 def test_the_metadata_as_a_tree() -> None:

@@ -29,10 +29,7 @@ from kafkalite.limits import MAX_ERROR_MESSAGE_LENGTH
         (BatchTooLargeError("no"), ErrorCode.MESSAGE_TOO_LARGE),
         (DiskFullError("no"), ErrorCode.KAFKA_STORAGE_ERROR),
         (LogOfflineError("no"), ErrorCode.KAFKA_STORAGE_ERROR),
-        (
-            CorruptLogError(path="p", position=1, expected="a", actual="b"),
-            ErrorCode.KAFKA_STORAGE_ERROR,
-        ),
+        (CorruptLogError(path="p", position=1, expected="a", actual="b"), ErrorCode.KAFKA_STORAGE_ERROR),
         (ConfigError(key="k", value=1, allowed="2"), ErrorCode.INVALID_CONFIG),
         (RemoteProtocolError("no"), ErrorCode.INVALID_REQUEST),
     ],

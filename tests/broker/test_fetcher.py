@@ -118,7 +118,7 @@ def leader() -> Leader:
 async def fetcher(leader: Leader) -> Any:
     broken: list[BaseException] = []
     config = BrokerConfig(node_id=2, replica_fetch_backoff_ms=20)
-    made = Fetcher(1, config, SystemClock(), leader.connect, lambda: 77, broken.append)
+    made = Fetcher(1, config, SystemClock(), leader.connect, lambda: 77, broken.append, lambda *_: None)
     yield made
     made.close()
     assert not broken
@@ -187,9 +187,7 @@ async def test_a_long_sync_does_not_delay_the_next_fetch(fetcher: Fetcher, leade
 
 
 @pytest.mark.parametrize(
-    ("size", "outcome"),
-    [(2**20, NextFetch.AFTER_SYNC), (100, NextFetch.NOW)],
-    ids=["large", "page-cache"],
+    ("size", "outcome"), [(2**20, NextFetch.AFTER_SYNC), (100, NextFetch.NOW)], ids=["large", "page-cache"]
 )
 async def test_more_is_fetched_at_once(
     fetcher: Fetcher, leader: Leader, size: int, outcome: NextFetch

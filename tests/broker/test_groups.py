@@ -34,6 +34,7 @@ from kafkalite.protocol.messages import admin, data, groups, transactions
 from kafkalite.testing import Cluster, VirtualClock
 from kafkalite.testing.faults import fail_next
 from kafkalite.testing.wire import WireClient
+from proof.durable_state import durable_state
 from proof.waiting import eventually, settle
 
 RETRIED = {
@@ -591,7 +592,7 @@ async def test_a_compacted_log_loads_to_the_same_state() -> None:
         await caller.call(heartbeat(2, -1))
         await caller.call(in_transaction(identity, offset(2, 777), member=1, epoch=epoch))
         shard = cluster.broker.coordinators.groups("g")
-        expected, size_bytes = shard.machine.durable(), shard.partition.log.size_bytes
+        expected, size_bytes = durable_state(shard.machine), shard.partition.log.size_bytes
         cleaner = cluster.broker.housekeeping.cleaner
         assert cleaner is not None
         await cleaner.clean()
@@ -600,4 +601,4 @@ async def test_a_compacted_log_loads_to_the_same_state() -> None:
         await caller.call(fetch())
         again = cluster.broker.coordinators.groups("g")
         assert again is not shard
-        assert again.machine.durable() == expected
+        assert durable_state(again.machine) == expected

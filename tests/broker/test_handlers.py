@@ -16,7 +16,7 @@ from kafkalite.model import EARLIEST, LATEST, MAX_TIMESTAMP
 from kafkalite.protocol.api import APIS, ApiKey
 from kafkalite.protocol.connection import RequestError
 from kafkalite.protocol.messages import admin, data, groups, metadata
-from kafkalite.records.header import seal
+from kafkalite.records.header import HEADER, HEADER_BYTES, seal
 from kafkalite.testing.wire import WireClient
 from proof.waiting import eventually, settle
 
@@ -55,16 +55,14 @@ async def test_each_partition_has_its_own_result(wire: WireClient, new_topic: Ma
             data.ProducePartition("t", 1, len(good)),
             data.ProducePartition("t", 7, len(good)),
             data.ProducePartition("nothing", 0, len(good)),
-            data.ProducePartition("t", 1, len(good)),
         ],
     )
-    answer = await wire.call(request, bad, good, good, good, good)
+    answer = await wire.call(request, bad, good, good, good)
     assert [(p.error_code, p.base_offset) for p in answer.partitions] == [
         (ErrorCode.CORRUPT_MESSAGE, -1),
         (0, 0),
         (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1),
         (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1),
-        (0, 1),
     ]
     assert "partitions 0 to 1, not 7" in answer.partitions[2].error_message
 
@@ -82,7 +80,8 @@ def _with_codec(batch: bytearray, attributes: int) -> bytearray:
         (0b111 | 6 << 8, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
         (0b111 | 1 << 4, ErrorCode.INVALID_RECORD),
         (0b111 | 1 << 5, ErrorCode.INVALID_RECORD),
-        (0b001, ErrorCode.NONE),  # rows in Kafka's format, gzipped: stored unchanged
+        (0b000, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT),  # rows in Kafka's format
+        (0b001, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT),  # the same, gzipped
     ],
 )
 async def test_attributes_decide_which_batches_are_accepted(
@@ -92,6 +91,24 @@ async def test_attributes_decide_which_batches_are_accepted(
     batch = _with_codec(batch_of(), attributes)
     answer = await wire.call(produce(batch), batch)
     assert answer.partitions[0].error_code == code
+
+
+@pytest.mark.parametrize("transactional_id", [None, "txn"])
+@pytest.mark.parametrize(
+    "body", [b"garbage", b"\x94\xc0\xc0\xc0\xc0"], ids=["garbage", "a million of nothing"]
+)
+async def test_s22_a_batch_that_no_reader_could_unpack_is_not_stored(
+    wire: WireClient, new_topic: Make, batch_of: Make, body: bytes, transactional_id: str | None
+) -> None:
+    await wire.call(new_topic("t"))
+    batch = batch_of()[:HEADER_BYTES] + body
+    HEADER.pack_into(batch, 0, 0, len(batch) - 12, 0, 2, 0, 7, 999_999, 1, 1, -1, -1, -1, 1_000_000)
+    seal(batch)
+    partition = data.ProducePartition("t", 0, len(batch))
+    answer = await wire.call(data.ProduceRequest(-1, 1000, transactional_id, [partition]), batch)
+    assert answer.partitions[0].error_code == ErrorCode.CORRUPT_MESSAGE
+    listed = await wire.call(data.ListOffsetsRequest(0, [data.ListOffsetsPartition("t", 0, -1, LATEST)]))
+    assert listed.partitions[0].offset == 0
 
 
 @pytest.mark.parametrize("size", [0, 1, 60])
@@ -325,8 +342,9 @@ async def test_the_end_of_a_leader_epoch_is_returned(
     await wire.call(new_topic("t"))
     batch = batch_of()
     await wire.call(produce(batch), batch)
-    asked = [data.EpochPartition("t", 0, -1, 0), data.EpochPartition("t", 0, 5, 0)]
-    known, fenced = (await wire.call(data.OffsetsForLeaderEpochRequest(asked))).partitions
+    asked = [[data.EpochPartition("t", 0, -1, 0)], [data.EpochPartition("t", 0, 5, 0)]]
+    answers = [await wire.call(data.OffsetsForLeaderEpochRequest(one)) for one in asked]
+    (known,), (fenced,) = (answer.partitions for answer in answers)
     assert (known.error_code, known.leader_epoch, known.end_offset) == (0, 0, 1)
     assert fenced.error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
 

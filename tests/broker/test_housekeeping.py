@@ -26,8 +26,12 @@ DAY_MS = 24 * HOUR_MS
 
 async def _range(wire: WireClient, topic: str) -> tuple[int, int]:
     """[log start offset, high watermark) of partition 0."""
-    asked = [data.ListOffsetsPartition(topic, 0, -1, when) for when in (-2, -1)]
-    start, end = (await wire.call(data.ListOffsetsRequest(0, asked))).partitions
+    start, end = [
+        (
+            await wire.call(data.ListOffsetsRequest(0, [data.ListOffsetsPartition(topic, 0, -1, when)]))
+        ).partitions[0]
+        for when in (-2, -1)
+    ]
     return start.offset, end.offset
 
 
@@ -68,10 +72,7 @@ async def test_two_topics_with_different_retention_are_both_honoured(
 
 async def test_size_limits_keep_the_youngest_segments(new_topic: Make, batch_of: Make, produce: Make) -> None:
     clock = VirtualClock()
-    async with (
-        Broker(listeners="inproc://", clock=clock) as broker,
-        WireClient(broker.address) as wire,
-    ):
+    async with Broker(listeners="inproc://", clock=clock) as broker, WireClient(broker.address) as wire:
         await wire.call(new_topic("t", **{"segment.bytes": "2000", "retention.bytes": "3000"}))
         for _ in range(20):
             batch = batch_of(b"x" * 900, timestamp_ms=clock.wall_ms())

@@ -81,10 +81,7 @@ async def test_a_damaged_log_is_offline_and_the_others_serve(
     await broker.kill()
     (directory,) = tmp_path.glob("*-0")
     (directory / "log-state").write_text("garbage")
-    async with (
-        Broker(log_dirs=tmp_path, listeners="inproc://") as again,
-        WireClient(again.address) as wire,
-    ):
+    async with Broker(log_dirs=tmp_path, listeners="inproc://") as again, WireClient(again.address) as wire:
         batch = batch_of()
         (bad,) = (await wire.call(produce(batch), batch)).partitions
         assert bad.error_code == ErrorCode.KAFKA_STORAGE_ERROR
@@ -92,6 +89,7 @@ async def test_a_damaged_log_is_offline_and_the_others_serve(
         (good,) = (await wire.call(fetch(0, partition=1))).partitions
         assert (good.error_code, good.high_watermark) == (0, 4)
         assert again.statistics().offline_partition_count == 1
+        assert again.statistics().damaged_partition_count == 1
         assert {s.partition: s.offline_reason is None for s in again.partitions.stored()} == {
             0: False,
             1: True,
@@ -101,10 +99,7 @@ async def test_a_damaged_log_is_offline_and_the_others_serve(
 async def test_a_log_that_cannot_be_created_is_offline_until_its_topic_is_deleted(
     tmp_path: Path, new_topic: Make, batch_of: Make, produce: Make, monkeypatch: Any
 ) -> None:
-    async with (
-        Broker(log_dirs=tmp_path, listeners="inproc://") as broker,
-        WireClient(broker.address) as wire,
-    ):
+    async with Broker(log_dirs=tmp_path, listeners="inproc://") as broker, WireClient(broker.address) as wire:
 
         def refuse(*_arguments: object) -> None:
             raise OSError("no more i-nodes")
@@ -147,19 +142,13 @@ async def test_a_directory_that_vanished_is_damage_and_never_an_empty_log(
     tmp_path: Path, new_topic: Make, batch_of: Make, produce: Make, caplog: Any
 ) -> None:
     """R25: a log with records by the checkpoint is not created again."""
-    async with (
-        Broker(log_dirs=tmp_path, listeners="inproc://") as broker,
-        WireClient(broker.address) as wire,
-    ):
+    async with Broker(log_dirs=tmp_path, listeners="inproc://") as broker, WireClient(broker.address) as wire:
         await wire.call(new_topic("t"))
         batch = batch_of()
         await wire.call(produce(batch), batch)
     (directory,) = tmp_path.glob("*-0")
     directory.rename(tmp_path / ("0" * 32 + "-0"))
-    async with (
-        Broker(log_dirs=tmp_path, listeners="inproc://") as again,
-        WireClient(again.address) as wire,
-    ):
+    async with Broker(log_dirs=tmp_path, listeners="inproc://") as again, WireClient(again.address) as wire:
         (result,) = (await wire.call(produce(batch), batch)).partitions
         assert result.error_code == ErrorCode.KAFKA_STORAGE_ERROR
         assert "missing" in result.error_message

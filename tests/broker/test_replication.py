@@ -40,9 +40,11 @@ from kafkalite.raft.single_quorum import SingleQuorum
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import check
 from kafkalite.rng import seeded_rng
+from kafkalite.storage.layout import parse_log_directory_name
 from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing.wire import WireClient
+from proof.damage.kinds import truncate
 from proof.waiting import eventually, settle
 
 CONTROLLER = 100
@@ -113,7 +115,15 @@ class Node:
         controller.publishers.insert(0, self.partitions.publish)
         registered = await controller.submit(
             cluster.RegisterBrokerRequest(
-                self.node_id, f"{self.node_id}-{time.monotonic_ns()}", "d", [self.address], None, -1, True, []
+                self.node_id,
+                f"{self.node_id}-{time.monotonic_ns()}",
+                "d",
+                [self.address],
+                None,
+                -1,
+                True,
+                [],
+                0,
             )
         )
         self.services.node.broker_epoch = registered.broker_epoch
@@ -150,6 +160,8 @@ class Node:
     async def send(self, request: Any, _timeout_ms: int) -> Any:
         """The controller channel."""
         await eventually(lambda: not self.is_cut)
+        if isinstance(request, cluster.ReportReplicasRequest):
+            return await self.net.controller.report_replicas(request)
         return await self.net.controller.submit(request)
 
     def hosted(self, topic: str = "t", partition: int = 0) -> HostedPartition:
@@ -165,11 +177,15 @@ class Node:
 class Net:
     """Three nodes and what joins them."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, controller_settings: ControllerSettings | None = None, **settings: Any) -> None:
         self.settings = {"replica_fetch_wait_max_ms": 200, **settings}
         self.clock = SystemClock()
         self.controller = ControllerNode(
-            SingleQuorum(node_id=CONTROLLER), CONTROLLER, self.clock, seeded_rng(1), ControllerSettings()
+            SingleQuorum(node_id=CONTROLLER),
+            CONTROLLER,
+            self.clock,
+            seeded_rng(1),
+            controller_settings or ControllerSettings(),
         )
         self.nodes: dict[int, Node] = {}
 
@@ -213,8 +229,10 @@ class Net:
 
 
 @asynccontextmanager
-async def running(**settings: Any) -> AsyncIterator[Net]:
-    net = Net(**settings)
+async def running(
+    controller_settings: ControllerSettings | None = None, **settings: Any
+) -> AsyncIterator[Net]:
+    net = Net(controller_settings, **settings)
     await net.start()
     try:
         yield net
@@ -458,7 +476,7 @@ async def test_a_damaged_replica_is_fetched_again_and_its_bytes_are_kept(net: Ne
     victim = net.followers()[0]
     await victim.stop()
     directory = victim.hosted().partition.log.directory
-    victim.filesystem.write_atomically(f"{directory}/log-state", b"garbage")
+    victim.filesystem.write_atomically(f"{directory}/{0:020d}.log", b"garbage")
     victim.filesystem.unlink("/data/clean-shutdown")
     await net.fence(victim)
     again = await net.restart(victim)
@@ -476,73 +494,118 @@ async def test_a_damaged_replica_that_counts_stays_as_it_is(net: Net) -> None:
     await produce(owner, b"0")
     await owner.stop()
     directory = owner.hosted().partition.log.directory
-    owner.filesystem.write_atomically(f"{directory}/log-state", b"garbage")
+    owner.filesystem.write_atomically(f"{directory}/{0:020d}.log", b"garbage")
     owner.filesystem.unlink("/data/clean-shutdown")
     again = await net.restart(owner)
-    (damaged,) = again.partitions.damaged()
-    await net.controller.submit(LoseReplicas(again.node_id, again.services.node.broker_epoch, (damaged,)))
-    assert net.state().leader == -1
+    assert again.hosted().is_damaged
+    assert not again.partitions.damaged(), "it serves what is sound"
+    assert net.state().leader == again.node_id
     assert not again.filesystem.exists(f"{directory}.damaged-1")
     assert (await produce(again, b"1")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
 
 
 async def test_an_empty_log_is_never_mistaken_for_the_one_before_it(net: Net) -> None:
-    """R24: while the leader knows a position of the damaged log, the log stays until another epoch."""
+    """R24, R52: the leader begins another epoch, in which it counts no position of the damaged log."""
     await net.create()
     await produce(net.leader(), b"0")
     leader, victim = net.leader(), net.followers()[0]
-    log = victim.hosted().partition.log
+    log, before = victim.hosted().partition.log, net.state()
     log._read_failed(CorruptLogError(path="00.log", position=0, expected="a batch", actual="none"))
     (damaged,) = victim.partitions.damaged()
     victim.is_cut = True  # the leader does not notice that it restarts
     await net.controller.submit(LoseReplicas(victim.node_id, victim.services.node.broker_epoch, (damaged,)))
-    assert victim.node_id not in net.state().isr
-    assert victim.hosted().partition.log is log
-    victim.is_cut = False
-    await net.fence(leader)
+    state = net.state()
+    assert (state.leader, state.leader_epoch) == (before.leader, before.leader_epoch + 1)
     assert victim.hosted().partition.log is not log
-    await net.unfence(leader)
+    leader.manager._isr.look_around()
+    await settle()
+    assert victim.node_id not in net.state().isr
+    victim.is_cut = False
     await eventually(lambda: len(net.state().isr) == 3)
     assert victim.log_bytes() == net.leader().log_bytes()
 
 
-async def test_a_replica_whose_log_went_offline_stays_out_of_the_isr(net: Net) -> None:
-    """R12, R24: on an idle partition only the leader's memory has the follower's position."""
+async def test_r52_a_damaged_replica_is_filled_again_from_its_leader(net: Net) -> None:
     await net.create(partitions=3)
     for number in range(5):
         await produce(net.leader(), b"%d" % number)
     leader, victim = net.leader(), net.followers()[0]
-    victim.hosted().partition.log._read_failed(
-        CorruptLogError(path="0.log", position=0, expected="", actual="")
-    )
+    victim.hosted().partition.log.mark_damaged("found by a scrub", sound_end_offset=2)
     (damaged,) = victim.partitions.damaged()
     await net.controller.submit(LoseReplicas(victim.node_id, victim.services.node.broker_epoch, (damaged,)))
-    epoch = net.state().partition_epoch
-    await settle()
-    leader.manager._isr.look_around()
-    await settle()
     assert victim.node_id not in net.state().isr
-    assert net.state().partition_epoch == epoch
     assert (await produce(leader, b"with two")).error_code == 0
+    await eventually(lambda: len(net.state().isr) == 3)
+    assert victim.log_bytes() == leader.log_bytes()
     assert len(net.state(partition=1).isr) == len(net.state(partition=2).isr) == 3
+    assert victim.filesystem.exists(f"{victim.hosted().partition.log.directory}.damaged-1")
 
 
-async def test_a_position_from_a_lost_session_does_not_count(net: Net) -> None:
-    """R12: the replica may have lost its log since; its listing in the new session counts."""
-    await net.create(partitions=6)
-    await produce(net.leader(), b"0")
-    leader, victim = net.leader(), net.followers()[0]
-    fetcher = victim.manager._fetchers[leader.node_id]
-    victim.hosted().partition.log._read_failed(
-        CorruptLogError(path="0.log", position=0, expected="", actual="")
-    )
+async def test_r52_a_leader_that_finds_damage_hands_over_and_is_filled_again(net: Net) -> None:
+    await net.create()
+    for number in range(5):
+        await produce(net.leader(), b"%d" % number)
+    victim = net.leader()
+    victim.hosted().partition.log.mark_damaged("found by a scrub", sound_end_offset=2)
     (damaged,) = victim.partitions.damaged()
-    fetcher._start_over(ConnectionFailedError("lost"), keep_connection=False)
     await net.controller.submit(LoseReplicas(victim.node_id, victim.services.node.broker_epoch, (damaged,)))
-    await eventually(lambda: fetcher._session_id)
-    leader.manager._isr.look_around()
-    await settle()
-    assert victim.node_id not in net.state().isr
+    assert net.leader() is not victim
+    await eventually(lambda: len(net.state().isr) == 3)
+    assert victim.log_bytes() == net.leader().log_bytes()
+
+
+def lose_the_end(node: Node) -> None:
+    """Cut a killed node's active segment, as if its disk had lost the end."""
+    name = next(name for name in node.filesystem.list_dir("/data") if parse_log_directory_name(name))
+    segment = next(each for each in node.filesystem.list_dir(f"/data/{name}") if each.endswith(".log"))
+    truncate(node.filesystem, f"/data/{name}/{segment}", seeded_rng(1))
+
+
+async def test_r46_replicas_report_their_logs_and_the_most_complete_one_leads() -> None:
+    async with running() as net:
+        await net.create(**{"min.insync.replicas": "2"})
+        for number in range(6):
+            await produce(net.leader(), b"%d" % number)
+        leader = net.leader()
+        for node in [*net.followers(), leader]:
+            await net.kill(node)
+        state = net.state()
+        assert (state.leader, len(state.elr)) == (-1, 2)
+        lose_the_end(leader)
+        await net.restart(leader)
+        await settle()
+        assert net.state().leader == -1
+        for node_id in sorted({1, 2, 3} - {leader.node_id}):
+            await net.restart(net.nodes[node_id])
+        await eventually(lambda: len(net.state().isr) == 3)
+        assert net.state().leader != leader.node_id
+        assert net.leader().hosted().log_end_offset == 6
+        assert len({node.log_bytes() for node in net.nodes.values()}) == 1
+
+
+async def test_r50_a_replica_that_never_stopped_replaces_a_leader_that_lost_records() -> None:
+    settings = ControllerSettings(unclean_recovery_timeout_ms=0)
+    async with running(settings) as net:
+        await net.create(**{"min.insync.replicas": "2"})
+        for number in range(6):
+            await produce(net.leader(), b"%d" % number)
+        leader, (complete, absent) = net.leader(), net.followers()
+        await eventually(lambda: complete.hosted().high_watermark == 6)
+        complete.is_cut = True
+        await net.fence(complete)
+        await net.kill(absent)
+        await net.kill(leader)
+        lose_the_end(leader)
+        leader = await net.restart(leader)
+        await eventually(lambda: net.state().leader == leader.node_id)  # nothing better returned in time
+        assert leader.hosted().log_end_offset < 6
+        complete.is_cut = False
+        await net.unfence(complete)
+        await eventually(lambda: net.state().leader == complete.node_id)
+        await eventually(lambda: len(net.state().isr) == 2)
+        assert complete.hosted().log_end_offset == leader.hosted().log_end_offset == 6
+        described = net.controller.describe_recovery().partitions
+        assert all(each.leader_id == complete.node_id for each in described)
 
 
 async def test_truncations_run_beside_the_loop() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -14,12 +16,15 @@ from kafkalite.broker.server.server import (
     FRAME_DEADLINE_MS,
     FRAME_PROGRESS_BYTES,
     HANDSHAKE_DEADLINE_MS,
+    LARGE_REQUEST_BYTES,
+    LINGER_MS,
     REAP_INTERVAL_MS,
+    REQUESTS_PER_TURN,
     WRITE_BUFFER_HIGH_BYTES,
     Connection,
     Server,
 )
-from kafkalite.errors import ErrorCode
+from kafkalite.errors import ErrorCode, RemoteProtocolError
 from kafkalite.limits import MAX_IN_FLIGHT_PER_CONNECTION
 from kafkalite.protocol.api import APIS, ApiKey
 from kafkalite.protocol.connection import BadRequest, ClientConnection, Request, RequestError
@@ -38,6 +43,7 @@ class Transport:
         self.is_reading = True
         self.is_closed = False
         self.is_aborted = False
+        self.has_ended = False
         self.buffered = 0
 
     def get_extra_info(self, name: str) -> Any:
@@ -52,7 +58,7 @@ class Transport:
         return self.buffered
 
     def write(self, data: Any) -> None:
-        assert not self.is_closed
+        assert not self.is_closed and not self.has_ended
         self.written += data
 
     def writelines(self, buffers: Any) -> None:
@@ -66,6 +72,10 @@ class Transport:
     def resume_reading(self) -> None:
         assert not self.is_reading
         self.is_reading = True
+
+    def write_eof(self) -> None:
+        assert not self.is_closed
+        self.has_ended = True
 
     def close(self) -> None:
         if not self.is_closed:
@@ -214,10 +224,100 @@ def test_responses_are_sent_in_the_order_of_requests(peer: Peer, desk: Desk) -> 
     assert peer.tags() == ["later 1", "b", "later 2", "c"]
 
 
-def test_pipelined_requests_of_one_read_are_answered_in_one_go(peer: Peer) -> None:
+async def test_pipelined_requests_of_one_read_are_answered_in_turns(peer: Peer) -> None:
     frames = [b"".join(peer.wire.send(metadata.MetadataRequest([str(i)], False))[1]) for i in range(50)]
     peer.receive(*frames)
-    assert peer.tags() == [str(i) for i in range(50)]
+    assert peer.tags() == [str(i) for i in range(REQUESTS_PER_TURN)]
+    assert not peer.transport.is_reading
+    for turn in range(1, 4):
+        await asyncio.sleep(0)
+        assert peer.tags() == [str(i) for i in range(50)][turn * REQUESTS_PER_TURN :][:REQUESTS_PER_TURN]
+    assert peer.transport.is_reading
+
+
+async def test_s24_a_quiet_connection_is_served_between_the_turns_of_a_flood(
+    new_server: Callable[..., Server], desk: Desk
+) -> None:
+    server = new_server(max_connections=100)
+    flood = [Peer(server) for _ in range(20)]
+    quiet = Peer(server)
+    for one in (*flood, quiet):
+        one.handshake()
+    for one in flood:
+        one.receive(*(one.wire.send(metadata.MetadataRequest(["flood"], False))[1][0] for _ in range(150)))
+    desk.seen.clear()
+    for number in range(100):
+        quiet.ask("quiet")
+        assert quiet.tags() == ["quiet"], "not behind the flood"
+        await asyncio.sleep(0)
+        for one in flood:
+            if one.transport.is_reading:
+                frames = [one.wire.send(metadata.MetadataRequest(["flood"], False))[1][0] for _ in range(150)]
+                one.receive(*frames)
+        between = len(desk.seen)
+        desk.seen.clear()
+        assert between <= 1 + REQUESTS_PER_TURN, f"{between} requests in iteration {number}"
+    assert min(one.connection.received_requests for one in flood) >= 2 * REQUESTS_PER_TURN, "in turns"
+
+
+async def test_s24_a_flood_that_hangs_up_is_forgotten(new_server: Callable[..., Server]) -> None:
+    server = new_server(max_connections=100)
+    flood = Peer(server)
+    flood.handshake()
+    flood.receive(*(flood.wire.send(metadata.MetadataRequest(["flood"], False))[1][0] for _ in range(150)))
+    forgotten = ref(flood.connection)
+    flood.transport.abort()
+    await asyncio.sleep(0)
+    del flood
+    gc.collect()
+    assert forgotten() is None
+
+
+async def test_s24_large_requests_take_turns(new_server: Callable[..., Server]) -> None:
+    server = new_server(max_connections=100)
+    payload = bytes(LARGE_REQUEST_BYTES + 20_000)
+    message = data.ProduceRequest(1, 1, None, [data.ProducePartition("t", 0, len(payload))])
+    flood = [Peer(server) for _ in range(5)]
+    for one in flood:
+        one.handshake()
+        one.receive(*one.wire.send(message, [payload])[1])
+        one.receive(*one.wire.send(message, [payload])[1])
+    answered = [sum(len(one.answers()) for one in flood)]
+    for _ in range(6):
+        await asyncio.sleep(0)
+        answered.append(sum(len(one.answers()) for one in flood))
+    assert answered == [5, 1, 1, 1, 1, 1, 0]
+
+
+async def test_s24_a_large_request_is_decoded_in_turns(new_server: Callable[..., Server], desk: Desk) -> None:
+    server = new_server(max_connections=100)
+    large, other = Peer(server), Peer(server)
+    large.handshake()
+    other.handshake()
+    partitions = [data.ProducePartition("t", number, 0) for number in range(5_000)]
+    large.receive(*large.wire.send(data.ProduceRequest(1, 1, None, partitions))[1])
+    large.ask("after it")
+    for _ in range(4):
+        assert large.answers() == []
+        other.ask("other")
+        assert other.tags() == ["other"]
+        await asyncio.sleep(0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert [type(one) for one in large.answers()] == [data.ProduceResponse, metadata.MetadataResponse]
+
+
+async def test_damage_behind_requests_that_wait_for_a_turn_ends_the_connection(
+    peer: Peer, desk: Desk
+) -> None:
+    frames = [b"".join(peer.wire.send(metadata.MetadataRequest([str(i)], False))[1]) for i in range(20)]
+    peer.receive(*frames, b"\xff" * 8)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert desk.seen == [str(i) for i in range(20)]
+    with pytest.raises(RemoteProtocolError, match="envelope of"):
+        peer.answers()
+    assert peer.transport.is_closed
 
 
 def test_frames_split_at_every_byte_are_understood(peer: Peer) -> None:
@@ -364,7 +464,7 @@ def test_half_sent_frames_share_one_budget(new_server: Callable[..., Server]) ->
     assert server.free_bytes == 100_000
 
 
-def test_large_payloads_give_their_budget_back(peer: Peer, server: Server) -> None:
+async def test_large_payloads_give_their_budget_back(peer: Peer, server: Server) -> None:
     payload = bytes(200_000)
     message = data.ProduceRequest(1, 1, None, [data.ProducePartition("t", 0, len(payload))])
     peer.receive(*peer.wire.send(message, [payload])[1])
@@ -533,15 +633,25 @@ async def test_a_server_that_ends_finishes_requests_in_progress(
     idle = Peer(server)
     peer.ask("later 1")
     server.end()
-    assert idle.transport.is_closed
-    assert not peer.transport.is_reading
-    peer.ask("too late")
-    closing = asyncio.create_task(server.wait_closed(5_000))
-    await asyncio.sleep(0)
+    peer.ask("just arrived")
+    for _ in range(6):
+        await asyncio.sleep(0)
+    assert idle.transport.has_ended and not peer.transport.has_ended
     desk.finish("later 1")
-    await closing
-    assert peer.tags() == ["later 1"]
+    assert peer.tags() == ["later 1", "just arrived"]
+    assert peer.transport.has_ended and not peer.transport.is_closed
+    peer.ask("too late")
     assert "too late" not in desk.seen
+    closing = asyncio.create_task(server.wait_closed(5_000))
+    for one in (idle, peer):  # their clients close when they receive the end
+        one.transport.close()
+    await asyncio.wait_for(closing, 0.1)
+
+
+async def test_a_peer_that_does_not_close_is_closed_by_a_server_that_ends(peer: Peer, server: Server) -> None:
+    server.end()
+    await server.wait_closed(LINGER_MS + 1_000)
+    assert peer.transport.is_closed and not peer.transport.is_aborted
 
 
 async def test_connections_not_answered_in_time_are_cut(peer: Peer, server: Server, desk: Desk) -> None:

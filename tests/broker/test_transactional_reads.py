@@ -201,7 +201,8 @@ def describe(*partitions: tuple[str, int]) -> transactions.DescribeProducersRequ
 
 
 async def test_operators_see_the_open_transactions(wire: WireClient, writer: Writer) -> None:
-    assert HANDLERS[ApiKey.DESCRIBE_PRODUCERS] is describe_producers
+    handler = HANDLERS[ApiKey.DESCRIBE_PRODUCERS]
+    assert handler.__wrapped__ is describe_producers  # type: ignore[attr-defined]
     writer.part(9)
     writer.part(9, 1)
     writer.part(4)

@@ -151,6 +151,7 @@ class RawProducer:
         self.timeout_ms = timeout_ms
         self.producer_id = self.epoch = -1
         self.sequences: dict[tuple[str, int], int] = {}
+        self.timestamp_ms = time.time_ns() // 1_000_000  # the same at each retry (R28)
 
     async def init(self) -> Self:
         request = data.InitProducerIdRequest(self.name, self.timeout_ms, self.producer_id, self.epoch)
@@ -165,7 +166,7 @@ class RawProducer:
     def batch(self, *values: bytes, sequence: int = 0) -> bytearray:
         return build_batch(
             list(values),
-            timestamps_ms=time.time_ns() // 1_000_000,
+            timestamps_ms=self.timestamp_ms,
             producer_id=self.producer_id,
             producer_epoch=self.epoch,
             base_sequence=sequence,

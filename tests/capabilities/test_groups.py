@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from itertools import pairwise
@@ -345,6 +345,13 @@ async def test_five_hundred_consumers_come_and_go(world: World) -> None:
 
     async def at_rest() -> tuple[int, ...]:
         await world.until(lambda: world.broker.statistics().connection_count == connections)
+        counts: deque[int] = deque(maxlen=20)  # no metadata refresh has begun or ended for a while
+
+        def is_settled() -> bool:
+            counts.append(len(asyncio.all_tasks()))
+            return len(counts) == 20 and len(set(counts)) == 1
+
+        await world.until(is_settled)
         now = world.broker.statistics()
         members = sum(each.member_count for each in await world.admin.list_groups())
         gc.collect()

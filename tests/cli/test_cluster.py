@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -224,6 +225,21 @@ def test_elect_refuses_unknown_names(at: Kl, topic: str) -> None:
     asked = at("cluster", "elect", "--unclean", "shown-0", stdin=b"n\n")
     assert asked.code == 1
     assert "Acknowledged records may be lost" in asked.told
+
+
+def test_shutdown_needs_the_secret(at: Kl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KAFKALITE_CLUSTER_SECRET", raising=False)
+    without = at("cluster", "shutdown", "1")
+    assert without.code == 2
+    assert "--secret-file" in without.told
+    empty = tmp_path / "node.toml"
+    empty.write_text('"node.id" = 1\n')
+    assert "has no cluster.secret" in at("cluster", "shutdown", "1", "--secret-file", str(empty)).told
+    for text in ('"cluster.secret" = "not the secret of it"\n', "not the secret of it\n"):
+        empty.write_text(text)
+        refused = at("cluster", "shutdown", "1", "--secret-file", str(empty))
+        assert "CLUSTER_AUTHORIZATION_FAILED" in refused.told or "not part of a cluster" in refused.told
+    assert at("cluster", "status").code == 0
 
 
 def test_shutdown_of_an_unknown_node(at: Kl) -> None:

@@ -82,7 +82,7 @@ def test_a_directory_keeps_its_cluster(tmp_path: Path) -> None:
     assert read_or_make_layout(tmp_path, 3, None, 9092) == first
     assert read_or_make_layout(tmp_path, 3, 0, 9092) == first
     assert len(set(first.client_ports + first.controller_ports)) == 6
-    assert len(first.secret) >= 32
+    assert len(first.cluster_secret) >= 32
     assert (tmp_path / "cluster.toml").stat().st_mode & 0o077 == 0, "only the owner may read the secret"
     with pytest.raises(ConfigError, match="the number of nodes of the cluster"):
         read_or_make_layout(tmp_path, 5, None, 9092)
@@ -130,7 +130,10 @@ def test_three_nodes_survive_the_loss_of_one_and_start_again(spawn: Spawn, kl: K
         (3, "live", 3),
     ]
 
-    assert kl("cluster", "shutdown", "2", "-b", servers, "--timeout", "30s").text == "node 2: stopped\n"
+    refused = kl("cluster", "shutdown", "2", "-b", servers, "--timeout", "30s")
+    assert refused.code == 2 and "KAFKALITE_CLUSTER_SECRET" in refused.told
+    shutdown = ("cluster", "shutdown", "2", "--secret-file", str(data / "node-1.toml"))
+    assert kl(*shutdown, "-b", servers, "--timeout", "30s").text == "node 2: stopped\n"
     assert kl("produce", "events", "-b", servers, stdin=b"four\n").code == 0
     status = kl("cluster", "status", "--check", "-b", servers)
     assert status.code == 9

@@ -227,10 +227,7 @@ def test_a_group_with_members_is_not_changed(at: Kl, servers: str, filled: str) 
     [
         (["group", "reset-offsets", "g"], "exactly one of"),
         (["group", "reset-offsets", "g", "--to-earliest", "--to-latest"], "exactly one of"),
-        (
-            ["group", "reset-offsets", "g", "--to-earliest", "--execute", "--dry-run"],
-            "either --execute or",
-        ),
+        (["group", "reset-offsets", "g", "--to-earliest", "--execute", "--dry-run"], "either --execute or"),
         (["group", "reset-offsets", "g", "--to-datetime", "soonish"], "is not a time"),
         (["group", "commit", "g", "orders=5"], "TOPIC-PARTITION=OFFSET"),
         (["consume", "t", "-g", "g", "-r", "5:"], "a group continues at its committed offsets"),

@@ -140,6 +140,45 @@ def test_a_flipped_byte_is_damage(kl: Kl, data: Path) -> None:
     assert "position 0" in dumped.told
 
 
+def test_verify_reports_what_a_start_would_find(kl: Kl, data: Path) -> None:
+    """R24: also damage that no single file shows."""
+    segment, second = logs(kl, data)
+    segment.unlink()
+    result = kl("log", "verify", data, "-o", "json")
+    assert result.code == 9
+    (row,) = [one for one in json.loads(result.out) if one["partition"] == 0]
+    first, last = int(segment.stem), int(second.stem)
+    assert row["damage"]["sound_end_offset"] == first
+    assert row["damage"]["records_in_doubt"] == last - first
+    assert f"kl log accept-loss {segment.parent}" in result.told
+    for path in segment.parent.iterdir():
+        path.unlink()
+    segment.parent.rmdir()
+    assert "the directory is missing" in kl("log", "verify", data).told
+
+
+def test_accepting_a_loss_asks_first_and_makes_the_log_usable(kl: Kl, data: Path) -> None:
+    """R45"""
+    segment, second = logs(kl, data)
+    first, last = int(segment.stem), int(second.stem)
+    segment.unlink()
+    refused = kl("log", "accept-loss", segment.parent)
+    assert refused.code != 0
+    assert f"{last - first} records in doubt" in refused.told
+    assert not segment.exists()
+    result = kl("log", "accept-loss", segment.parent, "--yes", "-o", "json")
+    (row,) = json.loads(result.out)
+    assert (row["topic"], row["partition"], row["lost_records"]) == ("t", 0, last - first)
+    assert row["log_end_offset"] == RECORDS
+    (after,) = [one for one in rows(kl, "verify", data) if one["partition"] == 0]
+    assert (after["verdict"], after["records"], after["log_end_offset"]) == (
+        "good",
+        RECORDS - (last - first),
+        RECORDS,
+    )
+    assert kl("log", "accept-loss", data, "--yes").code != 0
+
+
 def test_a_torn_tail_is_no_damage(kl: Kl, data: Path) -> None:
     log = logs(kl, data)[-1]
     last = rows(kl, "dump", log)[-1]

@@ -228,8 +228,10 @@ def report(*findings: Any, was_stopped: bool = False) -> Any:
         name="orders", batches=2, rows=1500, rows_per_second=750.0, batch_ms=1000.0, lag=7, late=3
     )
     sink = SimpleNamespace(text="topic copies")
-    declared = SimpleNamespace(name="orders", group_id=lambda sink: "orders")
-    run = SimpleNamespace(pipeline=declared, queries=[SimpleNamespace(tally=tally, sink=sink)])
+    declared = SimpleNamespace(name="orders")
+    run = SimpleNamespace(
+        pipeline=declared, queries=[SimpleNamespace(tally=tally, sink=sink, group_id="orders")]
+    )
     failed = [finding for finding in findings if not finding.holds]
     return SimpleNamespace(run=run, findings=list(findings), failed=failed, was_stopped=was_stopped)
 

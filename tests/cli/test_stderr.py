@@ -10,7 +10,7 @@ import pytest
 
 from kafkalite.cli import client_warnings
 from kafkalite.cli.client_warnings import SparseHandler
-from kafkalite.cli.progress import NoProgress, bar_on
+from kafkalite.cli.progress import Progress, bar_on
 
 
 class Terminal(io.StringIO):
@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 def test_no_bar_without_a_terminal() -> None:
     stream = io.StringIO()
     bar = bar_on(stream, "in", total_bytes=10)
-    assert isinstance(bar, NoProgress)
+    assert type(bar) is Progress
     bar.advance_bytes(5)
     bar.advance_records(5)
     bar.close()

@@ -71,7 +71,7 @@ class FakeLog:
         header = check(own)
         if header.producer_id >= 0:
             self.producers.check_open(header)
-            repeated = self.producers.check(header)
+            repeated = self.producers.check(header, own)
             if repeated is not None:
                 return repeated.base_offset
         base = self.end

@@ -22,6 +22,7 @@ from kafkalite.errors import (
     ClientClosedError,
     DeliveryTimeoutError,
     InvalidRecordError,
+    KafkaStorageError,
     MessageTooLargeError,
     NotLeaderOrFollowerError,
 )
@@ -287,6 +288,17 @@ def test_a_coalesced_batch_too_large_is_taken_apart() -> None:
     assert accumulator.on_failed(flight, MessageTooLargeError(), 0, 0.5) == [alone_again]
 
 
+def test_a_delivery_timeout_quotes_the_last_error() -> None:
+    accumulator = Accumulator(CONFIG)
+    queue = accumulator.queue(T0)
+    batch = _append(accumulator, queue, b"1", now_ms=0)
+    accumulator.close_batch(queue, 0)
+    ((flight,),) = _drain(accumulator)
+    accumulator.on_failed(flight, KafkaStorageError("the log is damaged"), 10, 0.5)
+    assert accumulator.on_tick(1002) == [batch]
+    assert "the log is damaged" in str(batch.error)
+
+
 def test_delivery_timeout_in_every_state_of_a_batch() -> None:
     accumulator = Accumulator(CONFIG)
     queue = accumulator.queue(T0)
@@ -448,7 +460,7 @@ def test_a_listener_marks_the_failure_as_seen() -> None:
     batch.listeners.append((-1, lambda: None))
     accumulator.abort_all(ClientClosedError("bye"), 0)
     assert batch.unobserved_count() == 1
-    batch.observe_all()
+    batch.observe()
     assert batch.unobserved_count() == 0
 
 

@@ -14,6 +14,7 @@ from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import (
     BrokerError,
     ClientClosedError,
+    ClusterAuthorizationFailedError,
     ConnectionFailedError,
     InvalidConfigError,
     InvalidPartitionsError,
@@ -208,9 +209,11 @@ def _led_by(leaders: dict[TopicPartition, int], node_id: int) -> int:
 async def test_a_controlled_shutdown() -> None:
     async with Cluster(brokers=3) as cluster, cluster.admin() as admin:
         await admin.create_topic("t", 3, 3)
-        await admin.controlled_shutdown(3)
+        with pytest.raises(ClusterAuthorizationFailedError):
+            await admin.controlled_shutdown(3, cluster_secret="another secret than the nodes'")
+        await admin.controlled_shutdown(3, cluster_secret=cluster.secret)
         with pytest.raises(InvalidRequestError):
-            await admin.controlled_shutdown(77)
+            await admin.controlled_shutdown(77, cluster_secret=cluster.secret)
 
         async def is_gone() -> bool:
             leaders = {partition.leader_id for partition in (await admin.describe_topic("t")).partitions}

@@ -31,10 +31,7 @@ from kafkalite.records.header import ATTRIBUTES_POSITION, CONTROL_BIT, seal, sta
 
 T0, T1, T2 = (TopicPartition("t", number) for number in range(3))
 CONFIG = ConsumerConfig(
-    fetch_max_wait_ms=500,
-    fetch_max_bytes=10_000,
-    max_partition_fetch_bytes=1_000,
-    check_crcs=True,
+    fetch_max_wait_ms=500, fetch_max_bytes=10_000, max_partition_fetch_bytes=1_000, check_crcs=True
 )
 
 
@@ -119,8 +116,7 @@ def test_the_epoch_before_the_position_is_that_of_the_last_returned_batch(take: 
     state = _state(T0)
     dropped = _batch(4, b"marker", control=True, leader_epoch=5)
     _fetch(
-        state,
-        {T0: _batch(0, b"a", b"b", leader_epoch=2) + _batch(2, b"c", b"d", leader_epoch=3) + dropped},
+        state, {T0: _batch(0, b"a", b"b", leader_epoch=2) + _batch(2, b"c", b"d", leader_epoch=3) + dropped}
     )
     partition = state.partitions[T0]
     assert len(_take_all(state, take)) == take
@@ -342,11 +338,13 @@ def test_a_damaged_batch_stops_its_partition_before_it() -> None:
     _fetch(state, {T0: _batch(0, b"good") + damaged + _batch(2, b"after")})
     assert _take_all(state, 1) == [b"good"]
     for _ in range(2):
-        with pytest.raises(CorruptBatchError, match="t-0: the batch at offset 1 can't be read"):
+        with pytest.raises(CorruptBatchError, match="t-0: the batch at offset 1 can't be read") as raised:
             state.next_cursor()
+    error = raised.value
+    assert (error.topic_partition, error.offset, error.next_offset) == (T0, 1, 2)
     assert state.partitions[T0].position == 1
     assert _plan(state) == []
-    state.partitions[T0].seek(2)
+    state.partitions[T0].seek(error.next_offset)
     _fetch(state, {T0: _batch(2, b"after")})
     assert _take_all(state) == [b"after"]
 
@@ -369,8 +367,10 @@ def test_bytes_that_are_not_a_batch_are_an_error() -> None:
     state = _state(T0)
     _fetch(state, {T0: _batch(0, b"good") + b"\x00" * 80})
     assert _take_all(state, 1) == [b"good"]
-    with pytest.raises(CorruptBatchError, match="80 bytes"):
+    with pytest.raises(CorruptBatchError, match="80 bytes") as raised:
         state.next_cursor()
+    error = raised.value
+    assert (error.topic_partition, error.offset, error.next_offset) == (T0, 1, None)
 
 
 def test_batches_and_records_may_be_taken_in_turn() -> None:
@@ -539,9 +539,7 @@ def test_a_check_that_fails_is_tried_again() -> None:
 
 def test_a_response_of_a_former_leader_is_ignored() -> None:
     state = _read_in_epoch_1()
-    (old,) = [
-        FetchPlan(1, 500, [FetchPartition("t", 0, 1, 2, 1000)], {T0: Requested(2, 1, 1)}),
-    ]
+    (old,) = [FetchPlan(1, 500, [FetchPartition("t", 0, 1, 2, 1000)], {T0: Requested(2, 1, 1)})]
     _check(state, 2)
     state.on_fetched(
         old.requested, [FetchedPartition("t", 0, 0, None, 9, 9, 0, 0, [])], memoryview(b""), 0, 0.5

@@ -7,10 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalite.client.producer.columns import RecordColumns, split_by_partition, split_by_size
-from kafkalite.client.producer.pending_batch import (
-    BATCH_OVERHEAD_BYTES,
-    record_size,
-)
+from kafkalite.client.producer.pending_batch import BATCH_OVERHEAD_BYTES, record_size
 from kafkalite.errors import RecordError, RecordTooLargeError
 from kafkalite.records.builder import build_batch
 

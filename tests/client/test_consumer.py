@@ -25,6 +25,7 @@ from kafkalite.errors import (
 from kafkalite.model import Record, TopicPartition
 from kafkalite.protocol.api import ApiKey
 from kafkalite.records.builder import build_batch
+from kafkalite.records.header import HEADER_BYTES, seal
 from kafkalite.rng import seeded_rng
 from proof.waiting import eventually, settle
 
@@ -435,6 +436,35 @@ async def test_records_before_an_error_come_first(fake_broker: Any) -> None:
         assert len(await consumer.get_batches(timeout_ms=1000)) == 1
         await consumer.seek(T0, 11)
         assert await _read(consumer, 1) == [11], "an error that a seek resolved is not raised"
+
+
+@pytest.mark.parametrize("by", ["records", "batches", "iteration"])
+async def test_s22_an_unreadable_batch_can_be_skipped(fake_broker: Any, by: str) -> None:
+    fake_broker.append("t", 0, build_batch([b"0", b"1"]))
+    garbage = build_batch([b"2", b"3"], None, 1)
+    garbage[HEADER_BYTES:] = b"\xff" * (len(garbage) - HEADER_BYTES)
+    seal(garbage)
+    fake_broker.append("t", 0, garbage)
+    fake_broker.append("t", 0, build_batch([b"4"]))
+
+    async def read(consumer: Any) -> list[int]:
+        if by == "iteration":
+            return _numbers([record async for record in consumer])
+        if by == "records":
+            return _numbers(await consumer.get_many(timeout_ms=1000))
+        batches = await consumer.get_batches(timeout_ms=1000)
+        return _numbers([record for batch in batches for record in batch.records()])
+
+    async with _consumer(fake_broker, "t") as consumer:
+        if by == "records":
+            assert await read(consumer) == [0, 1]
+        with pytest.raises(CorruptBatchError, match="t-0: the batch at offset 2 can't be read") as raised:
+            await read(consumer)
+        error = raised.value
+        assert (error.topic_partition, error.offset, error.next_offset) == (T0, 2, 4)
+        assert error.topic_partition is not None and error.next_offset is not None
+        await consumer.seek(error.topic_partition, error.next_offset)
+        assert _numbers([await consumer.get_one(timeout_ms=1000)]) == [4]
 
 
 async def test_a_final_error_is_raised(fake_broker: Any, make_fault: Any) -> None:

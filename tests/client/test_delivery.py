@@ -6,10 +6,8 @@ import asyncio
 
 import pytest
 
-from kafkalite.client.producer.delivery import BatchMetadata, Delivery, batch_metadata, wait_done
-from kafkalite.client.producer.pending_batch import (
-    PendingBatch,
-)
+from kafkalite.client.producer.delivery import BatchDelivery, BatchMetadata, Delivery, wait_done
+from kafkalite.client.producer.pending_batch import PendingBatch
 from kafkalite.client.producer.sender import MAX_REMEMBERED_FAILURES, FailureLedger
 from kafkalite.errors import ClientClosedError, DeliveryFailedError
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, RecordMetadata
@@ -81,14 +79,14 @@ def test_acks_0_has_no_offset() -> None:
     batch = _batch()
     _settle(batch)
     assert Delivery(batch, 1).result().offset == NO_OFFSET
-    assert batch_metadata(batch).last_offset == NO_OFFSET
+    assert BatchDelivery(batch).result().last_offset == NO_OFFSET
 
 
 def test_batch_metadata() -> None:
     batch = _batch()
     _settle(batch, 9)
-    assert batch_metadata(batch) == BatchMetadata("t", 0, 9, 2, 100)
-    assert batch_metadata(batch).last_offset == 10
+    assert BatchDelivery(batch).result() == BatchMetadata("t", 0, 9, 2, 100)
+    assert BatchDelivery(batch).result().last_offset == 10
 
 
 def test_repr_has_the_state() -> None:
@@ -136,7 +134,7 @@ def test_a_batch_that_failed_as_a_whole_is_seen_as_a_whole() -> None:
     _settle(batch, error=ClientClosedError("over"))
     ledger.add(batch)
     with pytest.raises(ClientClosedError):
-        batch_metadata(batch)
+        BatchDelivery(batch).result()
     ledger.raise_unseen()
 
 

@@ -55,12 +55,7 @@ async def _run(script: list[tuple[int, Any]]) -> list[Any]:
         heartbeats.membership.on_expelled()
         heard.append(type(error))
 
-    cluster: Any = SimpleNamespace(
-        long_poll_ms={},
-        now_ms=lambda: now_ms,
-        rng=random.Random(1),
-        spawn=spawn,
-    )
+    cluster: Any = SimpleNamespace(long_poll_ms={}, now_ms=lambda: now_ms, rng=random.Random(1), spawn=spawn)
     config = consumer_config({"group.id": "g", "bootstrap.servers": "x:1", "retry.backoff.ms": 1})
     membership = Membership(MemberSettings("g", "m", None, None, 1000))
     membership.subscribe(["t"], None)

@@ -224,10 +224,7 @@ def test_a_new_leader_waits_for_responses_of_the_old_one() -> None:
     accumulator.on_failed(first, ConnectionFailedError("gone"), 0, 0.5)
     accumulator.retry_now()
     requests = accumulator.drain(0, lambda tp: 2, lambda node: 9).requests
-    assert [(node, [s.producer[2] for s in flights]) for node, flights in requests] == [
-        (2, [0]),
-        (2, [1]),
-    ]
+    assert [(node, [s.producer[2] for s in flights]) for node, flights in requests] == [(2, [0]), (2, [1])]
 
 
 def test_batches_to_resend_wait_for_room_and_keep_their_positions() -> None:
@@ -540,7 +537,7 @@ class LeaderMachine(RuleBasedStateMachine):
     def _append(self, data: bytes) -> int:
         """Return the base offset. Raises the error of the sequence."""
         batch = RecordBatch(data)
-        repeated = self.producers.check(batch.header)
+        repeated = self.producers.check(batch.header, data)
         if repeated is not None:
             return repeated.base_offset
         base = len(self.log)

@@ -219,7 +219,7 @@ async def test_invalid_records_are_refused_by_send(fake_broker: Any) -> None:
             ({"value": "text"}, "value of a record must be bytes"),
             ({"key": "text"}, "key of a record must be bytes"),
             ({"value": 5}, "not int"),
-            ({"headers": [("a", "text")]}, "headers must be"),
+            ({"headers": [("a", "text")]}, "header 'a' is str, but must be"),
             ({"headers": [("a",)]}, "headers must be"),
             ({"headers": 7}, "headers must be"),
         ):

@@ -37,10 +37,7 @@ def test_a_first_pause_above_the_ceiling_is_kept() -> None:
 
 @settings(derandomize=True, deadline=None)
 @given(
-    st.integers(0, 10_000),
-    st.integers(0, 100_000),
-    st.integers(1, 100),
-    st.floats(0, 1, exclude_max=True),
+    st.integers(0, 10_000), st.integers(0, 100_000), st.integers(1, 100), st.floats(0, 1, exclude_max=True)
 )
 def test_jitter_is_at_most_a_fifth(initial_ms: int, max_ms: int, failures: int, chance: float) -> None:
     plain = min(initial_ms * 2 ** (failures - 1), max(max_ms, initial_ms))

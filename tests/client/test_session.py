@@ -66,10 +66,7 @@ class World:
 async def world() -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(
-            Broker(
-                group_consumer_session_timeout_ms=1_000,
-                group_consumer_heartbeat_interval_ms=200,
-            )
+            Broker(group_consumer_session_timeout_ms=1_000, group_consumer_heartbeat_interval_ms=200)
         )
         admin = await stack.enter_async_context(Admin(broker.bootstrap_servers))
         producer = await stack.enter_async_context(Producer(broker.bootstrap_servers, linger_ms=0))
@@ -455,11 +452,7 @@ async def test_at_least_once_commits_processed_records(world: World, way: str) -
                         raise ZeroDivisionError
     assert (
         given
-        == {
-            "iterate": [0, 1, 2, 2, 3],
-            "many": [0, 1, 2, 3, 2, 3],
-            "batches": [0, 1, 2, 3, 0, 1, 2, 3],
-        }[way]
+        == {"iterate": [0, 1, 2, 2, 3], "many": [0, 1, 2, 3, 2, 3], "batches": [0, 1, 2, 3, 0, 1, 2, 3]}[way]
     )
 
 

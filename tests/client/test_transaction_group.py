@@ -271,9 +271,7 @@ async def test_many_transactions_in_a_row(broker: Any) -> None:
     assert await _committed(broker, len(expected)) == expected
 
 
-async def test_a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced_r34(
-    broker: Any,
-) -> None:
+async def test_a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced_r34(broker: Any) -> None:
     slow = Producer(broker.bootstrap_servers, transactional_id="slow", transaction_timeout_ms=1, linger_ms=0)
     async with slow as producer:
         await producer.begin_transaction()

@@ -29,16 +29,8 @@ from kafkalite.errors import (
 from kafkalite.model import GroupMetadata, OffsetAndMetadata, TopicPartition
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.messages.data import InitProducerIdResponse
-from kafkalite.protocol.messages.groups import (
-    Coordinator,
-    FindCoordinatorResponse,
-    TxnOffsetCommitResponse,
-)
-from kafkalite.protocol.messages.transactions import (
-    EndTxnGroupResponse,
-    EndTxnResponse,
-    JoinTxnGroupResponse,
-)
+from kafkalite.protocol.messages.groups import Coordinator, FindCoordinatorResponse, TxnOffsetCommitResponse
+from kafkalite.protocol.messages.transactions import EndTxnGroupResponse, EndTxnResponse, JoinTxnGroupResponse
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import RecordBatchBuilder, build_batch
 from kafkalite.records.control import build_marker

@@ -35,10 +35,7 @@ def moved(before, after):
 def test_each_partition_goes_to_one_subscriber(assignor, counts, members, then, more):
     assign = ASSIGNORS[assignor]
     first = assign(members, counts, {})
-    for subscribers, shape, targets in (
-        (members, counts, first),
-        (then, more, assign(then, more, first)),
-    ):
+    for subscribers, shape, targets in ((members, counts, first), (then, more, assign(then, more, first))):
         assert targets.keys() == subscribers.keys()
         owned = Counter(partition for partitions in targets.values() for partition in partitions)
         subscribed = {topic for topics in subscribers.values() for topic in topics}

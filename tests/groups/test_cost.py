@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kafkalite.groups.record_codec import OffsetValue, offset_record
+from kafkalite.groups.record_codec import OFFSET, OffsetValue, record
 from proof.groups.world import Consumer, Coordinator, settle
 
 MEMBERS, PARTITIONS = 100, 1_000
@@ -86,13 +86,17 @@ def test_a_heartbeat_without_an_update_is_cheap(large, capsys):
 def test_offsets_are_loaded_fast(coordinator, capsys):
     count = 100_000
     records = [
-        offset_record(
-            f"group-{number % 100}", "t", number % 1_000, OffsetValue(number, 1, None, 10**12, "f" * 32)
+        record(
+            OFFSET,
+            OffsetValue(number, 1, None, 10**12, "f" * 32),
+            f"group-{number % 100}",
+            "t",
+            number % 1_000,
         )
         for number in range(count)
     ]
     replay = coordinator.machine.replay
-    replay_ms = cpu_ms(lambda: [replay(record, coordinator.now) for record in records])
+    replay_ms = cpu_ms(lambda: [replay(each, coordinator.now) for each in records])
     with capsys.disabled():
         print(f"\n  {count / replay_ms:.0f} thousand offset records replayed in a second of CPU")
     assert count / replay_ms > 300

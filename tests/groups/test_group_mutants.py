@@ -16,4 +16,5 @@ def test_a_schedule_breaks_only_without_its_rule(name, mutant):
 
 
 def test_every_rule_of_groups_has_a_schedule():
-    assert DIRECTED.keys() == {name for name in effects() if name.startswith(("R35", "R38", "R39"))}
+    names = {name for name in effects() if name.startswith(("R35", "R38", "R39"))}
+    assert DIRECTED.keys() == names - {"R39-non-member"}  # which random histories find (proof.worlds)

@@ -22,6 +22,7 @@ from kafkalite.errors import (
     UnknownMemberIdError,
     UnreleasedInstanceIdError,
 )
+from proof.durable_state import durable_state
 from proof.groups.world import Consumer, Coordinator, flatten, settle
 
 NAMES = ["a", "b", "c", "d"]
@@ -48,11 +49,7 @@ def machine():
 
         # --- consumers
 
-        @rule(
-            name=st.sampled_from(NAMES),
-            topics=st.sampled_from(SUBSCRIPTIONS),
-            same_id=st.booleans(),
-        )
+        @rule(name=st.sampled_from(NAMES), topics=st.sampled_from(SUBSCRIPTIONS), same_id=st.booleans())
         def start(self, name, topics, same_id):
             if name in self.consumers:
                 return
@@ -106,9 +103,9 @@ def machine():
         def decide(self, request):
             """Decide twice: deciding changes nothing, so both decisions are equal."""
             world = self.world
-            before = copy.deepcopy(world.machine.durable())
+            before = copy.deepcopy(durable_state(world.machine))
             decision = world.machine.decide(request, Caller("app", "host"), world.now, world.topics)
-            assert world.machine.durable() == before
+            assert durable_state(world.machine) == before
             assert world.machine.decide(request, Caller("app", "host"), world.now, world.topics) == decision
             return decision
 

@@ -25,44 +25,38 @@ VALUE = codec.OffsetValue(42, 7, None, 1_000, "ti")
 
 EXAMPLES = {
     "group": (
-        codec.group_record("g", STATE),
-        codec.parse_group,
-        STATE,
+        codec.record(codec.GROUP, STATE, "g"),
+        (STATE, {}),
         "9201a167",
         "950005a7756e69666f726dff9193a174a2746903",
     ),
     "subscription": (
-        codec.subscription_record("g", "m", SUBSCRIPTION),
-        codec.parse_subscription,
-        SUBSCRIPTION,
+        codec.record(codec.SUBSCRIPTION, SUBSCRIPTION, "g", "m"),
+        (SUBSCRIPTION, {}),
         "9302a167a16d",
         "9800a169a3617070a168cdea6092a174a175c0a572616e6765",
     ),
     "target": (
-        codec.target_record("g", "m", P, NAMES),
-        codec.parse_target,
-        (P, NAMES),
+        codec.record(codec.TARGET, codec.Target(P), "g", "m", names=NAMES),
+        (codec.Target(P), NAMES),
         "9303a167a16d",
         "92009193a27469a1749201cd012c",
     ),
     "current": (
-        codec.current_record("g", "m", CURRENT, NAMES),
-        codec.parse_current,
+        codec.record(codec.CURRENT, CURRENT, "g", "m", names=NAMES),
         (CURRENT, NAMES),
         "9304a167a16d",
         "950005049193a27469a1749201cd012c90",
     ),
     "event": (
-        codec.event_record("g", EVENT),
-        codec.parse_event,
-        EVENT,
+        codec.record(codec.EVENT, EVENT, "g", 1),
+        (EVENT, {}),
         "9305a16701",
         "970041cd03e8aa4d656d6265724c656674a4676f6e650203",
     ),
     "offset": (
-        codec.offset_record("g", "t", 3, VALUE),
-        codec.parse_offset,
-        VALUE,
+        codec.record(codec.OFFSET, VALUE, "g", "t", 3),
+        (VALUE, {}),
         "9406a167a17403",
         "96002a07c0cd03e8a27469",
     ),
@@ -71,10 +65,12 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_bytes_of_a_record(name):
-    record, parse, value, key_hex, value_hex = EXAMPLES[name]
+    record, parsed, key_hex, value_hex = EXAMPLES[name]
     assert (record.key.hex(), record.value.hex()) == (key_hex, value_hex)
-    assert parse(record.value) == value
-    assert codec.parse_key(record.key)[1] == "g"
+    kind, group_id, *_ = codec.parse_key(record.key)
+    assert group_id == "g"
+    assert codec.parse(kind, record.value) == parsed
+    assert type(codec.parse(kind, record.value)[0]) is type(parsed[0])
 
 
 @pytest.mark.parametrize(
@@ -88,10 +84,11 @@ def test_a_key_of_no_known_kind_is_refused(key):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_value_of_no_known_version_is_refused(name):
-    record, parse, *_ = EXAMPLES[name]
+    record = EXAMPLES[name][0]
+    kind = codec.parse_key(record.key)[0]
     for damaged in (b"", b"\x01", record.value[:-1], b"\x92\x01\x00", b"\x90", b"\x91\x00"):
         with pytest.raises(StorageError, match="later version"):
-            parse(damaged)
+            codec.parse(kind, damaged)
 
 
 @settings(derandomize=True, deadline=None)

@@ -154,7 +154,7 @@ async def test_a_body_that_lies_about_its_payload_is_refused_whole(
 async def test_a_decompression_bomb_is_never_unpacked_by_the_broker(
     broker: Broker, new_topic: Make, batch_of: Make, produce: Make
 ) -> None:
-    """The broker stores it as opaque bytes; readers refuse it by its size (S4)."""
+    """The broker refuses it by its declared size, and readers as well (S4, S22)."""
     from kafkalite.errors import BatchTooLargeError
     from kafkalite.records.batch import RecordBatch
     from kafkalite.records.compression import compress
@@ -167,7 +167,8 @@ async def test_a_decompression_bomb_is_never_unpacked_by_the_broker(
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with WireClient(broker.address) as wire:
         await wire.call(new_topic("t"))
-        assert (await wire.call(produce(bomb), bomb)).partitions[0].error_code == 0
+        (result,) = (await wire.call(produce(bomb), bomb)).partitions
+        assert result.error_code == ErrorCode.MESSAGE_TOO_LARGE
         with pytest.raises(BatchTooLargeError):
             RecordBatch(bytes(bomb)).columns()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40 * KIB  # kibibytes

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from kafkalite.broker.broker import Broker
-from kafkalite.broker.cluster.authentication import Authenticator
 from kafkalite.broker.server.responses import Pending
+from kafkalite.client.cluster.authentication import Authenticator
 from kafkalite.errors import (
     BrokerError,
+    ClusterAuthorizationFailedError,
     DataDirectoryError,
     ErrorCode,
+    InvalidRequestError,
     KafkaliteError,
     LogOfflineError,
     StaleBrokerEpochError,
@@ -69,8 +71,7 @@ class TestStarting:
 
     async def test_a_broker_that_finds_no_voter_can_be_given_up(self) -> None:
         broker = Broker(
-            filesystem=MemoryFileSystem(),
-            **settings_of(4, "1@inproc://nobody-1", process_roles="broker"),
+            filesystem=MemoryFileSystem(), **settings_of(4, "1@inproc://absent-1", process_roles="broker")
         )
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
@@ -177,7 +178,7 @@ class TestLiving:
             voters = dict(v.split("@") for v in node.settings["controller_quorum_voters"].split(","))
             connection = await own.dial(voters[str(controller)], controller, client_id="t", timeout_ms=5_000)
             request = messages.RegisterBrokerRequest(
-                victim, "f" * 32, "e" * 32, ["inproc://other"], None, NO_BROKER_EPOCH, True, []
+                victim, "f" * 32, "e" * 32, ["inproc://other"], None, NO_BROKER_EPOCH, True, [], 0
             )
             answer = await connection.call(request, timeout_ms=5_000)
             assert answer.message.broker_epoch > zombie._services.node.broker_epoch
@@ -192,7 +193,7 @@ class TestLiving:
             services = broker._services
             own = broker.image.brokers[1]
             request = messages.RegisterBrokerRequest(
-                1, services.node.incarnation_id, own.directory_id, list(own.addresses), None, -1, True, []
+                1, services.node.incarnation_id, own.directory_id, list(own.addresses), None, -1, True, [], 1
             )
             answer = await services.channel.send(request, 5_000)
             assert answer.broker_epoch == services.node.broker_epoch
@@ -302,15 +303,40 @@ class TestGoing:
 
     async def test_an_operator_may_ask_any_broker_to_stop_any(self) -> None:
         async with Cluster(brokers=3) as cluster:
-            async with WireClient(cluster.brokers[1].address) as wire:
-                answer = await wire.call(admin.ControlledShutdownRequest(2))
-                assert answer.node_id == 2
-                await asyncio.wait_for(cluster.brokers[2].wait_stopped(), 10)
-                refused = await wire.call(admin.ControlledShutdownRequest(9))
-                assert refused.error_code == ErrorCode.INVALID_REQUEST
-            async with WireClient(cluster.brokers[3].address) as wire:
-                await wire.call(admin.ControlledShutdownRequest(3))
+            operators = Authenticator(cluster.secret, cluster.nodes[1].settings["cluster_id"], -2, os.urandom)
+            wire = await operators.dial(cluster.brokers[1].address, 1, client_id="operator", timeout_ms=5_000)
+            answer = (await wire.call(admin.ControlledShutdownRequest(2), timeout_ms=10_000)).message
+            assert answer.node_id == 2
+            await asyncio.wait_for(cluster.brokers[2].wait_stopped(), 10)
+            with pytest.raises(InvalidRequestError):
+                await wire.call(admin.ControlledShutdownRequest(9), timeout_ms=10_000)
+            wire.close()
+            wire = await operators.dial(cluster.brokers[3].address, 3, client_id="operator", timeout_ms=5_000)
+            await wire.call(admin.ControlledShutdownRequest(3), timeout_ms=10_000)
             await asyncio.wait_for(cluster.brokers[3].wait_stopped(), 10)
+            wire.close()
+
+    async def test_s10_without_the_secret_no_broker_stops_and_no_election_is_unclean(self) -> None:
+        async with Cluster(brokers=3) as cluster:
+            election = admin.ElectLeadersRequest(1_000, True, [admin.ElectionPartition("t", 0)])
+            for node_id in (1, 2, 3):
+                async with WireClient(cluster.brokers[node_id].address) as wire:
+                    for request in (admin.ControlledShutdownRequest(2), election):
+                        refused = await wire.call(request)
+                        assert refused.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+                    preferred = await wire.call(admin.ElectLeadersRequest(5_000, False, None))
+                    assert preferred.error_code == ErrorCode.NONE
+            assert all(broker.image is not None for broker in cluster.brokers.values())
+
+    async def test_s10_a_single_node_is_stopped_only_with_its_own_secret(self) -> None:
+        request = admin.ControlledShutdownRequest(1)
+        async with Cluster() as cluster, WireClient(cluster.brokers[1].address) as wire:
+            assert (await wire.call(request)).error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        async with Cluster(cluster_secret=SECRET) as cluster, cluster.admin() as client:
+            with pytest.raises(ClusterAuthorizationFailedError):
+                await client.controlled_shutdown(1, cluster_secret="another one of sixteen")
+            await client.controlled_shutdown(1, cluster_secret=SECRET)
+            await asyncio.wait_for(cluster.brokers[1].wait_stopped(), 10)
 
     async def test_without_a_majority_a_broker_goes_all_the_same(self) -> None:
         async with Cluster(brokers=3) as cluster:

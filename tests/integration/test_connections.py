@@ -12,6 +12,8 @@ import pytest
 
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.server.server import FRAME_DEADLINE_MS, HANDSHAKE_DEADLINE_MS, REAP_INTERVAL_MS
+from kafkalite.errors import ErrorCode
+from kafkalite.protocol.connection import ClientConnection
 from kafkalite.protocol.messages import data, metadata
 from kafkalite.testing.virtual_clock import VirtualClock
 from kafkalite.testing.wire import WireClient
@@ -162,6 +164,39 @@ async def test_large_payloads_arrive_whole(
         assert answer.partitions[0].error_code == 0
         await wire.call(fetch(0))
         assert bytes(wire.last_payload[16:]) == bytes(batch[16:])
+
+
+@pytest.mark.parametrize("count", [20, 300])
+async def test_pipelined_requests_are_answered_when_the_broker_stops(count: int) -> None:
+    """With results or SHUTTING_DOWN, in order; then the stream ends, and is not reset."""
+    broker = Broker(listeners=("127.0.0.1:0",))
+    await broker.start()
+    host, _, port = broker.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    wire = ClientConnection("stopping")
+    writer.writelines(wire.handshake()[1])
+    buffer = wire.get_buffer()
+    received = await reader.read(len(buffer))
+    buffer[: len(received)] = received
+    wire.buffer_updated(len(received))
+    sent = []
+    for _ in range(count):
+        correlation_id, buffers = wire.send(metadata.MetadataRequest([], False))
+        sent.append(correlation_id)
+        writer.writelines(buffers)
+    stopping = asyncio.create_task(broker.stop())
+    answers: list[Any] = []
+    while received := await asyncio.wait_for(reader.read(1_000), 5):
+        buffer = wire.get_buffer()
+        while received:
+            taken = min(len(buffer), len(received))
+            buffer[:taken] = received[:taken]
+            answers += wire.buffer_updated(taken)
+            received, buffer = received[taken:], wire.get_buffer()
+    assert [one.correlation_id for one in answers] == sent
+    assert {one.message.error_code for one in answers} <= {0, ErrorCode.SHUTTING_DOWN}
+    writer.close()
+    await stopping
 
 
 async def test_a_half_closed_client_still_gets_its_answers(

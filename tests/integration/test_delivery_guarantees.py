@@ -190,10 +190,7 @@ async def test_a_transaction_is_exactly_once(broker: Broker) -> None:
 
         lives = await _live_until_done(
             lambda settings=settings: Consumer(
-                "in",
-                bootstrap_servers=broker.bootstrap_servers,
-                isolation_level="read_committed",
-                **settings,
+                "in", bootstrap_servers=broker.bootstrap_servers, isolation_level="read_committed", **settings
             ),
             work,
         )

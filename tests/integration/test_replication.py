@@ -47,12 +47,7 @@ def others(cluster: Cluster, node_id: int) -> list[int]:
 
 
 async def produce(
-    cluster: Cluster,
-    node_id: int,
-    batch: bytearray,
-    *,
-    acks: int = -1,
-    timeout_ms: int = 5_000,
+    cluster: Cluster, node_id: int, batch: bytearray, *, acks: int = -1, timeout_ms: int = 5_000
 ) -> data.ProducedPartition:
     """To that very broker, whatever it leads."""
     async with WireClient(cluster.brokers[node_id].address) as wire:

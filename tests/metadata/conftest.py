@@ -14,6 +14,7 @@ from kafkalite.metadata.controller import Command, decide
 from kafkalite.metadata.decision import ControllerSettings
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import EMPTY, ClusterImage, PartitionState
+from kafkalite.metadata.recovery import RecoveredPartition, ReplicaReports
 from kafkalite.protocol.messages.admin import (
     AlterConfigsRequest,
     ConfigChange,
@@ -32,6 +33,8 @@ from kafkalite.protocol.messages.cluster import (
     PartitionChange,
     PartitionHighWatermark,
     RegisterBrokerRequest,
+    ReplicaReport,
+    ReportReplicasRequest,
 )
 
 
@@ -50,8 +53,8 @@ class Metadata:
         for node_id in range(1, brokers + 1):
             self.join(node_id)
 
-    def submit(self, command: Command) -> Any:
-        step = decide(self.image, command, now_ms=1_000, rng=self.rng, settings=self.settings)
+    def submit(self, command: Command, **context: Any) -> Any:
+        step = decide(self.image, command, now_ms=1_000, rng=self.rng, settings=self.settings, **context)
         reply = step.reply
         if step.records:
             delta = Delta(self.image).replay_all(step.records)
@@ -103,6 +106,7 @@ class Metadata:
         synced: bool = False,
         damaged: list[DamagedReplica] | None = None,
         rack: str | None = None,
+        starts: int = 0,
     ) -> Any:
         """Register a new process of the broker; a clean one has the marker of the last epoch."""
         self.incarnations += 1
@@ -116,6 +120,7 @@ class Metadata:
                 self.epoch(node_id) if clean else -1,
                 synced,
                 damaged or [],
+                starts,
             )
         )
 
@@ -159,13 +164,44 @@ class Metadata:
             broker_epoch = self.epoch(sender) if sender in self.image.brokers else -1
         return AlterPartitionRequest(sender, broker_epoch, [change._replace(**changes)])
 
+    def report(
+        self,
+        reports: ReplicaReports,
+        node_id: int,
+        last_epoch: int,
+        end: int,
+        *,
+        now_ms: int = 0,
+        name: str = "orders",
+        number: int = 0,
+        **changes: Any,
+    ) -> None:
+        """Store what the broker reports of its replica, in the present leader epoch."""
+        report = ReplicaReport(
+            self.image.topics[name].topic_id,
+            number,
+            self.state(name, number).leader_epoch,
+            last_epoch,
+            end,
+            False,
+            0,
+            -1,
+        )._replace(**changes)
+        request = ReportReplicasRequest(node_id, self.epoch(node_id), [report])
+        reports.take(self.image, request, now_ms)
+
+    def recover(self, reports: ReplicaReports, now_ms: int = 0) -> list[RecoveredPartition]:
+        """Carry out the elections that are due."""
+        command = reports.due(self.image, now_ms)
+        return [] if command is None else self.submit(command)
+
     def propose(self, isr: Iterable[int], name: str = "orders", number: int = 0, **changes: Any) -> Any:
         response = self.submit(self.proposal(isr, name, number, **changes))
         return response.partitions[0] if response.error_code == 0 else response
 
-    def elect(self, *names: tuple[str, int], unclean: bool = False) -> Any:
+    def elect(self, *names: tuple[str, int], unclean: bool = False, **context: Any) -> Any:
         wanted = [ElectionPartition(*name) for name in names] or None
-        return self.submit(ElectLeadersRequest(1_000, unclean, wanted))
+        return self.submit(ElectLeadersRequest(1_000, unclean, wanted), **context)
 
     def checkpoint(self, end: int, name: str = "orders", number: int = 0, **changes: Any) -> Any:
         state = self.state(name, number)

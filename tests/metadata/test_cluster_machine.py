@@ -13,6 +13,7 @@ from kafkalite.metadata.decision import ControllerSettings
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import EMPTY, BrokerLoad
 from kafkalite.metadata.partition_commands import BalanceLeaders
+from kafkalite.metadata.recovery import ReplicaReports
 
 NODES = st.integers(1, 4)
 NAMES = st.sampled_from(["a", "b"])
@@ -24,6 +25,7 @@ def machine(new_metadata):
         @initialize()
         def begin(self):
             self.metadata = new_metadata(brokers=0, settings=ControllerSettings(default_replication_factor=3))
+            self.reports = ReplicaReports(self.metadata.settings)
             self.excused = set()  # topics whose remembered replicas may be fewer than the minimum
             self.before = {}
             for node_id in (1, 2, 3):
@@ -106,6 +108,21 @@ def machine(new_metadata):
         def elect(self, unclean):
             self.metadata.elect(unclean=unclean)
 
+        @rule(node_id=NODES, name=NAMES, end=st.integers(0, 99), is_damaged=st.booleans(), late=st.booleans())
+        def report(self, node_id, name, end, is_damaged, late):
+            metadata = self.metadata
+            if not self.known(node_id) or name not in metadata.image.topics:
+                return
+            metadata.report(self.reports, node_id, 0, end, name=name, is_damaged=is_damaged)
+            before = metadata.state(name)
+            short = metadata.recover(self.reports, now_ms=10**9 if late else 0)
+            self.excused |= {topic for topic, _, verdict in short if verdict.short}
+            state = metadata.state(name)
+            if state.leader != before.leader:  # R46: a leader was compared with a member
+                assert before.leader == -1
+                assert state.leader in metadata.image.live_brokers()
+                assert before.isr + before.elr
+
         @rule()
         def balance(self):
             self.metadata.submit(BalanceLeaders())
@@ -152,7 +169,8 @@ def machine(new_metadata):
                     # No partition lacks a leader while a replica could lead it.
                     if state.leader == -1:
                         assert not isr & live
-                        assert isr or not elr & live
+                        assert isr or not (elr - set(state.unverified)) & live
+                    assert set(state.unverified) <= elr
 
         @invariant()
         def epochs_only_grow_and_grow_with_every_change(self):

@@ -82,11 +82,7 @@ def test_leaders_go_round_the_brokers(new_metadata):
         ),
         ({"configs": {"retention.mss": "1"}}, ErrorCode.INVALID_CONFIG, "did you mean retention.ms"),
         ({"configs": {"cleanup.policy": "shrink"}}, ErrorCode.INVALID_CONFIG, "one of delete"),
-        (
-            {"configs": {"retention.ms": "1", "retention_ms": "2"}},
-            ErrorCode.INVALID_CONFIG,
-            "more than once",
-        ),
+        ({"configs": {"retention.ms": "1", "retention_ms": "2"}}, ErrorCode.INVALID_CONFIG, "more than once"),
     ],
 )
 def test_a_topic_that_cannot_be_is_refused_with_kafkas_code(metadata, arguments, code, message):

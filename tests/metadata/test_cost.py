@@ -40,7 +40,7 @@ def test_fencing_and_registering_are_cheap(new_metadata, topics, partitions, cap
     for number in range(topics):
         metadata.create(f"t{number}", partitions=partitions, factor=3, configs={"min.insync.replicas": "2"})
     fence = FenceBroker(1, metadata.epoch(1))
-    register = RegisterBrokerRequest(2, "f" * 32, f"{2:032x}", ["a:1"], None, -1, True, [])
+    register = RegisterBrokerRequest(2, "f" * 32, f"{2:032x}", ["a:1"], None, -1, True, [], 0)
     for command in (fence, register):
         image = metadata.image
         decide_ms, step = cpu_ms(

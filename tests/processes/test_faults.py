@@ -16,17 +16,16 @@ pytestmark = pytest.mark.slow
 
 PLANS = {
     "killed": ["kill-leader", "kill-controller", "kill-all", "kill-two"],
-    "cut": ["isolate-leader", "cut-one-way", "bad-links", "pause"],
+    "cut": ["isolate-leader", "cut-one-way", "cut-one-link", "bad-links", "pause"],
+    "damaged": ["damage-one", "damage-after-kill-all"],
+    "exhausted": ["few-descriptors", "full-disk"],
 }
 
 
 @pytest.mark.parametrize("plan", PLANS)
 async def test_nothing_acknowledged_is_lost(plan: str, tmp_path: Path) -> None:
     seed = time.time_ns() % 1_000_000
-    print(
-        f"again: python -m proof.processes.faults --seed {seed}",
-        *(f"--fault {f}" for f in PLANS[plan]),
-    )
+    print(f"again: python -m proof.processes.faults --seed {seed}", *(f"--fault {f}" for f in PLANS[plan]))
     report = await run(tmp_path, PLANS[plan], rounds=len(PLANS[plan]), seed=seed, tell=print)
     assert not report.anomalies, "\n".join(map(str, report.anomalies))
     assert report.acknowledged > 100

@@ -12,6 +12,7 @@ import pytest
 
 from kafkalite import Admin, Consumer, Producer, TopicPartition
 from kafkalite.testing import ProcessCluster
+from kafkalite.testing.process_cluster import SECRET
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +27,8 @@ async def kl(cluster: ProcessCluster, *arguments: str) -> tuple[int, str]:
         *arguments,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-        env=os.environ | {"KL_BOOTSTRAP_SERVERS": cluster.bootstrap_servers},
+        env=os.environ
+        | {"KL_BOOTSTRAP_SERVERS": cluster.bootstrap_servers, "KAFKALITE_CLUSTER_SECRET": SECRET},
     )
     out, _ = await asyncio.wait_for(process.communicate(), 60)
     return process.returncode or 0, out.decode()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import strategies as st
@@ -276,8 +277,7 @@ def _examples_of_groups() -> dict[int, tuple[Struct, Struct]]:
         ApiKey.DESCRIBE_GROUPS: (
             groups.DescribeGroupsRequest(["billing"], True),
             groups.DescribeGroupsResponse(
-                *ok,
-                [groups.DescribedGroup("billing", *ok, "Stable", 5, 5, "uniform", [described], [event])],
+                *ok, [groups.DescribedGroup("billing", *ok, "Stable", 5, 5, "uniform", [described], [event])]
             ),
         ),
         ApiKey.DELETE_GROUPS: (
@@ -378,10 +378,7 @@ def _examples_within_the_cluster() -> dict[int, tuple[Struct, Struct]]:
             cluster.ClusterHelloRequest("cluster-1", 2, nonce),
             cluster.ClusterHelloResponse(*ok, 1, nonce, proof),
         ),
-        ApiKey.CLUSTER_PROOF: (
-            cluster.ClusterProofRequest(proof),
-            cluster.ClusterProofResponse(*ok, 2),
-        ),
+        ApiKey.CLUSTER_PROOF: (cluster.ClusterProofRequest(proof), cluster.ClusterProofResponse(*ok, 2)),
         ApiKey.RAFT_MESSAGES: (
             cluster.RaftMessagesRequest([len(BATCH), len(BATCH)]),
             cluster.RaftMessagesResponse(*ok, 2),
@@ -391,7 +388,7 @@ def _examples_within_the_cluster() -> dict[int, tuple[Struct, Struct]]:
             cluster.EnvelopeResponse(*ok, 4711),
         ),
         ApiKey.BROKER_REGISTRATION: (
-            cluster.RegisterBrokerRequest(2, "ab" * 16, "cd" * 16, addresses, "rack-a", 17, True, damaged),
+            cluster.RegisterBrokerRequest(2, "ab" * 16, "cd" * 16, addresses, "rack-a", 17, True, damaged, 4),
             cluster.RegisterBrokerResponse(*ok, 18, 4711),
         ),
         ApiKey.BROKER_HEARTBEAT: (
@@ -434,6 +431,23 @@ def _examples_within_the_cluster() -> dict[int, tuple[Struct, Struct]]:
                 1, 17, [cluster.PartitionHighWatermark(TOPIC_ID, 3, 7, 456_331)]
             ),
             cluster.CheckpointHighWatermarksResponse(*ok, 1),
+        ),
+        ApiKey.DESCRIBE_RECOVERY: (
+            metadata.DescribeRecoveryRequest(-1),
+            metadata.DescribeRecoveryResponse(
+                *ok,
+                [
+                    metadata.RecoveringPartition(
+                        "orders", 3, -1, 1200, [2], [metadata.RecoveringReplica(1, "short", 7, 456_331)]
+                    )
+                ],
+            ),
+        ),
+        ApiKey.REPORT_REPLICAS: (
+            cluster.ReportReplicasRequest(
+                2, 18, [cluster.ReplicaReport(TOPIC_ID, 3, 8, 7, 456_331, False, 456_300, -1)]
+            ),
+            cluster.ReportReplicasResponse(*ok, 1),
         ),
         ApiKey.FETCH_METADATA: (
             cluster.FetchMetadataRequest(4710, 1, 500, 1 << 20),
@@ -479,13 +493,16 @@ def values_of(hint: Any, most: int = 4) -> st.SearchStrategy[Any]:
         return st.none() | values_of(arguments[0], most)
     if origin is list:
         return st.lists(values_of(arguments[0], most), max_size=most)
+    if origin is Annotated:  # Distinct: no partition twice
+        (item,) = get_args(arguments[0])
+        return st.lists(values_of(item, most), max_size=most, unique_by=itemgetter(0, 1))
     if origin is dict:
         return st.dictionaries(TEXT, TEXT, max_size=most)
     return messages_of(hint, most)
 
 
 def messages_of(cls: type[Struct], most: int = 4) -> st.SearchStrategy[Any]:
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     return st.builds(cls, *(values_of(hints[name], most) for name in cls._fields))
 
 

@@ -183,7 +183,8 @@ def test_counts_are_compared_with_the_bytes_left() -> None:
     head = bytes.fromhex("95 01 01 01 00 dc03e8")
     with pytest.raises(RemoteProtocolError, match="1000 elements announced, 5999 bytes left"):
         codec.decode(FetchRequest, head + b"\x95\xa0\0\0\0\0" * 999 + b"\x95\xa0\0\0\0")
-    whole = codec.decode(FetchRequest, head + b"\x95\xa0\0\0\0\0" * 1000)
+    partitions = b"".join(b"\x95\xa0\xcd" + number.to_bytes(2, "big") + b"\0\0\0" for number in range(1000))
+    whole = codec.decode(FetchRequest, head + partitions)
     assert len(whole.partitions) == 1000
 
 

@@ -22,12 +22,7 @@ from kafkalite.protocol.connection import (
     ServerConnection,
 )
 from kafkalite.protocol.frames import encode_frame
-from kafkalite.protocol.messages.data import (
-    FetchedPartition,
-    FetchResponse,
-    ProducePartition,
-    ProduceRequest,
-)
+from kafkalite.protocol.messages.data import FetchedPartition, FetchResponse, ProducePartition, ProduceRequest
 from kafkalite.protocol.messages.metadata import (
     ApiVersionRange,
     ApiVersionsRequest,

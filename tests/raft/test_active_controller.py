@@ -119,7 +119,7 @@ class Controllers:
         self.incarnations += 1
         incarnation = incarnation or f"{self.incarnations:032x}"
         return await self.active.submit(
-            RegisterBrokerRequest(node_id, incarnation, f"{node_id:032x}", ["a:1"], None, -1, synced, [])
+            RegisterBrokerRequest(node_id, incarnation, f"{node_id:032x}", ["a:1"], None, -1, synced, [], 0)
         )
 
     async def heartbeat(self, node_id, offset=None, *, epoch=None, wants_shutdown=False):
@@ -411,7 +411,7 @@ async def test_a_single_node_needs_no_heartbeats_but_responds_to_them():
     node = ControllerNode(SingleQuorum(), 1, clock, seeded_rng(1), SETTINGS)
     await node.start()
     assert node.is_active
-    request = RegisterBrokerRequest(1, "a" * 32, "b" * 32, ["a:1"], None, -1, True, [])
+    request = RegisterBrokerRequest(1, "a" * 32, "b" * 32, ["a:1"], None, -1, True, [], 0)
     reply = await node.submit(request)
     assert node.image.live_brokers() == {1}
     clock.now_ms += 60_000

@@ -39,7 +39,7 @@ def create(*names, partitions=1, validate_only=False):
 
 def register(incarnation=1):
     """A process of broker 1."""
-    return RegisterBrokerRequest(1, f"{incarnation:032x}", "d" * 32, ["a:1"], None, -1, True, [])
+    return RegisterBrokerRequest(1, f"{incarnation:032x}", "d" * 32, ["a:1"], None, -1, True, [], 0)
 
 
 def codes(response):

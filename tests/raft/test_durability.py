@@ -17,7 +17,7 @@ from kafkalite.rng import seeded_rng
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
-REGISTER = RegisterBrokerRequest(1, "a" * 32, "d" * 32, ["a:1"], None, -1, True, [])
+REGISTER = RegisterBrokerRequest(1, "a" * 32, "d" * 32, ["a:1"], None, -1, True, [], 0)
 
 
 def create(name):

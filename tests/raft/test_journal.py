@@ -72,9 +72,45 @@ def test_a_torn_tail_is_cut(caplog):
     last = len(frame([[1, 6, 1, b"\x006"]]))
     for cut in range(1, last):
         torn = damaged(disk, whole[:-cut])
+        torn.unlink("/meta/raft.end")  # the write was interrupted before the end was recorded
         assert reopened(torn).last_index == 5
         assert torn.read_bytes(LOG) == whole[:-last]
     assert "torn tail" in caplog.text
+
+
+def test_r25_a_frame_that_was_synced_and_is_cut_off_is_refused():
+    disk, _ = filled()
+    whole = disk.read_bytes(LOG)
+    for cut in (1, 5, 30, len(whole) // 2):
+        with pytest.raises(CorruptLogError, match=f"frames up to position {len(whole)}, which were synced"):
+            reopened(damaged(disk, whole[:-cut]))
+
+
+def test_r25_a_journal_that_is_not_the_recorded_one_is_refused():
+    disk, journal = filled()
+    older = disk.read_bytes(LOG)
+    journal.setCurrentTerm(7, None)
+    journal.compact(3)
+    with pytest.raises(CorruptLogError, match=r"the journal that raft\.end describes"):
+        reopened(damaged(disk, older))
+
+
+@pytest.mark.parametrize("content", [None, b"", bytes(20), b"x" * 20, b"x"])
+def test_without_a_readable_end_the_journal_is_opened(content):
+    disk, journal = filled()
+    disk.unlink("/meta/raft.end")
+    if content is not None:
+        disk.open("/meta/raft.end", create=True).write_at(0, content)
+    again = reopened(disk)
+    assert again.last_index == journal.last_index
+    assert len(disk.read_bytes("/meta/raft.end")) == 20
+
+
+def test_a_crash_while_the_journal_is_replaced_leaves_no_end_of_the_longer_one(monkeypatch):
+    disk, journal = filled()
+    monkeypatch.setattr(journal, "_note_end", lambda: None)
+    journal.compact(4)
+    assert reopened(disk).last_index == journal.last_index
 
 
 def test_damage_in_the_middle_is_refused_wherever_it_is():

@@ -111,15 +111,15 @@ def test_the_files_are_converted_with_their_offsets(kit):
         recovered = log.open()
         assert (recovered.snapshot_offset, names(recovered.snapshot_records)) == (5, ["t1", "t2", "t4"])
         assert not recovered.entries
-        assert disk.list_dir("/meta") == ["raft.log", "raft.snapshot"]
-    log.append([(log.last_index + 1, kit.topic(9))])
+        assert disk.list_dir("/meta") == ["raft.end", "raft.log", "raft.snapshot"]
+    log.append([(log.journal.last_index + 1, kit.topic(9))])
     assert SingleNodeLog(disk, "/meta", 1, b"e" * 16).open().entries == [(7, kit.topic(9))]
 
 
 def test_an_empty_log_is_converted(kit):
     disk = disk_with({})
     assert SingleNodeLog(disk, "/meta", 1, b"d" * 16).open().entries == []
-    assert disk.list_dir("/meta") == ["raft.log"]
+    assert disk.list_dir("/meta") == ["raft.end", "raft.log"]
 
 
 def test_a_voter_converts_them_too():

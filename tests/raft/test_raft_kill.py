@@ -11,7 +11,6 @@ import pytest
 
 VOTERS = """
 import asyncio, sys
-from kafkalite.clock import SystemClock
 from kafkalite.metadata.records import TopicRecord
 from kafkalite.raft.raft_quorum import RaftQuorum
 from kafkalite.raft.adapter import RaftSettings
@@ -42,7 +41,7 @@ async def main(directory):
         runner.start()
         quorums[i] = quorum = RaftQuorum(
             RealFileSystem(), f"{directory}/{i}", node_id=i, voters=ids, runner=runner,
-            clock=SystemClock(), rng=system_rng(), settings=settings,
+            rng=system_rng(), settings=settings,
         )
         quorum.attach(Machine())
         await quorum.start()

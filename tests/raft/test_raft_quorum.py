@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 
-from kafkalite.clock import SystemClock
 from kafkalite.errors import (
     CorruptLogError,
     DataDirectoryError,
@@ -70,7 +69,6 @@ class Cluster:
             node_id=i,
             voters=list(self.ids),
             runner=runner,
-            clock=SystemClock(),
             rng=seeded_rng(i),
             settings=self.settings,
             **options,

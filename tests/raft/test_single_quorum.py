@@ -318,7 +318,7 @@ def test_entries_that_the_snapshot_covers_are_skipped(disk, kit):
     log.write_snapshot(3, kit.topic(1) + kit.topic(2))
     disk.write_atomically(LOG, whole)  # as if the power had failed between the two files
     log, recovered = opened(disk)
-    assert (recovered.snapshot_offset, recovered.entries, log.last_index) == (3, [], 3)
+    assert (recovered.snapshot_offset, recovered.entries, log.journal.last_index) == (3, [], 3)
 
 
 def test_a_full_disk_leaves_the_log_usable(disk, kit):
@@ -375,9 +375,9 @@ def test_power_loss_at_every_step_loses_nothing_acknowledged(disk, kit):
             log, recovered = opened(survivor)
             names = topics_of(recovered)
             assert names == [f"t{number}" for number in range(2, 2 + len(names))], (step, seed)
-            assert 1 + len(names) == log.last_index >= acknowledged[-1], (step, seed)
+            assert 1 + len(names) == log.journal.last_index >= acknowledged[-1], (step, seed)
             # The log can be written to, and survives another restart.
-            following = log.last_index + 1
+            following = log.journal.last_index + 1
             log.append([(following, kit.topic(following))])
             assert topics_of(opened(survivor)[1]) == [*names, f"t{following}"]
 

@@ -178,9 +178,7 @@ def test_a_compressed_bomb_is_refused_by_every_reader(
             read()
 
 
-def test_the_largest_count_in_the_smallest_body_costs_little(
-    batch_of_body: Callable[..., bytearray],
-) -> None:
+def test_the_largest_count_in_the_smallest_body_costs_little(batch_of_body: Callable[..., bytearray]) -> None:
     batch = batch_of_body(b"\x94" + NIL * 4, count=MAX_RECORDS_PER_BATCH)
     start = time.perf_counter()
     assert len(RecordBatch(batch).columns().values) == MAX_RECORDS_PER_BATCH

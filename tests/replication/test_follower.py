@@ -1,4 +1,4 @@
-"""Following: positions, valid responses, and where a log is truncated (R1, R3, R4, R5, R10)."""
+"""Following: positions, valid responses, and where a log is truncated (R1, R3, R4, R5, R10, R48, R49)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kafkalite.errors import (
     KafkaStorageError,
     NotLeaderOrFollowerError,
     OffsetOutOfRangeError,
+    ShortLeaderError,
     StaleBrokerEpochError,
     UnknownLeaderEpochError,
 )
@@ -477,5 +478,89 @@ def test_a_new_leader_starts_from_the_high_watermark_in_the_metadata():
     node.partition.become_leader(state, known_high_watermark=1)
     assert node.partition.high_watermark == 1
     state = state._replace(leader_epoch=2, partition_epoch=2)
-    node.partition.become_leader(state, known_high_watermark=99)
+    node.partition.become_leader(state, known_high_watermark=2)
     assert node.partition.high_watermark == 2
+    assert node.log.damage is None
+
+
+def test_r48_a_log_that_ends_below_the_high_watermark_is_damaged(mutant):
+    node = Node(1)
+    node.role(1, 0)
+    node.write(b"a", b"b")
+    node.role(2, 1)
+    state = PartitionState((1, 2, 3), (1,), 1, 2, 2)
+    node.partition.become_leader(state, known_high_watermark=9)
+    damage = node.log.damage
+    assert (damage.sound_end_offset, damage.records_in_doubt) == (2, 7)
+    assert "ends at 2 below the committed offset 9" in node.partition.offline_reason
+    with pytest.raises(KafkaStorageError, match="below the committed offset 9"):
+        node.write(b"c")
+
+
+def test_r48_without_the_rule_the_loss_is_hidden(mutant):
+    mutant("R48-clamped")
+    node = Node(1)
+    node.partition.become_leader(PartitionState((1, 2, 3), (1,), 1, 2, 2), known_high_watermark=9)
+    assert node.log.damage is None
+
+
+def committed_pair() -> tuple[Node, Node]:
+    """A follower with four committed records, and a replica that has lost all but one of them."""
+    old, follower, short = Node(3), Node(2), Node(1)
+    for node in (old, follower, short):
+        node.role(3, 0, isr=(3,))
+    old.write(b"a")
+    short.fetch(old)
+    old.write(b"b", b"c", b"d")
+    follower.fetch(old)
+    assert follower.partition.high_watermark == 4
+    short.role(1, 1)
+    return short, follower
+
+
+def test_r49_a_follower_keeps_committed_records_that_its_leader_lacks():
+    short, follower = committed_pair()
+    follower.role(1, 1)
+    with pytest.raises(ShortLeaderError, match="leader 1 of t-0 lacks 3 committed records") as caught:
+        follower.fetch(short)
+    assert (caught.value.offset, caught.value.committed_end) == (1, 4)
+    assert follower.log.log_end_offset == 4
+
+
+def test_r49_an_unclean_election_accepts_the_loss():
+    short, follower = committed_pair()
+    state = PartitionState((1, 2, 3), (1,), 1, 1, 1, loss_epoch=1)
+    follower.partition.become_follower(state)
+    step = follower.fetch(short)
+    assert (step.truncated_to, step.lost_records) == (1, 3)
+    assert follower.log.log_end_offset == 1
+
+
+def test_r49_a_loss_that_was_accepted_earlier_accepts_no_other():
+    short, follower = committed_pair()
+    state = PartitionState((1, 2, 3), (1,), 1, 1, 1, loss_epoch=0)
+    follower.partition.become_follower(state)
+    with pytest.raises(ShortLeaderError):
+        follower.fetch(short)
+
+
+@pytest.mark.parametrize(("isr", "elr", "is_kept"), [((1,), (2,), True), ((1,), (), False)])
+def test_r49_after_a_restart_the_metadata_has_the_high_watermark_of_a_member(isr, elr, is_kept):
+    short, follower = committed_pair()
+    again = Partition(follower.partition.key, "a" * 32, follower.log, broker_id=2)
+    follower.partition = again
+    state = PartitionState((1, 2, 3), isr, 1, 1, 1, elr)
+    again.become_follower(state, known_high_watermark=3)
+    assert again.committed_end == (3 if is_kept else 0)
+    if is_kept:
+        with pytest.raises(ShortLeaderError, match="lacks 2 committed records"):
+            follower.fetch(short)
+    else:
+        assert follower.fetch(short).truncated_to == 1
+
+
+def test_r49_without_the_rule_a_short_leader_deletes_committed_records(mutant):
+    mutant("R49-any-truncation")
+    short, follower = committed_pair()
+    follower.role(1, 1)
+    assert follower.fetch(short).truncated_to == 1

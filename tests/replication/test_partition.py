@@ -21,15 +21,7 @@ from kafkalite.errors import (
     UnknownLeaderEpochError,
     UnknownProducerIdError,
 )
-from kafkalite.model import (
-    EARLIEST,
-    LATEST,
-    MAX_TIMESTAMP,
-    NO_EPOCH,
-    NO_OFFSET,
-    NO_TIMESTAMP,
-    TimestampType,
-)
+from kafkalite.model import EARLIEST, LATEST, MAX_TIMESTAMP, NO_EPOCH, NO_OFFSET, NO_TIMESTAMP, TimestampType
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import CONTROL_BIT, TIMESTAMP_TYPE_BIT, TRANSACTIONAL_BIT, check
@@ -355,13 +347,33 @@ def test_r28_a_repeated_batch_is_answered_with_its_first_offsets(new_leader):
     assert leader.partition.high_watermark <= again.last_offset  # not acknowledged yet
     for number in range(6):
         produce(2 + number, b"x")
-    old = produce(0, b"a", b"b")
-    assert (old.base_offset, old.last_offset, old.is_duplicate) == (NO_OFFSET, 2, True)
-    with pytest.raises(OutOfOrderSequenceNumberError):
-        produce(20, b"x")
+    for sequence, *values in ((0, b"a", b"b"), (20, b"x")):
+        with pytest.raises(OutOfOrderSequenceNumberError):
+            produce(sequence, *values)
     assert leader.log.expire_producers(leader.now_ms + 100, 100) == 1
     with pytest.raises(UnknownProducerIdError):
         produce(8, b"x")
+
+
+@pytest.mark.parametrize("timestamp_type", TimestampType)
+@pytest.mark.parametrize("own", [{"values": [b"own"]}, {"transactional": True}])
+def test_r28_another_batch_with_the_sequence_is_not_a_repetition(new_leader, timestamp_type, own, mutant):
+    leader = new_leader(timestamp_type=timestamp_type)
+
+    def produce(*, values=(b"forged",), transactional=False):
+        producer = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0}
+        batch = build_batch(
+            list(values), timestamps_ms=leader.now_ms, transactional=transactional, **producer
+        )
+        return leader.partition.append(batch, check(batch), leader.now_ms, is_verified=True)
+
+    assert produce().base_offset == 0
+    with pytest.raises(OutOfOrderSequenceNumberError, match="has another batch"):
+        produce(**own)
+    assert produce().is_duplicate
+    assert leader.log.log_end_offset == 1
+    mutant("R28-sequence-only")
+    assert produce(**own).is_duplicate  # acknowledged, and not in the log
 
 
 def test_r28_a_repetition_with_log_append_time_returns_the_first_time(new_leader):

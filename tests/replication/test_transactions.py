@@ -76,11 +76,7 @@ class Transactional:
 
     def needs(self, producer=7, epoch=0, transactional=True):
         batch = build_batch(
-            [b"v"],
-            producer_id=producer,
-            producer_epoch=epoch,
-            base_sequence=0,
-            transactional=transactional,
+            [b"v"], producer_id=producer, producer_epoch=epoch, base_sequence=0, transactional=transactional
         )
         return self.partition.needs_verification(check(batch))
 

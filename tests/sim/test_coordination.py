@@ -11,7 +11,7 @@ import pytest
 from kafkalite.broker.coordination.internal_topics import GROUP, OFFSETS_TOPIC
 from kafkalite.client.admin.admin import Admin
 from kafkalite.errors import CommitFailedError
-from kafkalite.groups.record_codec import offset_record
+from kafkalite.groups.record_codec import OFFSET, record
 from kafkalite.model import TopicPartition
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import build_batch
@@ -110,7 +110,7 @@ def test_a_coordinator_whose_state_differs_from_its_log_is_found() -> None:
 def test_a_committed_offset_that_goes_back_is_found() -> None:
     def tamper(group: Any) -> None:
         value = group.offsets.get(*KEY)
-        group.offsets.put(*KEY, offset_record(READERS, *KEY, value._replace(offset=5)).value)
+        group.offsets.put(*KEY, record(OFFSET, value._replace(offset=5), READERS, *KEY).value)
 
     with pytest.raises(Violation, match="R39"):
         found(tamper, Coordination.check)

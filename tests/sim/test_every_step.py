@@ -623,8 +623,7 @@ async def _committed(world: World) -> dict[TopicPartition, int]:
 
 
 @pytest.mark.parametrize(
-    "program, error",
-    [(transform, ProducerFencedError), (transform_under_its_own_id, CommitFailedError)],
+    "program, error", [(transform, ProducerFencedError), (transform_under_its_own_id, CommitFailedError)]
 )
 def test_a_paused_transform_changes_nothing(program: Program, error: type[KafkaliteError]) -> None:
     """R31, R35: fenced by its transactional id if its successor has the same one, else by its group."""

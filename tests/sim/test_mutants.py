@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from proof.mutants import ACTIVE, effects
-from proof.mutants.__main__ import CLUSTER_BUDGET_S, find, main
+from proof.mutants.__main__ import CLUSTER_BUDGET_S, CORE_BUDGET_S, find, main
 
 
 @pytest.mark.parametrize("mutant", effects())
 def test_it_is_found(mutant: str) -> None:
-    finding = find(mutant, core_budget_s=60.0, cluster_budget_s=CLUSTER_BUDGET_S)
+    finding = find(mutant, core_budget_s=CORE_BUDGET_S, cluster_budget_s=CLUSTER_BUDGET_S)
     assert finding.how, f"nothing finds {mutant}: {effects()[mutant]}"
     assert finding.symptom
     assert not ACTIVE

@@ -113,7 +113,7 @@ def test_a_failure_prints_the_command_that_replays_it(kind: str, capsys: pytest.
     printed = capsys.readouterr().out
     assert "seed=17" in printed
     assert "commit=" in printed
-    assert "python -m proof.sim --seeds 1 --start 17" in printed
+    assert "python -m proof.sim --world cluster --seeds 1 --start 17" in printed
 
 
 def test_a_path_never_taken_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,10 +138,7 @@ def test_a_start_beyond_the_end_is_refused(cluster: SyncCluster, filled: str) ->
         ([GreaterThanOrEqual(("offset",), 45)], [(0, 45, 100), (1, 45, 50)]),
         ([GreaterThan(("offset",), 45), LessThan(("offset",), 48)], [(0, 46, 48), (1, 46, 48)]),
         ([EqualTo(("topic",), "another")], []),
-        (
-            [GreaterThanOrEqual(("timestamp",), datetime(1970, 1, 1, 0, 1, 30, tzinfo=UTC))],
-            [(0, 90, 100)],
-        ),
+        ([GreaterThanOrEqual(("timestamp",), datetime(1970, 1, 1, 0, 1, 30, tzinfo=UTC))], [(0, 90, 100)]),
         ([StringStartsWith(("topic",), "x"), EqualTo(("value",), b"1")], [(0, 0, 100), (1, 0, 50)]),
     ],
 )

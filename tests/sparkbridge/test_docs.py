@@ -20,8 +20,7 @@ def _row(option: SparkOption) -> str:
 
 
 @pytest.mark.parametrize(
-    ("heading", "options"),
-    [("Options of the source", SOURCE_OPTIONS), ("Options of the sink", SINK_OPTIONS)],
+    ("heading", "options"), [("Options of the source", SOURCE_OPTIONS), ("Options of the sink", SINK_OPTIONS)]
 )
 def test_the_tables_are_those_of_the_code(heading: str, options: Sequence[SparkOption]) -> None:
     section = PAGE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]

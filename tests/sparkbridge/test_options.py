@@ -11,13 +11,7 @@ import pytest
 from kafkalite.model import TopicPartition
 from sparkbridge.errors import SparkOptionError, UnknownSparkOptionWarning
 from sparkbridge.option_values import parse_duration, parse_size
-from sparkbridge.options import (
-    SINK_OPTIONS,
-    SOURCE_OPTIONS,
-    ClientOptions,
-    SinkOptions,
-    SourceOptions,
-)
+from sparkbridge.options import SINK_OPTIONS, SOURCE_OPTIONS, ClientOptions, SinkOptions, SourceOptions
 from sparkbridge.position_specs import EARLIEST, GROUP, LATEST, Where
 
 SERVERS = {"kafka.bootstrap.servers": "one:9092,two:9093"}
@@ -160,8 +154,7 @@ def test_every_option_of_the_source_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "where", "value"),
-    [(name, *case) for name, cases in PARSED.items() for case in cases],
+    ("name", "text", "where", "value"), [(name, *case) for name, cases in PARSED.items() for case in cases]
 )
 def test_an_option_of_the_source_is_parsed(name: str, text: str, where: str, value: Any) -> None:
     found: Any = source({name: text})

@@ -8,15 +8,7 @@ import pytest
 
 from kafkalite.rng import seeded_rng
 from proof.spark.points import KILLS_DRIVER, KILLS_QUERY, POINTS
-from proof.spark.rounds import (
-    ALL,
-    LOCAL,
-    LOCAL_CLUSTER,
-    PLANNING,
-    STOPPED,
-    last_batch_id,
-    plan_round,
-)
+from proof.spark.rounds import ALL, LOCAL, LOCAL_CLUSTER, PLANNING, STOPPED, last_batch_id, plan_round
 
 SEEDS = range(200)
 

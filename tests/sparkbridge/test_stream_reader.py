@@ -636,11 +636,7 @@ def test_without_commit_group_offsets_nothing_is_committed(
 ) -> None:
     group = f"group-{next(_groups)}"
     query = Query(
-        cluster,
-        subscribe=one,
-        startingOffsets="earliest",
-        kafka__group__id=group,
-        commitGroupOffsets="false",
+        cluster, subscribe=one, startingOffsets="earliest", kafka__group__id=group, commitGroupOffsets="false"
     )
     query.run()
     assert admin.committed_offsets(group) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,9 @@ from sparkbridge.local.worker_garbage import spare_collections
 def _new_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(worker_garbage, "_uses", {})
     monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
+    with monkeypatch.context() as patched:  # what earlier tests left behind must not be reported here
+        patched.setattr(sys, "unraisablehook", lambda _: None)
+        gc.collect()
     yield
     gc.unfreeze()
 

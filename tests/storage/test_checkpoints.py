@@ -13,15 +13,14 @@ from kafkalite.storage.leader_epochs import EpochEntry
 
 STATE = c.LogState(100, 2, 340)
 EPOCHS = [EpochEntry(1, 0), EpochEntry(4, 120)]
-POINTS = {"a-0": c.RecoveryPoint(7, 0), "b-1": c.RecoveryPoint(9, 2)}
-SHUTDOWN = c.CleanShutdown(5, {"a-0": c.CleanEnd(1, 7), "b-1": c.CleanEnd(0, 0)})
+END = c.Fingerprint(5, 17, 300, 2**32 - 1)
+POINTS = {"a-0": c.RecoveryPoint(7, 0), "b-1": c.RecoveryPoint(9, 2, 5, END)}
+SHUTDOWN = c.CleanShutdown(5, {"a-0": c.CleanEnd(1, 7, 3, 2, 400, END), "b-1": c.CleanEnd(0, 0)})
 
 FILES: list[tuple[bytes, Callable[[bytes, str], Any], Any]] = [
-    (c.encode_log_state(STATE), c.decode_log_state, STATE),
+    (c.encode_log_state(STATE, "a-0"), c.decode_log_state, STATE),
     (c.encode_leader_epochs(EPOCHS, 3), c.decode_leader_epochs, (EPOCHS, 3)),
     (c.encode_leader_epochs([], 0), c.decode_leader_epochs, ([], 0)),
-    (c.encode_recovery_points(POINTS), c.decode_recovery_points, POINTS),
-    (c.encode_recovery_points({}), c.decode_recovery_points, {}),
     (c.encode_clean_shutdown(SHUTDOWN), c.decode_clean_shutdown, SHUTDOWN),
 ]
 
@@ -45,14 +44,52 @@ def test_r25_any_changed_or_missing_byte_is_damage(
 
 def test_a_file_of_another_kind_or_version_is_damage() -> None:
     with pytest.raises(CorruptLogError, match="log-state"):
-        c.decode_log_state(c.encode_recovery_points({}), "p")
+        c.decode_log_state(c.encode_leader_epochs([], 0), "p")
     with pytest.raises(CorruptLogError, match="expected truncations"):
         c.decode_log_state(c.encode_lines("log-state", ["log_start_offset 1", "x 1", "truncated_to 1"]), "p")
 
 
+def test_r42_the_state_of_another_log_is_damage() -> None:
+    data = c.encode_log_state(STATE, "a-0")
+    assert c.decode_log_state(data, "/data/a-0/log-state") == STATE
+    with pytest.raises(CorruptLogError, match="expected the state of b-1, found log a-0"):
+        c.decode_log_state(data, "/data/b-1/log-state")
+
+
+def test_recovery_points_are_read_back_with_the_changes_appended_to_them() -> None:
+    data = c.encode_recovery_points(POINTS)
+    assert c.decode_recovery_points(data) == (POINTS, len(data), None)
+    moved = c.RecoveryPoint(11, 2, 6)
+    data += c.encode_recovery_points({"b-1": moved, "a-0": None}) + c.encode_recovery_points({"c-2": moved})
+    assert c.decode_recovery_points(data) == ({"b-1": moved, "c-2": moved}, len(data), None)
+
+
+def test_r24_a_torn_change_of_recovery_points_states_nothing() -> None:
+    first, second = c.encode_recovery_points(POINTS), c.encode_recovery_points({"c-2": c.RecoveryPoint(1)})
+    for length in range(len(second)):
+        for torn in (second[:length], second[:length] + bytes(10)):
+            found = c.decode_recovery_points(first + torn)
+            assert found == (POINTS, len(first), None)
+
+
+def test_r25_an_unreadable_block_of_recovery_points_is_reported_and_the_others_count() -> None:
+    first, second = c.encode_recovery_points(POINTS), c.encode_recovery_points({"c-2": c.RecoveryPoint(1)})
+    third = c.encode_recovery_points({"d-3": c.RecoveryPoint(2)})
+    for data, points in (
+        (bytes(5) + first[5:] + second, {"c-2": c.RecoveryPoint(1)}),
+        (first + bytes(5) + second[5:] + third, POINTS | {"d-3": c.RecoveryPoint(2)}),
+        (b"", {}),
+        (bytes(100), {}),
+    ):
+        found = c.decode_recovery_points(data)
+        assert found.points == points
+        assert found.problem is not None
+
+
 def test_the_log_state_is_readable_text() -> None:
-    assert c.encode_log_state(STATE).decode().splitlines()[:4] == [
+    assert c.encode_log_state(STATE, "a-0").decode().splitlines()[:5] == [
         "kafkalite log-state 1",
+        "log a-0",
         "log_start_offset 100",
         "truncations 2",
         "truncated_to 340",
@@ -84,19 +121,21 @@ def test_another_format_version_is_refused() -> None:
 
 
 def test_a_partition_file_names_its_topic_or_nothing() -> None:
-    assert c.decode_partition_topic(c.encode_partition("orders", "0" * 32, 1)) == "orders"
-    for data in (b"", b"\0\0", b"[]", b"{}", b'{"topic": 1}'):
-        assert c.decode_partition_topic(data) is None
+    assert c.decode_partition(c.encode_partition("orders", "0" * 32, 1)) == ("orders", "0" * 32, 1)
+    for data in (
+        b"",
+        b"\0\0",
+        b"[]",
+        b"{}",
+        b'{"topic": 1}',
+        b'{"topic": 1, "topic_id": "", "partition": 0}',
+    ):
+        assert c.decode_partition(data) is None
 
 
 @settings(derandomize=True, deadline=None)
 @given(st.binary(max_size=100))
 def test_noise_is_damage(noise: bytes) -> None:
-    for decode in (
-        c.decode_log_state,
-        c.decode_leader_epochs,
-        c.decode_recovery_points,
-        c.decode_clean_shutdown,
-    ):
+    for decode in (c.decode_log_state, c.decode_leader_epochs, c.decode_clean_shutdown):
         with pytest.raises(CorruptLogError):
             decode(noise, "p")

@@ -18,19 +18,17 @@ from kafkalite.model import TopicPartition
 from kafkalite.records.batch import iter_batches
 from kafkalite.records.builder import build_batch
 from kafkalite.records.control import build_marker
+from kafkalite.storage import producer_snapshots
 from kafkalite.storage.checkpoints import (
-    CleanEnd,
-    CleanShutdown,
     CompactionPoints,
     LogState,
     NodeIdentity,
-    RecoveryPoint,
     decode_clean_shutdown,
     decode_compaction,
     decode_leader_epochs,
     decode_log_state,
     decode_node,
-    decode_partition_topic,
+    decode_partition,
     decode_producers,
     decode_recovery_points,
 )
@@ -40,7 +38,7 @@ from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
-from kafkalite.storage.producer_state import EndedTransaction, SequencedBatch
+from kafkalite.storage.producer_state import UNKNOWN_CRC, EndedTransaction, SequencedBatch
 from proof.disk_trees import disk_with_files, tree_of
 
 DATA = "/data/"
@@ -225,13 +223,34 @@ def test_the_logs_are_read_back(disk: MemoryFileSystem, is_clean: bool) -> None:
     known = orders.producers.get(5000)
     assert known is not None
     assert known.batches == [
-        SequencedBatch(0, 0, 2, 2, TIME_MS + 500),
-        SequencedBatch(1, 1, 3, 3, TIME_MS + 500),
+        SequencedBatch(0, 0, 2, 2, TIME_MS + 500, 1_619_951_678),
+        SequencedBatch(1, 1, 3, 3, TIME_MS + 500, 3_670_098_608),
     ]
     assert orders.offset_for_timestamp(TIME_MS + 500) == (TIME_MS + 500, 2)
     assert (state.log_start_offset, state.log_end_offset) == (0, 9)
     assert list(records(state)) == [(6, b"a", b"3" * 40), (7, b"b", b"3" * 40), (8, b"a", None)]
     assert state.cleanable(TIME_MS, 9).dirty_bytes == 0
+    store.close(clean=False)
+
+
+def test_producers_without_checksums_are_read_back(
+    disk: MemoryFileSystem, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions before checksums wrote this snapshot of the same log."""
+    name = f"{8:020d}.producers"
+    earlier = parse((repository / f"tests/golden/storage-without-checksums/{name}.hex").read_text())
+    file = disk.open(f"{DATA}{ORDERS_DIR}/{name}")
+    file.truncate(0)
+    file.write_at(0, earlier)
+    monkeypatch.setattr(producer_snapshots, "scan_producers", None)  # nothing is scanned
+    store = LogStore.open(disk, DATA, cluster_id="golden", node_id=1, format_if_empty=False)
+    store.load(WANTED)
+    known = store.logs()[ORDERS].producers.get(5000)
+    assert known is not None
+    assert known.batches == [
+        SequencedBatch(0, 0, 2, 2, TIME_MS + 500, UNKNOWN_CRC),
+        SequencedBatch(1, 1, 3, 3, TIME_MS + 500, UNKNOWN_CRC),
+    ]
     store.close(clean=False)
 
 
@@ -246,17 +265,17 @@ def test_the_small_files_are_read_back(files: dict[str, bytes]) -> None:
         return files[name], name
 
     assert decode_node(*content("node.json")) == NodeIdentity("golden", 1, bytes(range(16)).hex())
-    assert decode_partition_topic(files[f"{STATE_DIR}/partition.json"]) == "state"
-    assert decode_recovery_points(*content("recovery-points")) == {
-        ORDERS_DIR: RecoveryPoint(8, 1),
-        STATE_DIR: RecoveryPoint(9, 0),
-    }
-    ends = {ORDERS_DIR: CleanEnd(1, 8), STATE_DIR: CleanEnd(0, 9)}
-    assert decode_clean_shutdown(*content("clean-shutdown")) == CleanShutdown(12, ends)
+    assert decode_partition(files[f"{STATE_DIR}/partition.json"]) == ("state", STATE_ID, 7)
+    marker = decode_clean_shutdown(*content("clean-shutdown"))
+    orders, state = marker.ends[ORDERS_DIR], marker.ends[STATE_DIR]
+    assert (marker.broker_epoch, orders[:3], state[:3]) == (12, (1, 8, 1), (0, 9, 0))
+    points = decode_recovery_points(files["recovery-points"])
+    assert points.points == {ORDERS_DIR: orders.point, STATE_DIR: state.point}
+    assert points.problem is None
     assert decode_log_state(*content(f"{ORDERS_DIR}/log-state")) == LogState(1, 1, 2)
     assert decode_leader_epochs(*content(f"{ORDERS_DIR}/leader-epochs")) == ([(4, 1), (6, 2), (9, 6)], 1)
-    points = CompactionPoints(0, 8, ((8, TIME_MS + 5000),))
-    assert decode_compaction(*content(f"{STATE_DIR}/compaction")) == points
+    compaction = CompactionPoints(0, 8, ((8, TIME_MS + 5000),))
+    assert decode_compaction(*content(f"{STATE_DIR}/compaction")) == compaction
     states, truncations = decode_producers(*content(f"{ORDERS_DIR}/{8:020d}.producers"))
     assert truncations == 1
     assert states.ended == [EndedTransaction(4, 5), EndedTransaction(6, 7)]

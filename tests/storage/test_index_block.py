@@ -13,7 +13,7 @@ from kafkalite.storage.index_block import (
     encode_block,
 )
 
-BLOCK = Block(3, 500, 9000, bytes(range(16)))
+BLOCK = Block(3, 500, 9000, bytes(range(16)), 1, 2**32 - 1, 3, 4)
 ENCODED = encode_block(OFFSET_MAGIC, BLOCK, OFFSET_ENTRY_BYTES)
 
 
@@ -24,7 +24,7 @@ def decode(data: bytes) -> list[tuple[Block, int]]:
 def test_blocks_are_read_back_with_their_ends() -> None:
     empty = encode_block(OFFSET_MAGIC, Block(3, 600, 9500, b""), OFFSET_ENTRY_BYTES)
     assert len(ENCODED) == BLOCK_HEADER_BYTES + 16
-    assert decode(ENCODED + empty) == [(BLOCK, 48), (Block(3, 600, 9500, b""), 80)]
+    assert decode(ENCODED + empty) == [(BLOCK, 64), (Block(3, 600, 9500, b""), 112)]
 
 
 def test_a_block_of_the_other_index_is_ignored() -> None:
@@ -37,7 +37,7 @@ def test_any_changed_byte_ends_the_walk(position: int, change: int) -> None:
     damaged = bytearray(ENCODED)
     damaged[position] ^= change
     assert decode(bytes(damaged)) == []
-    assert decode(ENCODED + bytes(damaged)) == [(BLOCK, 48)]
+    assert decode(ENCODED + bytes(damaged)) == [(BLOCK, 64)]
 
 
 @settings(derandomize=True, deadline=None)

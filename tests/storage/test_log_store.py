@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from kafkalite.errors import CorruptLogError, DataDirectoryError, DiskFullError, LogOfflineError
+from kafkalite.errors import DataDirectoryError, DiskFullError, LogOfflineError
 from kafkalite.model import NO_BROKER_EPOCH, TopicPartition
+from kafkalite.storage import recovery, segment
 from kafkalite.storage.checkpoints import decode_recovery_points
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.log import Log
@@ -202,9 +203,14 @@ def test_a_start_after_a_clean_stop_opens_no_log(
         monkeypatch.setattr(
             fs, name, lambda path, *a, real=real, **k: touched.append(path) or real(path, *a, **k)
         )
+    checks = []
+    monkeypatch.setattr(segment, "check", checks.append)
+    monkeypatch.setattr(recovery, "check", checks.append)
     store = open_store(fs)
     assert get(store).log_end_offset == 60
-    assert not [path for path in touched if IDS[0] in path]
+    assert not get(store).is_open
+    assert checks == [], "sizes and fingerprints are compared, no batch is read"
+    touched.clear()
     store.checkpoint()
     store.close()
     assert not [path for path in touched if IDS[0] in path]
@@ -233,15 +239,25 @@ def test_a_damaged_marker_is_ignored(fs: MemoryFileSystem, write: Any, read_all:
     assert len(read_all(get(store))) == 10
 
 
-def test_r25_a_damaged_checkpoint_stops_the_start(fs: MemoryFileSystem, write: Any) -> None:
+def test_r25_damaged_recovery_points_are_reported_and_the_logs_read_completely(
+    fs: MemoryFileSystem, write: Any, read_all: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     store = open_store(fs)
     write(get(store), 10)
     store.close()
-    fs.open(PATH + "/recovery-points").write_at(5, b"x")
-    with pytest.raises(CorruptLogError, match="recovery-points"):
-        open_store(fs)
-    fs.unlink(PATH + "/recovery-points")
-    open_store(fs)
+    content = b"x" + fs.read_bytes(PATH + "/recovery-points")[1:]
+    fs.write_atomically(PATH + "/recovery-points", content)
+    for clean in (True, False):
+        store = open_store(fs)
+        assert "recovery points damaged" in caplog.text
+        assert fs.read_bytes(PATH + "/recovery-points.damaged-1") == content
+        assert len(read_all(get(store))) == 10
+        write(get(store), 1, synced=False)
+        assert offline(store) == {}
+        store.close(clean=clean)
+        fs.write_atomically(PATH + "/recovery-points", content)
+        caplog.clear()
+        break
 
 
 def test_r24_a_damaged_log_is_replaced_by_a_new_one_and_its_files_are_kept(
@@ -369,12 +385,13 @@ def test_r24_a_damaged_log_is_offline_and_the_others_are_used(fs: MemoryFileSyst
     store = open_store(fs)
     assert list(offline(store)) == [ORDERS]
     assert "damaged at position 161" in offline(store)[ORDERS]
-    with pytest.raises(LogOfflineError):
-        get(store).read(0, max_bytes=1, up_to=1)
+    assert get(store).read(0, max_bytes=1, up_to=1).next_offset == 1
+    with pytest.raises(LogOfflineError, match="1 records in doubt"):
+        get(store).read(1, max_bytes=1, up_to=2)
     write(get(store, TRADES), 1)
     store.checkpoint()
     store.close()
-    points = decode_recovery_points(fs.read_bytes(PATH + "/recovery-points"), "p")
+    points = decode_recovery_points(fs.read_bytes(PATH + "/recovery-points")).points
     assert points[f"{IDS[0]}-0"].recovery_point == 10, "the proof of the damage is kept"
     assert list(offline(open_store(fs))) == [ORDERS]
 
@@ -409,7 +426,7 @@ def test_deleting_a_log_is_durable_and_its_files_are_removed_later(fs: MemoryFil
     store.remove_retired(61_000)
     assert name not in fs.list_dir(PATH)
     store.checkpoint()
-    assert IDS[0] not in fs.read_bytes(PATH + "/recovery-points").decode()
+    assert f"{IDS[0]}-0" not in decode_recovery_points(fs.read_bytes(PATH + "/recovery-points")).points
     log = store.create_log(ORDERS, IDS[3], CONFIG)
     assert log.log_end_offset == 0
 
@@ -435,15 +452,15 @@ def test_r24_checkpoints_have_the_synced_offsets(fs: MemoryFileSystem, write: An
     write(get(store), 5)
     write(get(store), 2, synced=False)
     store.checkpoint()
-    points = decode_recovery_points(fs.read_bytes(PATH + "/recovery-points"), "p")
-    assert points[f"{IDS[0]}-0"] == (5, 0)
+    points = decode_recovery_points(fs.read_bytes(PATH + "/recovery-points")).points
+    assert points[f"{IDS[0]}-0"][:2] == (5, 0)
     fs.unlink(PATH + "/recovery-points")
     store.checkpoint()
     assert not fs.exists(PATH + "/recovery-points"), "nothing has moved"
     get(store).truncate_to(3)
     store.checkpoint()
-    points = decode_recovery_points(fs.read_bytes(PATH + "/recovery-points"), "p")
-    assert points[f"{IDS[0]}-0"] == (3, 1)
+    points = decode_recovery_points(fs.read_bytes(PATH + "/recovery-points")).points
+    assert points[f"{IDS[0]}-0"][:2] == (3, 1)
 
 
 def test_a_failed_checkpoint_is_written_again(fs: MemoryFileSystem, write: Any) -> None:

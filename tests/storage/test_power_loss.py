@@ -225,7 +225,7 @@ def test_every_crash_point_of_a_trace_recovers(
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     driver = Driver(seed, make_batch)
-    driver.run(75)
+    driver.run(50)
     operations = driver.fs.operations
     changes = [one for one in operations if one.kind != "note"]
     kinds = {one.kind for one in changes}

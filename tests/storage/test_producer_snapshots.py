@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from kafkalite.records.header import HEADER, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, seal, stamp
+from kafkalite.records.header import (
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_OVERHEAD_BYTES,
+    MAGIC,
+    seal,
+    stamp,
+    stored_crc,
+)
 from kafkalite.storage import producer_snapshots
 from kafkalite.storage.checkpoints import RecoveryPoint
 from kafkalite.storage.inspect import verify_log
@@ -64,7 +72,7 @@ class Life:
     def expected(self) -> ProducerStates:
         states = ProducerStates()
         for offset, producer, sequence in self.there:
-            states.note(producer, 0, sequence, offset, offset, 5, 0)
+            states.note(producer, 0, sequence, offset, offset, 5, 0, stored_crc(batch(producer, sequence)))
         return states
 
     def snapshots(self) -> list[int]:
@@ -78,7 +86,7 @@ class Life:
         self.log = Log.open_clean(self.fs, DIRECTORY, CONFIG, end)
 
     def recover(self, point: RecoveryPoint | None = None) -> None:
-        self.log = Log.recover(self.fs, DIRECTORY, CONFIG, point)
+        self.log = Log.recover(self.fs, DIRECTORY, CONFIG, point, may_lack_unsynced=True)
 
     def walked(self, monkeypatch: pytest.MonkeyPatch) -> int:
         """Return the number of headers read to restore the producers."""

@@ -175,8 +175,12 @@ def test_time_entries_that_do_not_follow_are_refused_with_their_block(
     fill(segment, 3)
     offsets = bytes.fromhex("00000001 00000064 00000002 000000c8")
     times = bytes.fromhex("0000000000000064 00000001 0000000000000063 00000002")
-    fs.open(INDEX, create=True).write_at(0, encode_block(OFFSET_MAGIC, Block(0, 103, 300, offsets), 8))
-    fs.open(TIME_INDEX, create=True).write_at(0, encode_block(TIME_MAGIC, Block(0, 103, 300, times), 12))
+    fs.open(INDEX, create=True).write_at(
+        0, encode_block(OFFSET_MAGIC, Block(0, 103, 300, offsets, segment.owner), 8)
+    )
+    fs.open(TIME_INDEX, create=True).write_at(
+        0, encode_block(TIME_MAGIC, Block(0, 103, 300, times, segment.owner), 12)
+    )
     again = reopen(fs, segment)
     assert again.take_saved_indexes(1000) == (100, 0)
     assert len(again.offset_index) == len(again.time_index) == 0
@@ -189,8 +193,12 @@ def test_an_index_with_wrong_positions_is_rebuilt(
 
     fill(segment, 3)
     offsets = bytes.fromhex("00000001 00000063")
-    fs.open(INDEX, create=True).write_at(0, encode_block(OFFSET_MAGIC, Block(0, 103, 300, offsets), 8))
-    fs.open(TIME_INDEX, create=True).write_at(0, encode_block(TIME_MAGIC, Block(0, 103, 300, b""), 12))
+    fs.open(INDEX, create=True).write_at(
+        0, encode_block(OFFSET_MAGIC, Block(0, 103, 300, offsets, segment.owner), 8)
+    )
+    fs.open(TIME_INDEX, create=True).write_at(
+        0, encode_block(TIME_MAGIC, Block(0, 103, 300, b"", segment.owner), 12)
+    )
     again = reopen(fs, segment)
     assert again.find(101).position == 100
     assert "index rebuilt" in caplog.text

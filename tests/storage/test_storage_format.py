@@ -77,4 +77,4 @@ def test_the_code_writes_the_worked_example(text: str) -> None:
 def test_the_document_has_the_numbers_of_the_code(text: str) -> None:
     assert f'"{OFFSET_MAGIC.decode()}"' in text and f'"{TIME_MAGIC.decode()}"' in text
     assert f"{BLOCK_HEADER_BYTES}-byte" in text
-    assert VERSION == 1
+    assert VERSION == 2

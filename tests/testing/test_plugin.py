@@ -94,5 +94,5 @@ def test_workers_of_xdist_do_not_meet(project: Path) -> None:
 def test_the_fixtures_are_listed_with_their_docstrings(project: Path) -> None:
     shown = _run(project, "--fixtures")
     assert "A running broker for this test only" in shown
-    assert "Makes running clusters" in shown
+    assert "Returns a factory of running clusters" in shown
     assert "kafkalite(brokers=1, **settings)" in _run(project, "--markers")

@@ -39,6 +39,7 @@ from kafkalite.transactions.machine import TransactionMachine, TransactionSettin
 from kafkalite.transactions.record_codec import GroupResult, parse_record
 from kafkalite.transactions.transaction import NO_BATCH, Transaction, TransactionState
 from proof import mutants
+from proof.durable_state import durable_state
 
 TIMEOUT_MS = 1_000
 EXPIRATION_MS = 20_000
@@ -217,7 +218,7 @@ class World:
             assert self.decisions.setdefault(identity, item.is_commit) == item.is_commit
 
     def reload(self, *, is_compacted: bool) -> None:
-        state = self.machine.durable_state()
+        state = durable_state(self.machine)
         records = self.log
         if is_compacted:
             latest = {record.key: number for number, record in enumerate(self.log)}
@@ -226,7 +227,7 @@ class World:
         for record in records:
             self.machine.replay(record, self.now)
         self.machine.on_loaded(self.now)
-        assert self.machine.durable_state() == state
+        assert durable_state(self.machine) == state
 
     def tick(self) -> None:
         for _ in range(100):
@@ -494,11 +495,11 @@ class Histories(RuleBasedStateMachine):
         request = self.pick(self.world.requests, number)
         if isinstance(request, JoinTxnGroupRequest | EndTxnRequest):
             request = WithReservedId(request, 1)
-        state = copy.deepcopy(self.world.machine.durable_state())
+        state = copy.deepcopy(durable_state(self.world.machine))
         if request is not None:
             with suppress(BrokerError):
                 self.world.machine.decide(request, CALLER, self.world.now, {})
-        assert self.world.machine.durable_state() == state
+        assert durable_state(self.world.machine) == state
 
     @rule(
         number=numbers,

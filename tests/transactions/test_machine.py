@@ -44,13 +44,10 @@ from kafkalite.protocol.messages.transactions import (
 )
 from kafkalite.transactions import machine as machine_module
 from kafkalite.transactions.commands import InitProducerId, MarkersWritten, PendingMarker, WithReservedId
-from kafkalite.transactions.machine import (
-    MAX_RECORDS_PER_TICK,
-    TransactionMachine,
-    TransactionSettings,
-)
+from kafkalite.transactions.machine import MAX_RECORDS_PER_TICK, TransactionMachine, TransactionSettings
 from kafkalite.transactions.record_codec import transaction_record
 from kafkalite.transactions.transaction import Transaction, TransactionState
+from proof.durable_state import durable_state
 
 WALL_MS = 1_700_000_000_000
 ORDERS = TxnPartition("orders", 0)
@@ -535,12 +532,12 @@ class TestRetirement:
         assert driver.tick() == 3
         assert driver.tick() == 0
         assert driver.machine.transaction_count == 0
-        assert driver.machine.durable_state() == ({}, {})
+        assert durable_state(driver.machine) == ({}, {})
         assert driver.machine.next_deadline_ms() is None
         latest = {record.key: record.value for record in driver.log}
         assert set(latest.values()) == {None}  # compaction leaves nothing
         driver.reload()
-        assert driver.machine.durable_state() == ({}, {})
+        assert durable_state(driver.machine) == ({}, {})
 
     def test_nothing_that_is_open_is_forgotten(self, driver: Driver) -> None:
         driver.retire()
@@ -570,10 +567,10 @@ class TestRetirement:
     def test_until_then_it_is_as_it_was(self, driver: Driver) -> None:
         driver.mark()
         driver.retire()
-        before = driver.machine.durable_state()
+        before = durable_state(driver.machine)
         driver.pass_time(1_000)
         assert driver.retire() == 0  # its response was lost
-        assert driver.machine.durable_state() == before
+        assert durable_state(driver.machine) == before
         assert driver.finish(0) == EndTxnGroupResponse(0, None, 0, ["a"], True, True)
         late = driver.ask(WithReservedId(JoinTxnGroupRequest("app", 0, "c", 1_000), 9))
         assert late.is_finished
@@ -625,7 +622,7 @@ class TestRetirement:
         driver.pass_time(1_000_000)
         monkeypatch.setattr(machine_module, "MAX_RECORDS_PER_TICK", 2)
         assert [driver.tick() for _ in range(5)] == [2, 2, 2, 1, 0]
-        assert driver.machine.durable_state() == ({}, {})
+        assert durable_state(driver.machine) == ({}, {})
 
 
 class TestGroups:
@@ -686,10 +683,10 @@ class TestGroups:
             TxnWinner("a", 7, 1),
             later,
         ):
-            state = driver.machine.durable_state()
+            state = durable_state(driver.machine)
             with pytest.raises(InvalidTxnStateError, match="nothing was decided"):
                 driver.finish(0, a, wrong)
-            assert driver.machine.durable_state() == state
+            assert durable_state(driver.machine) == state
         assert driver.finish(0, a, a).winners == ["a"]
 
     def test_a_winner_that_timed_out(self, driver: Driver) -> None:

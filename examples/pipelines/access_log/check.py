@@ -1,7 +1,7 @@
-"""The same results by a loop over the same lines, without Spark and without a regular expression.
+"""Computes the same results by a loop over the same lines, without Spark and regular expressions.
 
-A window is in the topics once it is closed: when the watermark, ten minutes behind the latest request,
-has passed its end. Open windows are not expected.
+A window is written to the topics when the watermark, ten minutes before the latest request, has passed its
+end. Windows that are still open are not expected.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def check(run: Any) -> str:
 
 
 def parse(line: str) -> Request | None:
-    """Parse ``client - - [time] "GET path HTTP/1.1" status size …``; return None for another line."""
+    """Parse ``client - - [time] "GET path HTTP/1.1" status size …``. Return None for other lines."""
     head, quote, rest = line.partition('"')
     request, closing, tail = rest.partition('"')
     words, wanted, numbers = head.split(), request.split(), tail.split()
@@ -75,7 +75,7 @@ def parse(line: str) -> Request | None:
 
 
 def add(total: int | None, size: int | None) -> int | None:
-    """Add as SQL's sum does: unknown values are skipped, and a sum of none is unknown."""
+    """Add like SQL's sum: unknown values (None) are skipped, and the sum of no values is unknown."""
     return total if size is None else (total or 0) + size
 
 

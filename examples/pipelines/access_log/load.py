@@ -1,4 +1,4 @@
-"""An access log's lines as records, keyed by client: those of a file, or generated ones."""
+"""Yields the lines of an access log as records keyed by client. The log is a file, or is generated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STATUSES = (200,) * 16 + (304, 404, 301, 500)
 
 
 def load(demo: Any) -> Iterator[tuple[str, bytes, bytes]]:
-    """Yield (topic, client, line). Settings: ``file``, and ``lines`` to generate if there is no file."""
+    """Yield (topic, client, line). Settings: ``file``, or else ``lines``, the number of lines to generate."""
     path = demo.path("file")
     lines = lines_of(path) if path is not None else made_up(int(demo.settings.get("lines", "3000")))
     for line in lines:
@@ -37,7 +37,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
 
 
 def made_up(count: int) -> Iterator[bytes]:
-    """Yield requests over two and a half days; one line in a hundred is not a request."""
+    """Yield requests of two and a half days. One line in a hundred is not a request."""
     rng = seeded_rng(7)
     step = timedelta(hours=60) / max(1, count)
     for number in range(count):

@@ -1,4 +1,4 @@
-"""The revenue, computed in Decimal by a loop over the same purchases."""
+"""Computes the same revenue in Decimal, by a loop over the same purchases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Purchases as JSON, keyed by country, about seven per second of the records' own time."""
+"""Generates purchases as JSON, keyed by country, about seven a second by the records' timestamps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DONUTS = ("glazed", "chocolate", "jelly", "maple", "cruller", "of yesterday")  #
 
 
 def load(demo: Any) -> Iterator[tuple[str, bytes, bytes, int]]:
-    """Yield (topic, country, purchase, timestamp). The setting ``purchases`` is their number."""
+    """Yield (topic, country, purchase, timestamp in ms). The setting ``purchases`` is their number."""
     rng = seeded_rng(11)
     for number in range(int(demo.settings.get("purchases", "6000"))):
         country = COUNTRIES[rng.randrange(len(COUNTRIES))]
@@ -22,7 +22,7 @@ def load(demo: Any) -> Iterator[tuple[str, bytes, bytes, int]]:
             "id": number,
             "country": country,
             "donut": DONUTS[rng.randrange(len(DONUTS))],
-            "quantity": rng.randrange(13),  # 0: changed their mind
+            "quantity": rng.randrange(13),  # 0 if the customer bought nothing
         }
         late_ms = rng.randrange(2_000)
         value = json.dumps(purchase, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""Joins purchases with the price table. A step in Python receives DataFrames and returns one."""
+"""Joins purchases with the price table. A Python step receives DataFrames and returns one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 
 def price(purchases: DataFrame, views: Mapping[str, DataFrame]) -> DataFrame:
-    """Return ``amount`` = quantity * price. Donuts without a price are omitted."""
+    """Add ``amount`` = quantity * price to purchases. Donuts without a price are omitted."""
     priced = purchases.join(views["prices"], "donut")
     return priced.withColumn("amount", priced.quantity * priced.price)

@@ -1,4 +1,4 @@
-"""Counts and digests of each partition: of the topic by kafkalite's consumer, of the files by pyarrow."""
+"""Compares counts and digests of each partition: kafkalite's consumer reads the topic, pyarrow the files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check(run: Any) -> str:
 
 
 def digest(rows: Iterable[tuple[Any, ...]]) -> str:
-    """Return the SHA-256 of the rows in offset order; every part is preceded by its length."""
+    """Return the SHA-256 of the rows in offset order. Each field is preceded by its length."""
     found = hashlib.sha256()
     for row in sorted(rows):
         for part in row:

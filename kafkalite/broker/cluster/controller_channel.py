@@ -1,13 +1,12 @@
 """Sends requests to the active controller, which may be in this process or on another node.
 
-Callers need not know which node is the active controller. A request is sent to the leader of the
-metadata quorum. If that node refuses it or is lost, or there is no leader, the request is sent again
-after a short backoff or as soon as another leader is known, until its timeout. When leadership moves,
-the connection to the former leader is closed, so that no request waits for a node that is stopped,
-partitioned or deposed.
+A request is sent to the leader of the metadata quorum. If that node refuses it or is lost, or if there is
+no leader, the request is sent again until its timeout: after a short backoff, or as soon as another leader
+is known. When leadership moves, the connection to the former leader is closed, so that no request waits
+for a node that is stopped, partitioned or deposed.
 
-Responses of one connection arrive in order: a request that must not wait behind others has its own
-channel.
+Responses arrive in the order of the requests of a connection. A request that must not wait for others
+therefore has its own channel.
 """
 
 # Tests: tests/broker/test_cluster_parts.py, tests/integration/test_cluster_metadata.py
@@ -39,11 +38,12 @@ from kafkalite.errors import (
 )
 from kafkalite.protocol import codec
 from kafkalite.protocol.api import API_KEY_BY_REQUEST, APIS
-from kafkalite.protocol.messages.cluster import BrokerHeartbeatRequest, EnvelopeRequest
+from kafkalite.protocol.messages.cluster import BrokerHeartbeatRequest, EnvelopeRequest, ReportReplicasRequest
+from kafkalite.protocol.messages.metadata import DescribeRecoveryRequest
 from kafkalite.raft.controller_node import ControllerNode
 
 if TYPE_CHECKING:
-    from kafkalite.broker.cluster.authentication import Authenticator
+    from kafkalite.client.cluster.authentication import Authenticator
     from kafkalite.client.cluster.connection import Connection
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ BACKOFF: Final = Backoff(10, 250)
 #: For commands whose client sets no timeout.
 DEFAULT_TIMEOUT_MS: Final = 30_000
 
-#: The node is not or no longer the controller. The request may be sent to the next leader.
+#: Errors of a node that is not the controller. The request may be sent to the next leader.
 _ELSEWHERE: Final = (NotControllerError, ShuttingDownError, ClientError, ClusterAuthorizationFailedError)
 
 
@@ -92,10 +92,8 @@ class ControllerChannel:
     def __repr__(self) -> str:
         return f"<ControllerChannel of node {self._node_id} to {self._connected_to}>"
 
-    # --- requests
-
     async def send(self, request: Any, timeout_ms: int) -> Any:
-        """Return the active controller's response. For idempotent requests: may be sent more than once.
+        """Return the active controller's response. The request must be idempotent: it may be sent repeatedly.
 
         Raises the BrokerError of the response, and RequestTimedOutError if no controller responded in
         time.
@@ -103,10 +101,10 @@ class ControllerChannel:
         return await self._until(timeout_ms, partial(self._send_once, request))
 
     async def decide(self, command: Any, *, timeout_ms: int) -> Any:
-        """Return the reply to a client's command when this node's image shows its effect.
+        """Return the reply to a client's command, once this node's image shows its effect.
 
-        ``timeout_ms`` 0: the client sets no limit. Raises BrokerError; RequestTimedOutError also if the
-        outcome is unknown.
+        A ``timeout_ms`` of 0 stands for the default. Raises BrokerError. Raises RequestTimedOutError after
+        the timeout, and if the outcome is unknown.
         """
         if self._controller.controller_id == self._node_id and self._authenticator is None:
             return await self._locally(self._controller.submit(command), timeout_ms)
@@ -116,14 +114,18 @@ class ControllerChannel:
             raise RequestTimedOutError(error.message) from error
 
     async def execute(self, message: Any) -> Any:
-        """Decide another node's request on this node. Raises NotControllerError, BrokerError.
+        """Let this node's controller decide another node's request. Raises NotControllerError, BrokerError.
 
-        A controller whose log has failed raises NotControllerError although the outcome is unknown:
-        these requests are idempotent, and the sender sends them to the next controller.
+        If the controller's log has failed, NotControllerError is raised although the outcome is unknown. This
+        is safe because these requests are idempotent, and the sender repeats them at the next controller.
         """
         try:
             if isinstance(message, BrokerHeartbeatRequest):
                 reply: Any = await self._controller.heartbeat(message, self._clock.monotonic_ms())
+            elif isinstance(message, ReportReplicasRequest):
+                reply = await self._controller.report_replicas(message)
+            elif isinstance(message, DescribeRecoveryRequest):
+                reply = self._controller.describe_recovery()
             else:
                 reply = await self._controller.submit(message)
         except LogOfflineError as error:
@@ -133,7 +135,7 @@ class ControllerChannel:
         return reply
 
     def on_leader_change(self, leader_id: int | None, _term: int) -> None:
-        """Close the connection to the former leader: its pending requests are sent to the new one."""
+        """Close the connection to the former leader, so that its pending requests go to the new leader."""
         if self._connection is not None and self._connected_to != leader_id:
             self._connection.close()
         self._leader_known.set()
@@ -144,13 +146,11 @@ class ControllerChannel:
         if self._connection is not None:
             self._connection.close()
 
-    # --- finding the controller
-
     async def _until(self, timeout_ms: int, send: Callable[[Connection | None, int], Awaitable[T]]) -> T:
         """Return the result of ``send(connection, left_ms)`` to the current controller.
 
-        The connection is None if this node is the controller. Raises RequestTimedOutError after the
-        timeout.
+        ``connection`` is None if this node is the controller. Raises RequestTimedOutError after
+        ``timeout_ms``.
         """
         loop = asyncio.get_running_loop()
         now_ms = int(loop.time() * 1000)
@@ -179,7 +179,7 @@ class ControllerChannel:
         return await drive(plan, locate=locate, dial=dial, send=send, pause=pause)
 
     def _judge(self, error: KafkaliteError) -> Verdict:
-        """Return Retry for errors that only mean "not this controller", while this node runs."""
+        """Return RELOCATE for errors of a node that is not the controller. Once closed, do not retry them."""
         if not isinstance(error, _ELSEWHERE):
             return FINAL
         return Verdict(limit_ms=0) if self._is_closed else RELOCATE
@@ -214,7 +214,7 @@ class ControllerChannel:
         return reply
 
     async def _connect(self, leader_id: int, left_ms: int) -> Connection:
-        """Return a connection to that controller. Raises ConnectionFailedError, BrokerError."""
+        """Return a connection to the controller ``leader_id``. Raises ConnectionFailedError, BrokerError."""
         if self._authenticator is None:
             raise NotControllerError(
                 f"node {leader_id} is the controller, and this node is not part of its cluster"

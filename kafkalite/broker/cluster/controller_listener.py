@@ -1,11 +1,11 @@
 """A controller's own listener on the Raft runner's loop, for the other nodes of the cluster.
 
-Only nodes that have proved to know the cluster's secret are served. Raft messages go directly to the
-transport on this loop. Every other request is dispatched on the broker's loop, and its response comes
-back. If both are the same loop, the request is dispatched directly.
+Only nodes that have proved to know the cluster's secret are served. Raft messages are passed directly to
+the transport on this loop. Every other request is dispatched on the broker's loop, and its response returns
+to this loop. If both are the same loop, the request is dispatched directly.
 """
 
-# Tests: tests/broker/test_authentication.py
+# Tests: tests/client/test_authentication.py
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from kafkalite.clock import Clock
 from kafkalite.errors import ErrorCode
 from kafkalite.limits import KIB, MIB
 from kafkalite.log_fields import Fields
+from kafkalite.loop_thread import call_on
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import BadRequest, Request
 from kafkalite.protocol.messages.cluster import RaftMessagesRequest, RaftMessagesResponse
@@ -37,12 +38,12 @@ MAX_CONNECTIONS: Final = 1_000
 MAX_IDLE_MS: Final = 600_000
 MAX_REQUEST_BYTES: Final = 32 * MIB
 MAX_QUEUED_BYTES: Final = 256 * MIB
-#: The limit of an unfinished request before the proof: strangers cannot exhaust the nodes' memory.
+#: The maximum size of a request before the proof, so that strangers cannot exhaust the node's memory.
 MAX_UNPROVEN_BYTES: Final = 64 * KIB
-#: Long enough for decisions in progress; long polls need not be finished.
+#: Enough for decisions in progress; a stop does not wait for long polls.
 STOP_GRACE_MS: Final = 100
 
-#: The requests at the start of a connection.
+#: The requests that a node may send before it is authenticated.
 _HANDSHAKE_APIS: Final = frozenset({ApiKey.API_VERSIONS, ApiKey.CLUSTER_HELLO, ApiKey.CLUSTER_PROOF})
 
 _FORBIDDEN: Final = Refusal(
@@ -51,14 +52,14 @@ _FORBIDDEN: Final = Refusal(
 
 
 async def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run ``coroutine`` on ``loop``, the current one or another thread's, and return its result."""
+    """Run ``coroutine`` on ``loop``, in this thread or another, and return its result."""
     if loop is asyncio.get_running_loop():
         return await coroutine
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
 
 
 class ControllerListener:
-    """A Server on the Raft loop, in front of the broker's dispatcher."""
+    """A server on the Raft loop that passes requests to the broker's dispatcher."""
 
     def __init__(
         self,
@@ -69,8 +70,8 @@ class ControllerListener:
         on_session_lost: Callable[[int], None],
         clock: Clock,
     ) -> None:
-        """``loop`` is Raft's; ``greet``, which responds to handshakes, is called on it. ``dispatch`` and
-        ``on_session_lost`` are called on the loop that runs now."""
+        """``loop`` is Raft's, and ``greet`` responds to handshakes on it. ``dispatch`` and
+        ``on_session_lost`` are called on the loop that is running now."""
         self._loop = loop
         self._broker_loop = asyncio.get_running_loop()
         self._transport = transport
@@ -96,7 +97,7 @@ class ControllerListener:
         return self._server.addresses
 
     async def start(self, addresses: Sequence[str]) -> None:
-        """Listen and serve. Call it on the Raft loop. Raises ListenError."""
+        """Listen and serve requests. Call it on the Raft loop. Raises ListenError."""
         for address in addresses:
             await self._server.listen(address, None)
         self._server.open()
@@ -113,8 +114,6 @@ class ControllerListener:
             await self._server.wait_closed(STOP_GRACE_MS, level=logging.DEBUG)
         else:
             await self._server.abort()
-
-    # --- on the Raft loop
 
     def _on_request(self, request: Request | BadRequest, client: Client) -> Response | Pending:
         if isinstance(request, BadRequest):
@@ -141,34 +140,24 @@ class ControllerListener:
         return Reply(RaftMessagesResponse(0, None, len(message.lengths_bytes)))
 
     def _cross(self, request: Request, client: Client) -> Response | Pending:
-        """Dispatch the request on the broker's loop."""
+        """Dispatch the request on the broker's loop, and return its response on this loop."""
         if self._loop is self._broker_loop:
             return self._dispatch(request, client)
         crossing = Pending()
-        try:
-            self._broker_loop.call_soon_threadsafe(self._arrive, request, client, crossing)
-        except RuntimeError:  # that loop is closed
-            return SHUTTING_DOWN
-        return crossing
+        return (
+            crossing if call_on(self._broker_loop, self._arrive, request, client, crossing) else SHUTTING_DOWN
+        )
 
     def _on_closed(self, client: Client) -> None:
         if client.is_session and client.node_id is not None:
-            try:
-                self._broker_loop.call_soon_threadsafe(self._on_session_lost, client.node_id)
-            except RuntimeError:
-                return
-
-    # --- on the broker's loop
+            call_on(self._broker_loop, self._on_session_lost, client.node_id)
 
     def _arrive(self, request: Request, client: Client, crossing: Pending) -> None:
+        def resolve(response: Response) -> None:
+            call_on(self._loop, crossing.resolve, response)
+
         response = self._dispatch(request, client)
         if isinstance(response, Pending):
-            response.then(lambda late: self._return(crossing, late))
+            response.then(resolve)
         else:
-            self._return(crossing, response)
-
-    def _return(self, crossing: Pending, response: Response) -> None:
-        try:
-            self._loop.call_soon_threadsafe(crossing.resolve, response)
-        except RuntimeError:
-            return
+            resolve(response)

@@ -3,9 +3,9 @@
 ::
 
     /brokers/<node id>      a registration: addresses, epoch, whether it is fenced
-    /topics/<name>          the topic's id; below it its partitions, one number each
-    /configs/<type>/<name>  overrides
-    /features               the metadata offset, the next producer id
+    /topics/<name>          the topic's id; its children are its partitions, by number
+    /configs/<type>/<name>  the overrides of a topic or broker
+    /features               the metadata offset and the next producer id
 """
 
 # Tests: tests/broker/test_cluster_parts.py
@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from kafkalite.metadata.image import ClusterImage
@@ -23,7 +23,7 @@ ROOTS = ("brokers", "configs", "features", "topics")
 
 
 def describe(image: ClusterImage, path: str) -> list[MetadataNode]:
-    """Return the node at ``path`` and its children, sorted; nothing if there is no such path."""
+    """Return the node at ``path`` and its children, sorted by path; nothing if ``path`` does not exist."""
     parts = [part for part in path.split("/") if part]
     value = _value(image, parts)
     if value is None:
@@ -37,16 +37,13 @@ def describe(image: ClusterImage, path: str) -> list[MetadataNode]:
 
 
 def _value(image: ClusterImage, parts: list[str]) -> str | None:
-    """Return the JSON of a path, "" for a directory without content, None if there is no such path."""
+    """Return the value of a path as JSON: "" for a directory without a value, None if it does not exist."""
     found: Any = None
     match parts:
         case [] | ["brokers"] | ["topics"] | ["configs"]:
             return ""
         case ["features"]:
-            found = {
-                "metadata_offset": image.metadata_offset,
-                "next_producer_id": getattr(image, "next_producer_id", 0),
-            }
+            found = {"metadata_offset": image.metadata_offset, "next_producer_id": image.next_producer_id}
         case ["brokers", name] if name.isdecimal() and int(name) in image.brokers:
             found = image.brokers[int(name)]._asdict()
         case ["topics", name] if name in image.topics:
@@ -75,9 +72,5 @@ def _children(image: ClusterImage, parts: list[str]) -> Iterable[str]:
         case ["configs"]:
             return sorted({kind for kind, _ in image.configs})
         case ["configs", kind]:
-            return _names(image, kind)
+            return sorted(name for found, name in image.configs if found == kind)
     return ()
-
-
-def _names(image: ClusterImage, kind: str) -> Iterator[str]:
-    return iter(sorted(name for found, name in image.configs if found == kind))

@@ -1,8 +1,8 @@
-"""This node's part in a cluster of several nodes: its quorum, the links and the listener of the quorum.
+"""The parts of a node that only a cluster of several nodes has: its quorum, with links and listener.
 
-A voter runs Raft, on a loop and thread of its own unless everything is in memory. A node that is not a
-voter follows the metadata log of the voters. Imported only if there are voters: a single-node cluster
-never loads the Raft library.
+A voter runs Raft, on its own loop and thread unless everything is in memory. A node that does not vote
+follows the voters' metadata log. This module is imported only if there are voters, so that a single-node
+cluster never loads the Raft library.
 """
 
 # Tests: tests/broker/test_cluster_parts.py, tests/integration/test_cluster_membership.py
@@ -13,13 +13,13 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from kafkalite.broker.cluster.authentication import Authenticator
 from kafkalite.broker.cluster.controller_listener import ControllerListener, run_on
 from kafkalite.broker.cluster.peers import MetadataSource, PeerConnections
 from kafkalite.broker.cluster.raft_links import RaftLinks
 from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.responses import Pending, Response
+from kafkalite.client.cluster.authentication import Authenticator
 from kafkalite.clock import Clock
 from kafkalite.errors import DataDirectoryError
 from kafkalite.protocol.connection import Request
@@ -38,19 +38,19 @@ VOTERS_FILE: Final = "quorum-voters"
 
 
 class VotersFile:
-    """Remembers in a data directory which voters the node's quorum has.
+    """Stores the voters of the node's quorum in a data directory.
 
-    Written once the Raft log exists. A directory with this file but without a log has lost votes and
-    entries that other voters rely on: the node must not start as if it had never voted.
+    The file is written once the Raft log exists. If a directory has this file but no log, votes and entries
+    that other voters rely on were lost, and the node must not start as if it had never voted.
     """
 
     def __init__(self, filesystem: FileSystem, path: str, voters: Iterable[int]) -> None:
-        """Raises DataDirectoryError if the remembered voters are different."""
+        """Raises DataDirectoryError if the stored voters differ from ``voters``."""
         self._filesystem = filesystem
         self._path = join(path, VOTERS_FILE)
         self._text = ",".join(map(str, sorted(voters))) + "\n"
         self.is_known = filesystem.exists(self._path)
-        known = filesystem.read_bytes(self._path).decode() if self.is_known else self._text
+        known = filesystem.read_bytes(self._path).decode(errors="replace") if self.is_known else self._text
         if known != self._text:
             raise DataDirectoryError(
                 f"{self._path} has the voters {known.strip()},"
@@ -65,7 +65,10 @@ class VotersFile:
 
 
 class ClusterNode:
-    """The parts of a Broker in a cluster of several nodes, which it starts and stops in steps."""
+    """The parts of a Broker that only a cluster needs: Raft, links to peers, the controller's listener.
+
+    The Broker starts and stops them step by step.
+    """
 
     def __init__(
         self,
@@ -80,8 +83,8 @@ class ClusterNode:
         is_deterministic: bool,
         is_inline: bool,
     ) -> None:
-        """``path`` is the data directory. ``is_inline``: no threads. ``is_deterministic``: all randomness
-        comes from ``rng`` (simulation). Raises DataDirectoryError.
+        """``path`` is the data directory. If ``is_inline``, no threads are used. If ``is_deterministic``,
+        all randomness comes from ``rng`` (simulation). Raises DataDirectoryError.
         """
         assert config.cluster_secret is not None, "checked with the settings"
         self._config = config
@@ -113,7 +116,6 @@ class ClusterNode:
                 node_id=config.node_id,
                 voters=sorted(self._voters),
                 runner=self._runner,
-                clock=clock,
                 rng=rng,
                 settings=RaftSettings(
                     election_timeout_ms=config.controller_quorum_election_timeout_ms,
@@ -129,8 +131,6 @@ class ClusterNode:
 
     def peers(self, controller: ControllerNode) -> PeerConnections:
         return PeerConnections(lambda: controller.image, self.authenticator, f"broker-{self._config.node_id}")
-
-    # --- in this order: start_runner, the quorum's start, join; leave, the quorum's stop, stop_runner
 
     def start_runner(self) -> None:
         if self._runner is not None:
@@ -148,7 +148,7 @@ class ClusterNode:
         dispatch: Callable[[Request, Client], Response | Pending],
         on_session_lost: Callable[[int], None],
     ) -> tuple[str, ...]:
-        """Listen for the other voters and connect to them. Return the addresses. Raises ListenError."""
+        """Listen for the other voters, connect to them, and return the own addresses. Raises ListenError."""
         if self.raft is None or self._runner is None or self._voters_file is None:
             return ()
         self._voters_file.remember()

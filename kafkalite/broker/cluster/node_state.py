@@ -1,4 +1,4 @@
-"""The state of one process's own membership in the cluster."""
+"""The state of this process as a member of the cluster."""
 
 # Tests: tests/integration/test_cluster_membership.py
 
@@ -11,9 +11,9 @@ from kafkalite.model import NO_BROKER_EPOCH
 
 @dataclass(slots=True)
 class NodeState:
-    """Written by the registration, read by everything that acts for this process."""
+    """Written by the registration and read by all parts of the broker that send requests for this process."""
 
-    incarnation_id: str  #: of this process: 32 hex digits
-    broker_epoch: int = NO_BROKER_EPOCH  #: of this process's registration
-    #: No controller was reached for longer than a session lasts: this broker may have been fenced (R23).
+    incarnation_id: str  #: identifies this process: 32 hex digits
+    broker_epoch: int = NO_BROKER_EPOCH  #: assigned to this process by its registration
+    #: No controller was reached for longer than the session timeout: this broker may have been fenced (R23).
     is_isolated: bool = False

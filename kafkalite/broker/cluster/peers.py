@@ -1,4 +1,4 @@
-"""Connections to other nodes on which both sides have proved to know the cluster's secret."""
+"""Connections to other nodes on which both sides have proved that they know the cluster's secret."""
 
 # Tests: tests/broker/test_marker_sender.py, tests/integration/test_cluster_metadata.py
 
@@ -10,33 +10,29 @@ from functools import partial
 from itertools import cycle
 from typing import Final
 
-from kafkalite.broker.cluster.authentication import Authenticator
 from kafkalite.broker.tasks import SharedTasks
+from kafkalite.client.cluster.authentication import Authenticator
 from kafkalite.client.cluster.call_driver import drive
 from kafkalite.client.cluster.call_plan import RELOCATE, CallPlan, CallRules, Verdict
 from kafkalite.client.cluster.connection import Connection
 from kafkalite.client.cluster.retry import Backoff
-from kafkalite.errors import (
-    ConnectionFailedError,
-    KafkaliteError,
-    ShuttingDownError,
-)
+from kafkalite.errors import ConnectionFailedError, KafkaliteError, ShuttingDownError
 from kafkalite.metadata.image import ClusterImage
 from kafkalite.protocol.messages.cluster import FetchMetadataRequest, FetchMetadataResponse
 
 CONNECT_TIMEOUT_MS: Final = 5_000
 TRIES_PER_VOTER: Final = 2
-#: For all attempts together.
+#: The limit for all attempts together.
 CONNECT_LIMIT_MS: Final = 60_000
 BACKOFF: Final = Backoff(20, 100)
-#: In addition to the wait of a long poll, before the connection counts as dead.
+#: A connection is closed if a response is later than its long poll's maximum wait by this much.
 POLL_GRACE_MS: Final = 2_000
 
 
 class PeerConnections:
-    """One shared connection to each broker that is requested, dialled again when it is lost.
+    """One shared connection to each broker, opened on request, and dialled again after a loss.
 
-    Responses arrive in the order of the requests: a long poll delays the responses to later requests.
+    Responses arrive in the order of the requests, so a long poll delays the responses to later requests.
     """
 
     def __init__(
@@ -50,7 +46,7 @@ class PeerConnections:
         self._is_closed = False
 
     async def connection(self, node_id: int) -> Connection:
-        """Return the open connection to that broker. Raises ConnectionFailedError, BrokerError."""
+        """Return the shared connection to broker ``node_id``. Raises ConnectionFailedError, BrokerError."""
         known = self._open.get(node_id)
         if known is not None:
             address, connection = known
@@ -61,7 +57,7 @@ class PeerConnections:
         return await self._dialling.run(node_id, partial(self._keep, node_id), name=f"dial node {node_id}")
 
     async def dial(self, node_id: int) -> Connection:
-        """Return a connection that the caller owns and closes. Raises as ``connection``."""
+        """Return a new connection that the caller must close. Raises the same errors as ``connection``."""
         address = self._address(node_id)
         return await self._authenticator.dial(
             address, node_id, client_id=self._client_id, timeout_ms=CONNECT_TIMEOUT_MS
@@ -90,7 +86,7 @@ class PeerConnections:
 
 
 class MetadataSource:
-    """Fetches the metadata log for a node that does not vote, from any voter that responds."""
+    """Fetches the metadata log from any reachable voter, for a node that does not vote."""
 
     def __init__(self, voters: Mapping[int, str], authenticator: Authenticator, client_id: str) -> None:
         self._voters = voters
@@ -101,9 +97,10 @@ class MetadataSource:
         self._rules = CallRules(_try_next_voter, BACKOFF, max_failures=TRIES_PER_VOTER * len(voters))
 
     async def fetch(self, request: FetchMetadataRequest) -> tuple[FetchMetadataResponse, memoryview]:
-        """Return one response: from the voter that responded last, or else from the next that can be reached.
+        """Return the response of the current voter, or of the next voter that can be reached.
 
-        Raises ConnectionFailedError, RequestTimeoutError, BrokerError. The next call tries another voter.
+        Raises ConnectionFailedError, RequestTimeoutError, BrokerError. After an error, the next call tries
+        another voter.
         """
         try:
             if self._connection is None or not self._connection.is_open:
@@ -115,7 +112,7 @@ class MetadataSource:
         return response.message, response.payload
 
     async def _connect(self) -> Connection:
-        """Return a connection to the first voter that can be reached, each tried in turn."""
+        """Try the voters in turn and return a connection to the first one that can be reached."""
 
         async def next_voter() -> int:
             return next(self._next_voter)

@@ -1,9 +1,9 @@
-"""The links that carry Raft messages: this node dials every other voter and sends its messages there.
+"""The links that carry this node's Raft messages to every other voter.
 
-Messages from A to B travel on the connection that A dialled, as RaftMessages requests. The response
-acknowledges their arrival, and shows with every Raft heartbeat that B is alive. A link preserves the
-order and bounds its queue; messages beyond the bound are dropped, which Raft tolerates. Runs on the
-Raft runner's loop.
+Messages from A to B are RaftMessages requests on the connection that A dialled. The response acknowledges
+their arrival. Raft's heartbeats make it arrive regularly, so that a silent peer is detected. A link
+preserves the order and bounds its queue; it drops messages beyond the bound, which Raft tolerates. Runs
+on the Raft runner's loop.
 """
 
 # Tests: tests/broker/test_cluster_parts.py
@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kafkalite.broker.cluster.authentication import Authenticator
 from kafkalite.broker.tasks import cancel_all
+from kafkalite.client.cluster.authentication import Authenticator
 from kafkalite.client.cluster.connection import Connection
 from kafkalite.errors import BrokerError, KafkaliteError
 from kafkalite.limits import MAX_INTEGERS_PER_LIST, MIB
@@ -28,7 +28,7 @@ from kafkalite.rng import Rng
 
 logger = logging.getLogger(__name__)
 
-#: A peer that does not respond for this long is dialled again.
+#: A connection without a response for this long is closed, and its peer dialled again.
 ANSWER_TIMEOUT_MS: Final = 4_000
 CONNECT_TIMEOUT_MS: Final = 2_000
 FIRST_BACKOFF_S: Final = 0.02
@@ -38,13 +38,13 @@ MAX_REQUEST_BYTES: Final = 8 * MIB
 MAX_REQUESTS_IN_FLIGHT: Final = 64
 DRAIN_INTERVAL_S: Final = 0.005
 DRAIN_TRIES: Final = 20
-#: Every how many repetitions of a failure it is logged again.
+#: A repeated failure is logged once in this many attempts.
 LOG_EVERY: Final = 60
 LATE_FAILURES: Final = 5
 
 
 class RaftLink:
-    """``PeerLink`` over one connection: FIFO, bounded, never blocks, never raises."""
+    """A ``PeerLink`` over one connection: first in, first out, bounded, never blocks, never raises."""
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self._connection = connection
@@ -56,7 +56,7 @@ class RaftLink:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a message is in flight that can still arrive."""
+        """Whether the open connection has messages that are queued or not yet acknowledged."""
         return self._connection.is_open and bool(self._waiting or self._connection.in_flight)
 
     def send(self, message: bytes) -> None:
@@ -70,7 +70,7 @@ class RaftLink:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send the messages of this iteration of the loop, in as few requests as the bounds allow."""
+        """Send the messages queued in this iteration of the loop, in as few requests as possible."""
         self._is_scheduled = False
         connection = self._connection
         while self._waiting and connection.is_open and connection.in_flight < MAX_REQUESTS_IN_FLIGHT:
@@ -85,7 +85,7 @@ class RaftLink:
             request = RaftMessagesRequest([len(part) for part in parts])
             try:
                 connection.request(request, self._on_response, ANSWER_TIMEOUT_MS, parts)
-            except KafkaliteError:  # just closed: the link is replaced soon
+            except KafkaliteError:  # the connection was just closed: the link is replaced soon
                 return
 
     def _on_response(self, _message: Any, _payload: memoryview, error: Exception | None) -> None:
@@ -133,7 +133,7 @@ class RaftLinks:
         self._tasks.clear()
 
     async def _keep(self, peer_id: int, address: str) -> None:
-        """Dial, attach the link, wait until the connection is lost, repeat."""
+        """Dial the peer, attach the link and wait until the connection is lost; repeat forever."""
         backoff_s = FIRST_BACKOFF_S
         failures, was_refused = 0, False
         while True:
@@ -145,7 +145,7 @@ class RaftLinks:
                 is_refused = isinstance(error, BrokerError)
                 if is_refused != was_refused:
                     was_refused, failures = is_refused, 0
-                # While a cluster starts, its other nodes may start later; a refusal is unexpected.
+                # Log an unreachable node later than a refusal: while a cluster starts, it may not run yet.
                 if failures % LOG_EVERY == (0 if is_refused else LATE_FAILURES):
                     logger.warning(
                         "controller not reached %s", Fields(node=peer_id, address=address, error=error)

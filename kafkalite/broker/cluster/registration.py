@@ -1,16 +1,16 @@
-"""A broker's membership in its cluster: register, send heartbeats, transfer leaderships, leave.
+"""A broker's membership in its cluster: registers, sends heartbeats, transfers leaderships, leaves.
 
 ::
 
     register      the controller gives this process its broker epoch and fences the previous process (R20)
-    replay        until this node's image shows this registration, the broker takes no role (R22)
-    heartbeat     the first ones lift the fence; from then on they keep the session alive (R23)
+    replay        the broker takes no role until this node's image shows its registration (R22)
+    heartbeat     the first heartbeats unfence the broker; later ones keep its session alive (R23)
     hand over     wants_shutdown, until other brokers lead this broker's partitions, or a timeout
 
-A broker that reaches no controller for longer than its session lasts may have been fenced without
-knowing it (``NodeState.is_isolated``). It keeps serving as far as its in-sync replicas allow: it cannot
-commit anything without them (R8, R13), and if two of three nodes are gone it is the only one left. The
-metadata that it returns may be old.
+A broker that has reached no controller for longer than the session timeout may have been fenced
+(``NodeState.is_isolated``). It continues to serve as far as its in-sync replicas allow, since it cannot
+commit anything without them (R8, R13), and if two of three nodes are lost it is the only one left. The
+metadata that it returns may be outdated.
 """
 
 # Tests: tests/integration/test_cluster_membership.py
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 REGISTER_TIMEOUT_MS: Final = 5_000
 #: The pause between heartbeats while the broker starts and is still fenced.
 START_INTERVAL_MS: Final = 20
-#: How long a stop waits until other brokers lead this broker's partitions, and for a controller.
+#: The longest time that a stop waits until other brokers lead this broker's partitions.
 HAND_OVER_TIMEOUT_MS: Final = 5_000
 HAND_OVER_INTERVAL_MS: Final = 50
 HAND_OVER_ANSWER_TIMEOUT_MS: Final = 1_500
@@ -72,15 +72,18 @@ class Registration:
         addresses: tuple[str, ...],
         directory_id: str,
         clean_broker_epoch: int,
+        start_count: int,
         damaged: Callable[[], list[DamagedReplica]],
     ) -> None:
-        """``clean_broker_epoch``: the epoch in the clean-shutdown marker, -1 without one (R21)."""
+        """``clean_broker_epoch`` is the epoch in the clean-shutdown marker, or -1 without a marker (R21).
+        ``start_count`` is that of the data directory (R51), or 0 if it is unknown."""
         self._node = node
         self._controller = controller
         self._channel = channel
         self._addresses = list(addresses)
         self._directory_id = directory_id
         self._clean_broker_epoch = clean_broker_epoch
+        self._start_count = start_count
         self._damaged = damaged
         self._config = config
         self._clock = clock
@@ -89,13 +92,11 @@ class Registration:
         self._is_leaving = False
         channel.on_lost = self._hurry.set
 
-    # --- starting
-
     async def register(self) -> None:
-        """Return when this process is registered and its image shows it. Waits for a controller without
-        limit.
+        """Register this process and return when its image shows the registration.
 
-        Raises DuplicateBrokerRegistrationError and all errors of the controller that are not retriable.
+        Waits for a controller without limit. Raises DuplicateBrokerRegistrationError and every error of the
+        controller that is not retriable.
         """
         config = self._config
         request = RegisterBrokerRequest(
@@ -107,6 +108,7 @@ class Registration:
             self._clean_broker_epoch,
             config.durability == FSYNC,
             self._damaged(),
+            self._start_count,
         )
         registered: RegisterBrokerResponse = await self._register_until_accepted(request)
         self._node.broker_epoch = registered.broker_epoch
@@ -114,7 +116,7 @@ class Registration:
         self._last_contact_ms = self._clock.monotonic_ms()
 
     async def replay(self, registration_offset: int) -> None:
-        """Return when this node's image has its registration. Older metadata assigns it no role (R22)."""
+        """Return when this node's image shows its registration. Older images assign it no role (R22)."""
         await self._controller.wait_for_offset(registration_offset)
 
     async def _register_until_accepted(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
@@ -128,7 +130,7 @@ class Registration:
                 return response
             except BrokerError as error:
                 waited_ms = self._clock.monotonic_ms() - began_ms
-                # The session of a dead process with this id expires; that of a live one does not.
+                # The session of a dead process with the same id expires; that of a live process does not.
                 may_end = waited_ms <= 2 * self._config.broker_session_timeout_ms
                 if not error.retriable and not (
                     may_end and isinstance(error, DuplicateBrokerRegistrationError)
@@ -146,7 +148,7 @@ class Registration:
                 await self._clock.sleep_ms(START_INTERVAL_MS)
 
     async def wait_unfenced(self) -> None:
-        """Send heartbeats until this broker is unfenced, and its own image shows it."""
+        """Send heartbeats until this broker is unfenced and its own image shows it."""
         while True:
             try:
                 response = await self._heartbeat()
@@ -160,10 +162,8 @@ class Registration:
                 return
             await self._clock.sleep_ms(START_INTERVAL_MS)
 
-    # --- running
-
     async def heartbeat_forever(self) -> None:
-        """Send heartbeats. Raises StaleBrokerEpochError if another process has this node's id: stop then."""
+        """Send heartbeats until cancelled. Raises StaleBrokerEpochError if another process took this id."""
         while True:
             self._hurry.clear()
             await self._sleep(self._config.broker_heartbeat_interval_ms)
@@ -212,10 +212,8 @@ class Registration:
             Fields(node_id=self._config.node_id, silence_ms=silence_ms, reason=error.message),
         )
 
-    # --- leaving
-
     async def hand_over(self) -> bool:
-        """Return True when other brokers lead this broker's partitions, False if that takes too long."""
+        """Transfer this broker's leaderships. Return whether it now leads none; False also after an error."""
         if self._node.broker_epoch == NO_BROKER_EPOCH:
             return False
         self._is_leaving = True

@@ -1,1 +1,1 @@
-"""Coordinators of consumer groups and transactions, and the transactions' markers."""
+"""Coordinators of consumer groups and transactions, and the sending and writing of transaction markers."""

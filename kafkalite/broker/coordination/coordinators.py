@@ -1,7 +1,8 @@
 """The coordinators of this broker: one shard for each partition of the internal topics that it leads.
 
-Follows the roles of those partitions: a new leadership creates a shard, which loads and then serves;
-the end of a leadership closes it. One task ticks all shards, on the broker's clock.
+``Coordinators`` follows the roles of those partitions. When this broker becomes the leader of one, a shard
+is created, loaded, and then serves. When the leadership ends, the shard is closed. One task ticks all
+shards when they are due, on the broker's clock.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from kafkalite.broker.coordination.shard import Machine, Shard
 from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.broker.tasks import TaskSet, first_of
 from kafkalite.clock import Clock
-from kafkalite.coordinator_types import TopicShape
+from kafkalite.coordinator_types import Topics
 from kafkalite.errors import CoordinatorNotAvailableError, NotCoordinatorError, StorageError
 from kafkalite.log_fields import Fields
 from kafkalite.metadata.delta import Delta
@@ -42,13 +43,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOAD_RETRY_MS: Final = 1_000
-#: Counts the groups or transactional ids of a machine, by kind.
+#: By kind of coordinator: counts the groups or transactional ids of a machine.
 _COUNTS: Final[Mapping[int, Callable[[Any], int]]] = {
     GROUP: len,
     TRANSACTION: attrgetter("transaction_count"),
 }
 
-#: Called with a shard of the kind for which it was registered.
+#: A callback that receives a changed or closed shard.
 OnChange = Callable[[Shard], None]
 
 
@@ -66,9 +67,9 @@ class Coordinators:
         node: NodeState,
         machines: Mapping[int, Callable[[], Machine]] | None = None,
     ) -> None:
-        """``machines`` creates the machine of a shard, by kind; by default the product's own."""
-        self.creation = TopicCreation(config, channel, clock)  #: of the internal topics
-        #: Heartbeats of groups whose responses wait until there is something new for the member.
+        """``machines`` maps a kind to the factory of its machines; a missing kind uses the product's."""
+        self.creation = TopicCreation(config, channel, clock)  #: creates the internal topics
+        #: Group heartbeats whose responses wait for an update for the member.
         self.heartbeats = HeldHeartbeats(waiters.loop, config.group_consumer_session_timeout_ms)
         self._config = config
         self._clock = clock
@@ -79,12 +80,12 @@ class Coordinators:
         self._machines = {**_product_machines(config), **(machines or {})}
         self._shards: dict[tuple[str, int], Shard] = {}
         self._image = ClusterImage()
-        #: All topics. Replaced by another object when, and only when, a topic is created, deleted or
-        # extended.
-        self.topics: Mapping[str, TopicShape] = TopicShapes({})
+        #: The shapes of all topics. The object is replaced when a topic is created, deleted or extended, and
+        # only then.
+        self.topics: Topics = TopicShapes({})
         self._on_change: dict[int, list[OnChange]] = {GROUP: [], TRANSACTION: []}
         self._on_close: dict[int, list[OnChange]] = {GROUP: [self.heartbeats.on_close], TRANSACTION: []}
-        self._changed: dict[Shard, None] = {}  # to be notified in the next iteration of the loop
+        self._changed: dict[Shard, None] = {}  # their callbacks run in the next iteration of the loop
         self._due_ms: dict[Shard, int] = {}
         self._wakes_ms: int | None = None  # when ``keep_time`` will wake
         self._has_due = asyncio.Event()
@@ -93,28 +94,29 @@ class Coordinators:
     def __repr__(self) -> str:
         return f"<Coordinators {list(self._shards.values())}>"
 
-    # --- finding a coordinator
-
     def groups(self, group_id: str) -> Shard:
-        """Return the coordinator of a group. Raises the errors of ``shard_of``."""
+        """Return the shard that coordinates a group. Raises the same errors as ``shard_of``."""
         return self.shard_of(GROUP, group_id)
 
     def transactions(self, transactional_id: str) -> Shard:
-        """Return the coordinator of a transactional id or transaction group. Raises as ``shard_of``."""
+        """Return the shard of a transactional id or application. Raises the same errors as ``shard_of``."""
         return self.shard_of(TRANSACTION, transactional_id)
 
     def shard_of(self, kind: int, key: str) -> Shard:
-        """Return the shard that serves ``key``.
+        """Return the shard that serves ``key`` of ``kind`` GROUP or TRANSACTION.
 
-        Raises CoordinatorNotAvailableError (the topic does not exist yet, or could not be loaded),
-        NotCoordinatorError, CoordinatorLoadInProgressError.
+        Raises CoordinatorNotAvailableError if the internal topic of that kind does not exist or the shard
+        could not be loaded. Also raises NotCoordinatorError and CoordinatorLoadInProgressError.
         """
         shard = self.find(kind, self.partition_of(kind, key))
         shard.check()
         return shard
 
     def partition_of(self, kind: int, key: str) -> int:
-        """Return the partition of the internal topic for ``key``. Raises CoordinatorNotAvailableError."""
+        """Return the partition of the internal topic that ``key`` hashes to.
+
+        Raises CoordinatorNotAvailableError if the topic does not exist yet.
+        """
         topic = self._image.topics.get(TOPICS[kind])
         if topic is None:
             raise CoordinatorNotAvailableError(
@@ -123,7 +125,7 @@ class Coordinators:
         return partition_of(key, len(topic.partitions))
 
     def find(self, kind: int, partition: int) -> Shard:
-        """Return the shard of that partition, loaded or not. Raises NotCoordinatorError."""
+        """Return the shard of a partition, even while it loads. Raises NotCoordinatorError."""
         topic = TOPICS[kind]
         shard = self._shards.get((topic, partition))
         if shard is None:
@@ -133,27 +135,26 @@ class Coordinators:
         return shard
 
     def shards(self, kind: int) -> Iterator[Shard]:
-        """Yield the shards of that kind, loaded or not, by partition."""
+        """Yield the shards of one kind in the order of their partitions, including those that still load."""
         topic = TOPICS[kind]
         for key in sorted(self._shards):
             if key[0] == topic:
                 yield self._shards[key]
 
     def count(self, kind: int) -> int:
-        """Return the number of groups, or transactional ids, that are coordinated here."""
+        """Return the number of groups, or of transactional ids, in the loaded shards of this broker."""
         count = _COUNTS[kind]
         return sum(count(shard.machine) for shard in self.shards(kind) if shard.is_loaded)
 
-    # --- callbacks
-
     def on_change(self, kind: int, callback: OnChange) -> None:
-        """Call ``callback(shard)`` in the next iteration of the loop after a shard's state or its high
-        watermark has changed, once for all changes until then.
+        """Call ``callback(shard)`` after the state or the high watermark of a shard has changed.
+
+        It is called once, in the next iteration of the loop, for all changes up to then.
         """
         self._on_change[kind].append(callback)
 
     def on_close(self, kind: int, callback: OnChange) -> None:
-        """Call ``callback(shard)`` when a shard has ended."""
+        """Call ``callback(shard)`` when a shard has been closed."""
         self._on_close[kind].append(callback)
 
     def on_marker(self, partition: Partition, producer_id: int, is_commit: bool) -> None:
@@ -162,10 +163,8 @@ class Coordinators:
         if shard is not None and shard.partition is partition:
             shard.on_marker(producer_id, is_commit=is_commit)
 
-    # --- roles, called by Partitions
-
     def on_leading(self, partition: Partition) -> None:
-        """Serve ``partition``, which this broker leads. Has no effect if only its in-sync set has changed."""
+        """Create a shard for ``partition``, which this broker leads, unless it has one for this epoch."""
         kind = KINDS.get(partition.key.topic)
         if kind is None or self._is_closed:
             return
@@ -177,9 +176,9 @@ class Coordinators:
         self._begin(kind, partition)
 
     def on_not_leading(self, partition: Partition) -> None:
-        """Stop serving ``partition``, which this broker no longer leads: another one coordinates (R36).
+        """Close the shard of ``partition``, which this broker no longer leads (R36).
 
-        Has no effect if this broker did not lead it.
+        Has no effect if ``partition`` has no shard.
         """
         shard = self._shards.get(partition.key)
         if shard is not None and shard.partition is partition:
@@ -214,7 +213,9 @@ class Coordinators:
             logger.error(
                 "coordinator not loaded %s", Fields(partition=key, reason=repr(error)), exc_info=is_ours
             )
-            if not is_ours:  # possibly temporary, for example too many open files
+            # A damaged log stays so until an operator repairs it (R44).
+            is_damaged = shard.partition.damage is not None
+            if not is_ours and not is_damaged:  # possibly temporary, for example too many open files
                 await self._clock.sleep_ms(LOAD_RETRY_MS)
                 if not shard.is_closed:
                     self._close(shard)
@@ -222,7 +223,7 @@ class Coordinators:
             return
         if shard.is_loaded:
             logger.log(
-                logging.INFO if record_count else logging.DEBUG,  # most of 50 partitions are empty
+                logging.INFO if record_count else logging.DEBUG,  # most partitions are usually empty
                 "coordinator loaded %s",
                 Fields(
                     partition=key,
@@ -232,25 +233,21 @@ class Coordinators:
                 ),
             )
 
-    # --- topics
-
     def publish(self, delta: Delta, image: ClusterImage) -> None:
-        """Apply a new image: subscriptions may match other partitions, offsets belong to other topics."""
+        """Apply a new image. If topics were created, deleted or extended, tick all shards soon."""
         before, self._image = self._image, image
         if image.topics is not before.topics and delta.has_reshaped_topics():
             self.topics = TopicShapes(image.topics)
             for shard in self._shards.values():
                 shard.tick_soon()
 
-    # --- called by shards
-
     def on_ticked(self, shard: Shard) -> None:
-        """``ShardOwner.on_ticked``"""
+        """Implements ``ShardOwner.on_ticked``."""
         self.heartbeats.on_ticked(shard)
         self.on_changed(shard)
 
     def on_changed(self, shard: Shard) -> None:
-        """``ShardOwner.on_changed``"""
+        """Implements ``ShardOwner.on_changed``."""
         if not self._on_change[KINDS[shard.partition.key.topic]]:
             return
         if not self._changed:
@@ -266,7 +263,7 @@ class Coordinators:
                 callback(shard)
 
     def wake_at(self, shard: Shard, due_ms: int | None) -> None:
-        """``ShardOwner.wake_at``"""
+        """Implements ``ShardOwner.wake_at``."""
         if due_ms is None:
             self._due_ms.pop(shard, None)
             return
@@ -275,7 +272,7 @@ class Coordinators:
             self._has_due.set()
 
     async def keep_time(self) -> None:
-        """Tick each shard when it is due, forever."""
+        """Tick each shard when it is due, until cancelled."""
         while True:
             now_ms = self._clock.monotonic_ms()
             for shard, due_ms in list(self._due_ms.items()):
@@ -290,22 +287,20 @@ class Coordinators:
             sleep_ms = max(self._wakes_ms - self._clock.monotonic_ms(), 1)
             await first_of(self._clock.sleep_ms(sleep_ms), self._has_due.wait())
 
-    # --- start and stop
-
     async def close(self) -> None:
-        """Respond NOT_COORDINATOR to all held requests, because the broker stops."""
+        """Close all shards, which respond NOT_COORDINATOR to held requests. Cancel the creation of topics."""
         self.end()
         await self.creation.close()
 
     def end(self) -> None:
-        """Close all shards, and create no more."""
+        """Close all shards and create no more."""
         self._is_closed = True
         for shard in list(self._shards.values()):
             self._close(shard)
 
 
 def _product_machines(config: BrokerConfig) -> dict[int, Callable[[], Machine]]:
-    """Return the product's machines. Their modules are imported when a broker first coordinates something."""
+    """Return {kind: factory of the product's machines}. A factory imports its modules on first use."""
 
     def group_machine() -> Machine:
         from kafkalite.groups.machine import GroupMachine

@@ -1,8 +1,8 @@
-"""Heartbeats of consumer groups whose responses wait, so that a rebalance takes milliseconds.
+"""Holds the responses to group heartbeats until there is an update, so that a rebalance takes milliseconds.
 
 Every heartbeat is decided, and takes effect, when it arrives. If its response has no update for the
-member and the member allows it, the response is held: until there is an update, until the member's next
-heartbeat, or until the member's deadline. Then the group computes its current response.
+member, and the member allows it, the response is held until there is an update, the member sends its next
+heartbeat, or the deadline passes. The response that is then sent is decided on the group's current state.
 """
 
 # Tests: tests/broker/test_groups.py
@@ -22,10 +22,10 @@ _MOVED: Final = Refusal(ErrorCode.NOT_COORDINATOR, "this broker does not coordin
 
 
 class HeldHeartbeats:
-    """The held heartbeats of one broker. Invariant: at most one of each member."""
+    """The held heartbeats of one broker. Invariant: each member has at most one."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, session_timeout_ms: int) -> None:
-        """A response waits at most half of ``session_timeout_ms``: the next heartbeat must arrive in time."""
+        """A response is held for at most half of ``session_timeout_ms``, so that no session expires."""
         self._max_wait_ms = session_timeout_ms // 2
         self._loop = loop
         self._by_group: dict[str, dict[str, tuple[Shard, HeldResponse]]] = {}
@@ -36,7 +36,7 @@ class HeldHeartbeats:
     def submit(
         self, shard: Shard, request: ConsumerGroupHeartbeatRequest, caller: Caller
     ) -> Response | Pending:
-        """Decide a heartbeat. Return its response, which may be held until there is an update."""
+        """Decide a heartbeat. Return its response, or a Pending while the response is held."""
         group_id, member_id = request.group_id, request.member_id
         earlier = self._by_group.get(group_id, {}).get(member_id)
         if earlier is not None:
@@ -82,14 +82,14 @@ class HeldHeartbeats:
             held.update()
 
     def on_ticked(self, shard: Shard) -> None:
-        """Compute the held responses of a shard's groups again, after its state has changed."""
+        """Decide the held heartbeats of a shard again, because its state has changed."""
         for group in self._by_group.values():
             for its_shard, held in group.values():
                 if its_shard is shard:
                     held.update()
 
     def on_close(self, shard: Shard) -> None:
-        """Make the members of a closed shard look for their group's next coordinator."""
+        """Resolve the held heartbeats of a closed shard, so that members look up the new coordinator."""
         for group in list(self._by_group.values()):
             for its_shard, held in list(group.values()):
                 if its_shard is shard:
@@ -97,7 +97,7 @@ class HeldHeartbeats:
 
 
 def _only_alive(request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatRequest:
-    """Return a heartbeat of the same member that only shows that it is alive."""
+    """Return a heartbeat of the same member without changes: it only keeps the session alive."""
     return request._replace(
         rebalance_timeout_ms=-1,
         subscribed_topics=None,

@@ -10,12 +10,7 @@ from kafkalite.broker.config import BROKER_OPTIONS, BrokerConfig
 from kafkalite.broker.tasks import SharedTasks
 from kafkalite.clock import Clock
 from kafkalite.coordinator_types import TopicShape
-from kafkalite.errors import (
-    CoordinatorNotAvailableError,
-    ErrorCode,
-    InvalidTopicError,
-    KafkaliteError,
-)
+from kafkalite.errors import CoordinatorNotAvailableError, ErrorCode, InvalidTopicError, KafkaliteError
 from kafkalite.limits import MIB
 from kafkalite.metadata.image import ClusterImage, TopicImage
 from kafkalite.model import INTERNAL_PREFIX
@@ -33,13 +28,13 @@ TRANSACTION: Final = 1
 TOPICS: Final[Mapping[int, str]] = {GROUP: OFFSETS_TOPIC, TRANSACTION: TRANSACTIONS_TOPIC}
 KINDS: Final[Mapping[str, int]] = {name: kind for kind, name in TOPICS.items()}
 
-#: The number of partitions on a broker without a data directory, unless configured.
+#: The default number of partitions on a broker without a data directory.
 MEMORY_PARTITIONS: Final = 4
-#: One decision is one batch, for example the assignment of 10,000 partitions.
+#: Each decision must fit in one batch, for example the assignment of 10,000 partitions.
 MAX_BATCH_BYTES: Final = 32 * MIB
 CREATE_TIMEOUT_MS: Final = 15_000
-#: Clients may look for a coordinator before the last broker of a starting cluster is up. The topic would
-# then : always have too few replicas, so its creation waits this long for the other brokers.
+#: A client may look for a coordinator before all brokers of a starting cluster are up. A topic created then
+# would permanently have too few replicas, so its creation waits this long for the other brokers.
 GATHERING_MS: Final = 10_000
 
 _PARTITIONS: Final = {
@@ -49,7 +44,7 @@ _PARTITIONS: Final = {
 
 
 def refuse_internal(topic: str) -> None:
-    """Raise InvalidTopicError for a topic that only brokers may use."""
+    """Raise InvalidTopicError if ``topic`` is internal, and so may be used by brokers only."""
     if topic.startswith(INTERNAL_PREFIX):
         raise InvalidTopicError(
             f"topic {topic!r} is internal: names that begin with {INTERNAL_PREFIX} are for brokers only",
@@ -58,12 +53,12 @@ def refuse_internal(topic: str) -> None:
 
 
 def partition_of(key: str, partition_count: int) -> int:
-    """Return the partition of an internal topic for a group id or a transactional id."""
+    """Return the partition that a group id or a transactional id hashes to."""
     return (murmur2(key.encode()) & 0x7FFFFFFF) % partition_count
 
 
 def new_topic(kind: int, config: BrokerConfig, live_broker_count: int) -> NewTopic:
-    """Return the settings for creating the internal topic of that kind."""
+    """Return the request item that creates the internal topic of ``kind``."""
     if kind == GROUP:
         partition_count = config.offsets_topic_num_partitions
         wanted_replicas = config.offsets_topic_replication_factor
@@ -87,24 +82,24 @@ def new_topic(kind: int, config: BrokerConfig, live_broker_count: int) -> NewTop
 
 
 def expected_brokers(config: BrokerConfig, image: ClusterImage) -> int:
-    """Return the number of the cluster's brokers known to this one, alive or not."""
+    """Return the number of brokers that the cluster is expected to have, alive or not."""
     if config.is_broker and config.is_controller:
         return max(len(image.brokers), len(config.voters))
     return len(image.brokers)
 
 
 class TopicCreation:
-    """Creates internal topics on the first request. Concurrent requests wait for the same creation."""
+    """Creates internal topics on request. Concurrent requests wait for the same creation."""
 
     def __init__(self, config: BrokerConfig, channel: ControllerChannel, clock: Clock) -> None:
         self._config = config
         self._channel = channel
         self._clock = clock
-        self._asked_ms: dict[int, int] = {}  # when each kind was first requested
+        self._asked_ms: dict[int, int] = {}  # by kind: when its creation was first requested
         self._creations: SharedTasks[int, None] = SharedTasks()
 
     async def ensure(self, kind: int, image: ClusterImage) -> None:
-        """Return when this broker's image has the topic. Raises CoordinatorNotAvailableError."""
+        """Return when the topic exists in this broker's image. Raises CoordinatorNotAvailableError."""
         await self._creations.run(kind, partial(self._create, kind, image), name=f"create {TOPICS[kind]}")
 
     async def _create(self, kind: int, image: ClusterImage) -> None:
@@ -133,7 +128,7 @@ class TopicCreation:
 
 
 class TopicShapes(Mapping[str, TopicShape]):
-    """The topics of an image, as coordinators see them. Creating it costs nothing."""
+    """A view of an image's topics as TopicShapes. It copies nothing."""
 
     __slots__ = ("_topics",)
 

@@ -1,4 +1,4 @@
-"""Loads a new coordinator: replays the whole log of its partition, slice by slice (R36)."""
+"""Loads the state of a new coordinator by replaying the log of its partition in slices (R36)."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from typing import Any, Final
 
 from kafkalite.broker.coordination.shard import Shard
 from kafkalite.coordinator_types import Instant, StateRecord
-from kafkalite.errors import CorruptBatchError, StorageError
+from kafkalite.errors import CorruptBatchError, LogOfflineError, StorageError
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.checksum import crc32c
 from kafkalite.records.header import ATTRIBUTES_POSITION, COLUMNAR, HEADER_BYTES, LENGTH_OVERHEAD_BYTES
 from kafkalite.records.single import read_single
+from kafkalite.replication.partition import Partition
 
-#: Replayed in one iteration of the loop, in about 10 ms.
+#: The size of a slice. One iteration of the loop replays one slice, in about 10 ms.
 SLICE_BYTES: Final = 128 * 1024
 
-# Commits of one offset are the most frequent batches: one uncompressed record without a transaction. They are
-# recognized by these header fields: batch length, CRC, attributes, last offset delta.
+# Most batches commit one offset: one uncompressed record without a transaction. They are recognized by these
+# header fields: batch length, CRC, attributes, last offset delta.
 _HEAD: Final = Struct(">8xi5xIhi")
 
 
 async def load(shard: Shard) -> int:
-    """Replay the log up to its end and let the shard serve. Return the number of records.
+    """Replay the log up to its end and let the shard serve. Return the number of replayed records.
 
     Records above the high watermark count too: a leader never removes them, and responses wait until
-    they are committed. Returns early if the shard is closed meanwhile. Raises StorageError, OSError,
-    and the errors of the machine for records that it cannot read.
+    they are committed. Returns early if the shard is closed meanwhile. Raises LogOfflineError for a damaged
+    log, whose sound part is not the whole state (R44), StorageError, OSError, and the errors of the machine
+    for records that it cannot read.
     """
     partition = shard.partition
+    refuse_damaged(partition)
     offset = partition.log_start_offset
     record_count = 0
     while not shard.is_closed:
@@ -49,8 +52,15 @@ async def load(shard: Shard) -> int:
     return record_count
 
 
+def refuse_damaged(partition: Partition) -> None:
+    """Raise LogOfflineError for a damaged log: its sound part is not the whole state (R44)."""
+    damage = partition.damage
+    if damage is not None:
+        raise LogOfflineError(f"the log of {partition} is damaged: {damage}", hint=damage.hint)
+
+
 def replay_batches(machine: Any, buffer: memoryview, now: Instant) -> int:
-    """Replay the complete batches in ``buffer``, return their record count. Skips records without a key."""
+    """Replay the complete batches in ``buffer`` and return the number of records. Ignores keyless records."""
     record_count, position = 0, 0
     replay, new_record, unpack_head = machine.replay, tuple.__new__, _HEAD.unpack_from
     data = bytes(buffer)
@@ -70,7 +80,7 @@ def replay_batches(machine: Any, buffer: memoryview, now: Instant) -> int:
         position = end
         header = batch.header
         if header.is_control:
-            if header.is_transactional:  # otherwise a gap that compaction has left
+            if header.is_transactional:  # otherwise the batch fills a gap left by compaction
                 from kafkalite.records.control import parse_marker
 
                 machine.end_transaction(header.producer_id, is_commit=parse_marker(batch.buffer).is_commit)

@@ -1,10 +1,10 @@
-"""Sends the markers of decided transactions, and reports to the coordinator when all are written (R32).
+"""Sends the markers of decided transactions, and notifies the coordinator when all are written (R32).
 
-The markers to send follow from the coordinator's replayed state alone
-(``TransactionMachine.pending_markers``), so a new coordinator continues where the last one ended.
-Nothing is sent before the decision is committed. Each marker is sent to the partition's leader,
-repeatedly, until it is committed there, for as long as this broker coordinates the transaction. A
-partition that no longer exists counts as written.
+The coordinator's replayed state alone determines the markers to send
+(``TransactionMachine.pending_markers``), so a new coordinator continues where the previous one ended.
+Markers are sent after their decision is committed. Each marker is sent to the leader of its partition, again
+and again until it is committed there, for as long as this broker coordinates the transaction. The marker of
+a deleted partition counts as written.
 
     pending ──decision committed──► routed by leader ──written──► all partitions: MarkersWritten ──► complete
                                        ▲        └──refused, lost, no leader──► later ──┐
@@ -39,54 +39,52 @@ from kafkalite.transactions.commands import MarkersWritten, PendingMarker
 logger = logging.getLogger(__name__)
 
 MAX_PARTITIONS_PER_REQUEST: Final = 1_000
-#: Concurrent requests to one broker, so that slow replicas do not delay other transactions' markers.
+#: The maximum of concurrent requests to one broker. Several, so that a slow replica delays few transactions.
 MAX_IN_FLIGHT: Final = 4
 FIRST_RETRY_MS: Final = 20
 MAX_RETRY_MS: Final = 500
-#: The number of the attempt that is logged, some seconds after the first one.
+#: The attempt that logs a warning; it happens some seconds after the first attempt.
 WARN_ATTEMPT: Final = 12
 
-#: The partition has no open transaction: it has this marker and maybe a later one, or it is deleted.
+#: Results that count as written: the partition has this marker, or a marker of a later transaction.
 _WRITTEN: Final = frozenset({ErrorCode.NONE, ErrorCode.INVALID_PRODUCER_EPOCH})
 
 
 Send = Callable[[int, WriteTxnMarkersRequest], Awaitable[WriteTxnMarkersResponse]]
-"""Has a broker, by its node id, write markers. Raises KafkaliteError."""
+"""Sends a request to the broker with this node id, which writes markers. Raises KafkaliteError."""
 
 _Key = tuple[str, int, int]
 
 
+@dataclass(slots=True, eq=False)
 class _Work:
     """A decided transaction. Invariant: each partition in ``open`` is routed, in flight, or in ``later``."""
 
-    __slots__ = ("attempt", "end_offset", "key", "later", "marker", "open", "reason", "shard", "timer")
-
-    def __init__(self, shard: Shard, marker: PendingMarker, end_offset: int) -> None:
-        self.shard = shard
-        self.marker = marker
-        self.key = (marker.transactional_id, marker.producer_id, marker.producer_epoch)
-        self.end_offset = end_offset  #: exclusive end of the log with the decision
-        self.open: dict[TxnPartition, None] = dict.fromkeys(marker.partitions)
-        self.later: list[TxnPartition] = []
-        self.attempt = 0
-        self.reason: object = "no leader"  #: why a partition is late
-        self.timer: asyncio.TimerHandle | None = None
+    shard: Shard
+    marker: PendingMarker
+    end_offset: int  #: the decision is below this offset in the shard's log
+    open: dict[TxnPartition, None]
+    later: list[TxnPartition] = field(default_factory=list)
+    attempt: int = 0
+    reason: object = "no leader"  #: why markers are not written yet
+    timer: asyncio.TimerHandle | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _Ending:
-    """The decided transactions of one shard. ``waiting`` has those whose decision may be uncommitted, in
-    the order of the decisions.
+    """The decided transactions of one shard.
+
+    ``waiting`` has those whose decision may be uncommitted, in the order of the decisions.
     """
 
     works: dict[_Key, _Work] = field(default_factory=dict)
     waiting: deque[_Work] = field(default_factory=deque)
-    last_seen: PendingMarker | None = None  #: the newest decision already processed
+    last_seen: PendingMarker | None = None  #: the newest decision that was added
 
 
 @dataclass(slots=True, eq=False)
 class _Route:
-    """The markers for one broker."""
+    """The markers that wait to be sent to one broker, and the number of its requests in flight."""
 
     node_id: int
     waiting: deque[tuple[_Work, TxnPartition]] = field(default_factory=deque)
@@ -94,7 +92,7 @@ class _Route:
 
 
 class MarkerSender:
-    """All transactions that this broker coordinates and that are decided but not complete."""
+    """Sends the markers of the decided but incomplete transactions that this broker coordinates."""
 
     def __init__(
         self,
@@ -104,7 +102,7 @@ class MarkerSender:
         loop: asyncio.AbstractEventLoop,
         on_complete: Callable[[str], None],
     ) -> None:
-        """``on_complete`` is called with the transactional id of a transaction that is complete."""
+        """``on_complete`` is called with the transactional id when a transaction's markers are written."""
         self._send = send
         self._image = image
         self._tasks = tasks
@@ -112,17 +110,15 @@ class MarkerSender:
         self._on_complete = on_complete
         self._endings: dict[Shard, _Ending] = {}
         self._routes: dict[int, _Route] = {}
-        self._late: dict[_Work, None] = {}  # transactions with partitions in ``later``
+        self._late: dict[_Work, None] = {}  # transactions with partitions that wait for a retry
         self._topics: object = None
 
     def __len__(self) -> int:
         """Return the number of transactions that are decided but not complete."""
         return sum(len(ending.works) for ending in self._endings.values())
 
-    # --- callbacks of the coordinators
-
     def on_change(self, shard: Shard) -> None:
-        """Send the markers of committed decisions: the shard's state or high watermark has changed."""
+        """Send the markers of newly committed decisions. Called after each change of the shard."""
         if shard.is_closed:
             return
         pending: Sequence[PendingMarker] = shard.machine.pending_markers()
@@ -131,7 +127,7 @@ class MarkerSender:
             if not pending:
                 return
             ending = self._endings[shard] = _Ending()
-        if pending and pending[-1] is not ending.last_seen:  # decisions are in the order of the log
+        if pending and pending[-1] is not ending.last_seen:  # pending is in the order of the log
             self._add_new(shard, ending, pending)
         high_watermark = shard.high_watermark
         while ending.waiting and ending.waiting[0].end_offset <= high_watermark:
@@ -140,16 +136,16 @@ class MarkerSender:
             self._finish_when_written(work)
 
     def _add_new(self, shard: Shard, ending: _Ending, pending: Sequence[PendingMarker]) -> None:
-        """Add new decisions, committed at the latest when the high watermark reaches the present log end."""
+        """Add new decisions. Each is committed once the high watermark reaches the current log end."""
         ending.last_seen = pending[-1]
         for marker in pending:
-            if (marker.transactional_id, marker.producer_id, marker.producer_epoch) not in ending.works:
-                work = _Work(shard, marker, shard.end_offset)
-                ending.works[work.key] = work
+            if marker.key not in ending.works:
+                work = _Work(shard, marker, shard.end_offset, dict.fromkeys(marker.partitions))
+                ending.works[marker.key] = work
                 ending.waiting.append(work)
 
     def on_close(self, shard: Shard) -> None:
-        """Stop sending markers for a shard: its next coordinator sends them."""
+        """Stop sending the markers of a shard. Its next coordinator sends them."""
         ending = self._endings.pop(shard, None)
         if ending is not None:
             for work in ending.works.values():
@@ -158,18 +154,16 @@ class MarkerSender:
                     work.timer.cancel()
 
     def on_image(self, image: ClusterImage) -> None:
-        """Retry late partitions at once: there may be new leaders."""
+        """Retry late partitions at once if topics changed, because there may be new leaders."""
         if self._late and image.topics is not self._topics:
             self._topics = image.topics
             for work in list(self._late):
                 self._loop.call_soon(self._retry, work)
 
     def close(self) -> None:
-        """Stop sending: the broker stops."""
+        """Stop sending all markers, because the broker stops."""
         for shard in list(self._endings):
             self.on_close(shard)
-
-    # --- to the leaders
 
     def _route(self, work: _Work, partitions: Sequence[TxnPartition]) -> None:
         topics = self._image().topics
@@ -195,7 +189,7 @@ class MarkerSender:
 
     async def _carry(self, route: _Route) -> None:
         try:
-            await asyncio.sleep(0)  # gather the other markers of this iteration of the loop
+            await asyncio.sleep(0)  # collects further markers of this iteration of the loop
             while route.waiting:
                 batch = self._take(route)
                 if not batch:
@@ -207,7 +201,7 @@ class MarkerSender:
             route.in_flight -= 1
 
     def _take(self, route: _Route) -> dict[_Work, list[TxnPartition]]:
-        """Return the markers of the next request."""
+        """Remove the markers of the next request from the queue and return them."""
         batch: dict[_Work, list[TxnPartition]] = {}
         count = 0
         while route.waiting and count < MAX_PARTITIONS_PER_REQUEST:
@@ -285,24 +279,18 @@ class MarkerSender:
         self._route(work, partitions)
         self._finish_when_written(work)
 
-    # --- back to the coordinator
-
     def _is_current(self, work: _Work) -> bool:
         ending = self._endings.get(work.shard)
-        return ending is not None and ending.works.get(work.key) is work
+        return ending is not None and ending.works.get(work.marker.key) is work
 
     def _finish_when_written(self, work: _Work) -> None:
         if work.open or not self._is_current(work):
             return
         marker, shard = work.marker, work.shard
-        response = shard.submit(
-            MarkersWritten(
-                marker.transactional_id, marker.producer_id, marker.producer_epoch, marker.partitions
-            )
-        )
+        response = shard.submit(MarkersWritten(*marker.key, marker.partitions))
         ending = self._endings.get(shard)
-        if ending is not None:  # the shard may have been closed meanwhile
-            ending.works.pop(work.key, None)
+        if ending is not None:  # ``submit`` may have closed the shard
+            ending.works.pop(marker.key, None)
             if not ending.works:
                 del self._endings[shard]
         then = partial(self._on_recorded, work)
@@ -313,7 +301,7 @@ class MarkerSender:
         self._on_complete(marker.transactional_id)
 
     def _on_recorded(self, work: _Work, response: Response) -> None:
-        """Start again if the coordinator could not record the completion: the decision is still pending."""
+        """If the coordinator could not record the completion, process its pending decisions again later."""
         if isinstance(response, Refusal) and not work.shard.is_closed:
             logger.info(
                 "end of a transaction not noted %s",

@@ -1,8 +1,8 @@
-"""Writes the markers of ended transactions to the partitions that this broker leads.
+"""Appends the markers of ended transactions to the partitions that this broker leads.
 
-Each marker is an ordinary replicated batch: it counts when every in-sync replica has it (R33). A marker that
-is there already is not appended again, but awaited. In a partition of ``__consumer_offsets`` the offsets of
-the transaction take effect in the same step, so they have done so when the marker is acknowledged (R35).
+Each marker is an ordinary replicated batch. It is acknowledged when every in-sync replica has it (R33). A
+marker that the log already contains is not appended again; its commit is awaited. In ``__consumer_offsets``
+the transaction's offsets take effect when the marker is appended, so before its acknowledgement (R35).
 """
 
 # Tests: tests/broker/test_transactions.py
@@ -25,7 +25,7 @@ from kafkalite.protocol.messages.transactions import (
 )
 from kafkalite.replication.partition import Partition
 
-#: A marker that is not committed in time stays in the log; the coordinator sends it again.
+#: A marker that is not committed in this time stays in the log, and the coordinator sends it again.
 COMMIT_TIMEOUT_MS: Final = 1_000
 
 OnMarker = Callable[[Partition, int, bool], None]
@@ -36,18 +36,18 @@ class MarkerWriter:
     """Appends markers and waits until they are committed."""
 
     def __init__(self, partitions: Partitions, waiters: Waiters, clock: Clock, on_marker: OnMarker) -> None:
-        """``on_marker`` is called at once after each appended marker."""
+        """``on_marker`` is called directly after each marker is appended."""
         self._partitions = partitions
         self._waiters = waiters
         self._clock = clock
         self._on_marker = on_marker
 
     def write(self, markers: Sequence[TxnMarker]) -> PendingResults:
-        """Append all markers. Resolved with a WriteTxnMarkersResponse when each is committed or refused.
+        """Append all markers. The result is a WriteTxnMarkersResponse once each is committed or has failed.
 
         Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS,
-        KAFKA_STORAGE_ERROR, TRANSACTION_COORDINATOR_FENCED (R32), INVALID_PRODUCER_EPOCH (a later transaction
-        of the producer has ended there), REQUEST_TIMED_OUT (appended, and not committed in time).
+        KAFKA_STORAGE_ERROR, TRANSACTION_COORDINATOR_FENCED (R32), INVALID_PRODUCER_EPOCH (the log has a later
+        transaction of the producer), REQUEST_TIMED_OUT (appended, but not committed in time).
         """
         results = [
             TxnPartitionResult(topic, partition, 0, None)
@@ -92,7 +92,7 @@ class MarkerWriter:
 
     @staticmethod
     def is_committed(end_offset: int, high_watermark: int) -> bool:
-        """Whether a marker is committed: its transaction may be complete only then (R33)."""
+        """Whether a marker is committed. Its transaction may become complete only then (R33)."""
         return end_offset <= high_watermark
 
 

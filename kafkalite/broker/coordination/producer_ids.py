@@ -1,4 +1,4 @@
-"""Producer ids that this broker may assign, in blocks that the controller allocated to it."""
+"""Assigns producer ids from the blocks that the controller allocates to this broker."""
 
 # Tests: tests/broker/test_cluster_parts.py
 
@@ -11,24 +11,24 @@ from kafkalite.protocol.messages.cluster import AllocateProducerIdsResponse
 
 
 class ProducerIds:
-    """Invariant: no id is assigned twice, by this broker or any other. Unused ids are lost at a stop."""
+    """The unused producer ids of this broker. Each id is assigned at most once. A stop discards the rest."""
 
     def __init__(self, allocate: Callable[[], Awaitable[AllocateProducerIdsResponse]]) -> None:
-        """``allocate`` requests a block from the controller."""
+        """``allocate`` requests a block of ids from the controller."""
         self._allocate = allocate
         self._next = 0
         self._end = 0
         self._allocating = asyncio.Lock()
 
     def take(self) -> int | None:
-        """Return the next id, or None if ``next`` must allocate a block first."""
+        """Return the next id, or None if the block is used up and ``next`` must allocate another."""
         if self._next == self._end:
             return None
         self._next += 1
         return self._next - 1
 
     async def next(self) -> int:
-        """Return the next id. Raises the errors of ``allocate``."""
+        """Return the next id, after allocating a block if necessary. Raises the errors of ``allocate``."""
         async with self._allocating:
             while (producer_id := self.take()) is None:
                 block = await self._allocate()

@@ -1,11 +1,10 @@
-"""One coordinator: the leader of one partition of an internal topic, with a machine that replays its
-records.
+"""One coordinator: a machine that replays one partition of an internal topic, which this broker leads.
 
-A request is decided on the state at the log's end. The records of the decision are appended as one
-batch and replayed at once. The response is sent when the high watermark has reached that log end. So
-nothing is ever revoked, and no response, including errors and reads, rests on records that may still be
-lost (R36, R39, R40). When the leadership ends, held responses become NOT_COORDINATOR, and the shard and
-its machine are discarded: the next leader reads the whole log before it serves.
+Each request is decided on the state at the end of the log. The records of the decision are appended as one
+batch and replayed at once. The response is sent when the high watermark has reached that log end. Thus
+no decision is ever reverted, and no response, including errors and reads, depends on records that may
+still be lost (R36, R39, R40). When the leadership ends, held requests get NOT_COORDINATOR, and the shard
+is discarded with its machine. The next leader replays the whole log before it serves.
 """
 
 # Tests: tests/broker/test_coordinators.py
@@ -15,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 from kafkalite.broker.cluster.node_state import NodeState
@@ -23,7 +21,7 @@ from kafkalite.broker.partitions.waiters import ReachedWaiter, Waiters
 from kafkalite.broker.server.error_responses import refusal
 from kafkalite.broker.server.responses import Pending, Reply, Response, settled
 from kafkalite.clock import Clock
-from kafkalite.coordinator_types import Caller, Decision, Instant, StateRecord, TopicShape
+from kafkalite.coordinator_types import Caller, Decision, Instant, StateRecord, Topics
 from kafkalite.errors import (
     BrokerError,
     CoordinatorLoadInProgressError,
@@ -47,9 +45,9 @@ logger = logging.getLogger(__name__)
 
 #: How long a response waits for the in-sync replicas (Kafka's offsets.commit.timeout.ms).
 COMMIT_TIMEOUT_MS: Final = 5_000
-#: How long after a tick whose records could not be written the next one follows.
+#: The delay of the next tick after a tick whose records could not be written.
 TICK_RETRY_MS: Final = 500
-#: The shortest interval of ticks for a machine whose deadline has passed and that has nothing to do.
+#: The shortest time between two ticks, for a machine whose past deadline leads to no decision.
 MIN_TICK_INTERVAL_MS: Final = 10
 NO_CALLER: Final = Caller("", "")
 
@@ -65,13 +63,11 @@ _UNAVAILABLE: Final = (
 
 
 class Machine(Protocol):
-    """Makes the decisions. Pure, and replayed from records; see ``coordinator_types``."""
+    """Decides requests. It is pure, and its state is replayed from records; see ``coordinator_types``."""
 
-    def decide(
-        self, command: Any, caller: Caller, now: Instant, topics: Mapping[str, TopicShape]
-    ) -> Decision: ...
+    def decide(self, command: Any, caller: Caller, now: Instant, topics: Topics) -> Decision: ...
 
-    def tick(self, now: Instant, topics: Mapping[str, TopicShape]) -> Decision: ...
+    def tick(self, now: Instant, topics: Topics) -> Decision: ...
 
     def next_deadline_ms(self) -> int | None: ...
 
@@ -83,55 +79,50 @@ class Machine(Protocol):
 
 
 class ShardOwner(Protocol):
-    """The parts of ``Coordinators`` that a shard uses."""
+    """The part of ``Coordinators`` that a shard uses."""
 
-    topics: Mapping[str, TopicShape]  #: all topics
+    topics: Topics  #: all topics of the cluster
     node: NodeState
 
     def wake_at(self, shard: Shard, due_ms: int | None) -> None:
-        """Call ``shard.tick()`` at ``due_ms`` (monotonic); replaces the earlier time. None: never."""
+        """Call ``shard.tick()`` at ``due_ms`` (monotonic), which replaces an earlier request; None: never."""
         ...
 
     def on_ticked(self, shard: Shard) -> None:
-        """Called when time, topics or the loading have changed the shard's state. Implies ``on_changed``."""
+        """Called when a tick or the end of loading has changed the shard's state. Implies ``on_changed``."""
         ...
 
     def on_changed(self, shard: Shard) -> None:
-        """Called when the shard's state or its high watermark has changed. Must not submit."""
+        """Called when the shard's state or its high watermark has changed. Must not call ``submit``."""
         ...
 
     def on_broken(self, error: BaseException) -> None:
-        """Stop the broker: an invariant is broken."""
+        """Stop the broker, because an invariant is violated."""
         ...
 
 
 _Held: TypeAlias = tuple[int, float, Response, Pending]
-"""A response that waits until the high watermark has reached an end offset (exclusive): that offset, the
+"""A held response: the end offset (exclusive) that the high watermark must reach before it is sent, its
 deadline in seconds of the loop's time, the response, and the Pending to resolve with it."""
 
 
 class Shard:
-    """Serves the keys that hash to one partition.
+    """Serves the keys that hash to one partition of an internal topic.
 
-    Invariants: while loaded and not closed, the machine's state is the replay of the whole log; the end
-    offsets in ``_held`` do not decrease; while anything is held or uncommitted, ``_waiter`` is
-    registered.
+    Invariants: While the shard is loaded and open, the machine's state is the replay of the whole log. The
+    end offsets in ``_held`` never decrease. While responses are held or records are uncommitted,
+    ``_waiter`` is registered.
     """
 
     def __init__(
-        self,
-        partition: Partition,
-        machine: Machine,
-        owner: ShardOwner,
-        waiters: Waiters,
-        clock: Clock,
+        self, partition: Partition, machine: Machine, owner: ShardOwner, waiters: Waiters, clock: Clock
     ) -> None:
         self.partition = partition
         self.machine: Any = machine
-        self.coordinator_epoch = partition.leader_epoch  #: the leader epoch in which it serves
+        self.coordinator_epoch = partition.leader_epoch  #: the leader epoch in which this shard serves
         self.is_loaded = False
         self.is_closed = False
-        self.failure: Exception | None = None  #: why loading failed
+        self.failure: Exception | None = None  #: the error if loading failed
         self._owner = owner
         self._waiters = waiters
         self._clock = clock
@@ -149,46 +140,47 @@ class Shard:
 
     @property
     def end_offset(self) -> int:
-        """Return the log end (exclusive) of the records that the state includes."""
+        """The log end offset (exclusive). The state includes all records below it."""
         return self.partition.log_end_offset
 
     @property
     def high_watermark(self) -> int:
-        """Return the offset below which records are committed."""
+        """The offset below which all records are committed."""
         return self.partition.high_watermark
 
     def now(self) -> Instant:
         return Instant(self._clock.monotonic_ms(), self._clock.wall_ms())
 
     def check(self) -> None:
-        """Raises NotCoordinatorError, CoordinatorLoadInProgressError, CoordinatorNotAvailableError."""
+        """Raise NotCoordinatorError, CoordinatorNotAvailableError or CoordinatorLoadInProgressError if the
+        shard cannot serve now."""
         if self.is_closed:
             raise NotCoordinatorError(f"this broker does not coordinate {self.partition.key} any more")
         if not self.may_serve():
             if self.failure is not None:
+                hint = getattr(self.failure, "hint", "") or "the broker's log has the traceback"
                 raise CoordinatorNotAvailableError(
-                    f"{self.partition.key} could not be loaded: {self.failure}",
-                    hint="the broker's log has the traceback",
+                    f"{self.partition.key} could not be loaded: {self.failure}", hint=hint
                 )
             raise CoordinatorLoadInProgressError(f"{self.partition.key} is being loaded; retry soon")
 
     def may_serve(self) -> bool:
-        """Whether the whole log was replayed. An earlier state may lack committed records (R36)."""
+        """Whether the whole log was replayed. A partial state may lack committed records (R36)."""
         return self.is_loaded
 
     def may_send(self, response: Response) -> bool:
-        """Whether all records that ``response`` depends on are committed: those up to the log's end (R36;
-        R32 for the end of a transaction)."""
+        """Whether every record that ``response`` may depend on is committed, that is, the whole log (R36; R32
+        for the end of a transaction)."""
         return self.high_watermark >= self.end_offset
 
     # --- requests
 
     def submit(self, command: Any, caller: Caller = NO_CALLER) -> Response | Pending:
-        """Return the machine's response to ``command``, held until all records it depends on are
-        committed. Never raises.
+        """Return the machine's response to ``command``, held until the records it depends on are committed.
 
-        A Refusal has the machine's error code, or NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE (the
-        outcome is unknown, or nothing was done: retry), COORDINATOR_LOAD_IN_PROGRESS.
+        Never raises. A Refusal has the machine's error code, NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS,
+        or COORDINATOR_NOT_AVAILABLE. After the latter the command may or may not take effect, and the client
+        retries.
         """
         try:
             self.check()
@@ -224,17 +216,16 @@ class Shard:
         return await settled(self.submit(command, caller))
 
     def _claim(self, now: Instant) -> None:
-        """Append an empty record, so that the in-sync replicas confirm that this broker is still the
-        leader.
+        """Append an empty record. If the in-sync replicas accept it, this broker is still the leader.
 
-        While no controller is reached, another broker may have become the coordinator (R23), and the
-        state here may be old. The response waits for the record as for any other.
+        While no controller can be reached, another broker may have become the coordinator (R23), and this
+        state may be old. The response waits for the record as for any other.
         """
         if len(self.partition.in_sync_replicas) > 1:
             self._append(build_batch([None], None, now.wall_ms), now)
 
     def _write(self, decision: Decision, now: Instant) -> None:
-        """Append a decision's records as one batch and replay them. On an error nothing has changed."""
+        """Append a decision's records as one batch and replay them. If this raises, nothing has changed."""
         keys, values = zip(*decision.records, strict=True)
         producer_id, producer_epoch = decision.producer_id, decision.producer_epoch
         batch = build_batch(
@@ -255,14 +246,14 @@ class Shard:
             raise AssertionError(message) from error
 
     def _append(self, batch: bytearray, now: Instant) -> None:
-        """Append a batch. Raises the error for the client."""
+        """Append a batch. Raises errors in the form that clients receive."""
         try:
             self.partition.append_state(batch, parse_header(batch), now.wall_ms)
         except Exception as error:
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> Exception:
-        """Return the error that a client receives for an error of the log; other errors unchanged."""
+        """Return the error that a client receives for an error of the log. Return other errors unchanged."""
         if isinstance(error, _GONE):
             return NotCoordinatorError(f"this broker does not lead {self.partition.key} any more")
         if isinstance(error, _UNAVAILABLE):
@@ -270,7 +261,7 @@ class Shard:
         return error
 
     def on_marker(self, producer_id: int, *, is_commit: bool) -> None:
-        """Apply a transaction's appended marker. A shard that is loading reads it from the log."""
+        """Apply the appended marker of a transaction. A shard that is loading will read it from the log."""
         if self.is_loaded and not self.is_closed:
             self.machine.end_transaction(producer_id, is_commit=is_commit)
             self._schedule()
@@ -296,7 +287,7 @@ class Shard:
         return pending
 
     def _await_commitment(self) -> None:
-        """Call ``_on_reached`` when the first held response may be sent, else when all is committed."""
+        """Register ``_on_reached`` for the end offset of the first held response, or else for the log end."""
         if self._waiter is not None or self.is_closed:
             return
         end_offset = self._held[0][0] if self._held else self.end_offset
@@ -312,7 +303,7 @@ class Shard:
             if not isinstance(error, _GONE):
                 self._waiters.loop.call_later(TICK_RETRY_MS / 1000, self._flush)
             return
-        if self._is_working:  # within an append, whose records are not replayed yet
+        if self._is_working:  # called from within an append, whose records are not replayed yet
             if not self._is_flush_due:
                 self._is_flush_due = True
                 self._waiters.loop.call_soon(self._flush)
@@ -333,7 +324,7 @@ class Shard:
         self._owner.on_changed(self)
 
     def _expire(self) -> None:
-        """Fail responses that have waited too long. Their records may still be committed: clients retry."""
+        """Fail responses past their deadline. Their records may still be committed, so clients retry."""
         self._timer = None
         now_s, held = self._waiters.loop.time(), self._held
         error = CoordinatorNotAvailableError(
@@ -353,7 +344,7 @@ class Shard:
     # --- time and topics
 
     def tick(self) -> None:
-        """Make the decisions that time or changed topics require. Continue in a later iteration if needed."""
+        """Apply the decisions that time or changed topics require, one batch of records for each call."""
         if self.is_closed or not self.is_loaded:
             return
         self._is_tick_due = False
@@ -398,7 +389,7 @@ class Shard:
     # --- start and stop
 
     def finish_loading(self) -> None:
-        """Start to serve: the whole log was replayed at this moment."""
+        """Begin to serve, because the whole log has just been replayed."""
         self.is_loaded = True
         self.machine.on_loaded(self.now())
         self._schedule()
@@ -407,7 +398,7 @@ class Shard:
         self._owner.on_ticked(self)
 
     def close(self) -> None:
-        """Stop serving. Held responses become NOT_COORDINATOR."""
+        """Stop serving. Held requests get NOT_COORDINATOR."""
         if self.is_closed:
             return
         self.is_closed = True

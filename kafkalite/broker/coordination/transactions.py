@@ -1,6 +1,6 @@
-"""The broker's transaction service: commands for the coordinators here, and calls to those elsewhere.
+"""The broker's transactions: serves commands as a coordinator, and calls the coordinators elsewhere.
 
-A command that arrives before the previous transaction is complete is held for a short time. The markers of
+A command that arrives before the previous transaction is complete is held for a short time. Markers of
 decided transactions are sent to the leaders of their partitions.
 """
 
@@ -61,8 +61,8 @@ from kafkalite.protocol.messages.transactions import (
 from kafkalite.raft.controller_node import ControllerNode
 
 if TYPE_CHECKING:
-    from kafkalite.broker.cluster.authentication import Authenticator
     from kafkalite.broker.cluster.peers import PeerConnections
+    from kafkalite.client.cluster.authentication import Authenticator
     from kafkalite.client.cluster.connection import Connection
     from kafkalite.metadata.delta import Delta
     from kafkalite.metadata.image import ClusterImage
@@ -70,16 +70,16 @@ if TYPE_CHECKING:
 #: The timeout of one request to another broker.
 ASK_TIMEOUT_MS: Final = 1_500
 MARKERS_TIMEOUT_MS: Final = 3_000
-#: How long a coordinator holds a command that arrived before the previous transaction is complete. Short, as
-#: the responses to other transactions wait behind it on the connection.
+#: The longest time that a coordinator holds a command because the previous transaction is not complete. It is
+# short because the responses to other transactions on the same connection wait meanwhile.
 HOLD_MS: Final = 50
-#: How long a leader tries to reach a coordinator; then the producer must try again.
+#: The longest time that a leader tries to reach a coordinator; then the producer must retry.
 VERIFY_TIMEOUT_MS: Final = 3_000
-#: How long it waits for the previous transaction to complete (Kafka's add.partitions.to.txn.retry).
+#: The longest time that a leader waits for the previous transaction to complete (KIP-890).
 CONCURRENT_TIMEOUT_MS: Final = 500
 VERIFY_BACKOFF: Final = Backoff(5, 100)
 
-#: Another broker may be the coordinator, or this one may become available soon.
+#: After these errors another broker may be the coordinator, or this one may soon be available.
 _ELSEWHERE: Final = (
     NotCoordinatorError,
     CoordinatorLoadInProgressError,
@@ -88,15 +88,15 @@ _ELSEWHERE: Final = (
     ShuttingDownError,
     ClusterAuthorizationFailedError,
     ClientError,
-    ProtocolError,  # a broker of an earlier version does not know the api
+    ProtocolError,  # a broker of an earlier version does not support the api
 )
 
-#: The previous transaction is not complete yet, or the coordinator does not know the partition yet.
+#: The previous transaction is not complete, or the coordinator's metadata lacks the partition.
 _WAITS: Final = (ConcurrentTransactionsError, UnknownTopicOrPartitionError)
 
 
 class Transactions:
-    """The transactions of one broker, as the coordinator of some and the leader of partitions of others."""
+    """The transactions of one broker: it coordinates some, and leads partitions of others."""
 
     def __init__(
         self,
@@ -134,22 +134,20 @@ class Transactions:
         controller.publishers.append(self._publish)
 
     def end(self) -> None:
-        """Stop sending requests to other brokers, and send the held responses: the broker stops."""
+        """Stop sending requests to other brokers, and send the held responses, because the broker stops."""
         self.is_closed = True
         self.sender.close()
         for held in [one for waiting in self._held.values() for one in waiting]:
             held.finish()
 
     async def close(self) -> None:
-        """Do ``end``, and close the connections to other brokers."""
+        """Call ``end`` and close the connections to other brokers."""
         self.end()
         for peers in self._peers.values():
             await peers.close()
 
     def _publish(self, _delta: Delta, image: ClusterImage) -> None:
         self.sender.on_image(image)
-
-    # --- to the coordinator of a transaction, wherever it is
 
     async def verify(
         self,
@@ -158,11 +156,11 @@ class Transactions:
         producer_epoch: int,
         partitions: Sequence[TopicPartition],
     ) -> None:
-        """Return when the coordinator has added ``partitions``: the end of the transaction will reach them
-        (R31).
+        """Return when the coordinator has added ``partitions`` durably, so that the end of the transaction
+        writes a marker to each (R31).
 
-        Raises the error with which the coordinator refuses, or a retriable error if it is unknown
-        (R30): ConcurrentTransactionsError while the previous transaction is not complete,
+        Raises the coordinator's error if it refuses. Raises a retriable error if the result is unknown (R30):
+        ConcurrentTransactionsError while the previous transaction is not complete, or
         CoordinatorNotAvailableError if no coordinator responded in time.
         """
         request = AddPartitionsToTxnRequest(
@@ -190,7 +188,7 @@ class Transactions:
         )
 
     def _judge(self, error: KafkaliteError) -> Verdict:
-        """Return how to continue after an error of the coordinator."""
+        """Return whether and for how long to retry after an error of the coordinator."""
         if isinstance(error, _WAITS):
             return Verdict(must_locate=True, limit_ms=0 if self.is_closed else CONCURRENT_TIMEOUT_MS)
         if isinstance(error, _ELSEWHERE):
@@ -214,7 +212,8 @@ class Transactions:
     async def _send_add(
         self, request: AddPartitionsToTxnRequest, connection: Connection | None, _timeout_ms: int
     ) -> None:
-        """Ask the coordinator to add partitions. Raises the BrokerError of the request or of a partition."""
+        """Send a request to add partitions to the coordinator. Raises the BrokerError of the request or of
+        a partition."""
         if connection is None:
             response = await settled(self.add_partitions(request, NO_CALLER))
         else:
@@ -224,7 +223,7 @@ class Transactions:
                 raise broker_error(result.error_code, result.error_message or "")
 
     async def _connection(self, node_id: int, purpose: str, timeout_ms: int) -> Connection:
-        """Return a connection to another broker. Each purpose has its own, as responses arrive in order."""
+        """Return a connection to another broker. Each purpose has its own, so that none delays another."""
         if self._authenticator is None:
             raise NotCoordinatorError(f"broker {node_id} is not part of this cluster")
         if self.is_closed:
@@ -242,16 +241,14 @@ class Transactions:
         except TimeoutError:
             raise ConnectionFailedError(f"broker {node_id} was not reached within {timeout_ms} ms") from None
 
-    # --- as a coordinator
-
     def submit(
         self, transactional_id: str, command: Any, caller: Caller = NO_CALLER, *, hold_ms: int = HOLD_MS
     ) -> Response | Pending:
-        """Return the response to ``command`` of the coordinator of ``transactional_id`` on this broker.
+        """Return the response to ``command`` by the coordinator of ``transactional_id`` on this broker.
 
-        A response CONCURRENT_TRANSACTIONS is held for up to ``hold_ms``, and the command decided again when
-        the previous transaction is complete. ``transactional_id`` may also name an application, whose
-        transaction groups have the same coordinator. Raises NotCoordinatorError,
+        A CONCURRENT_TRANSACTIONS response is held for up to ``hold_ms``, and the command decided again when
+        the previous transaction is complete. ``transactional_id`` may also be the name of an application,
+        whose transaction groups have the same coordinator. Raises NotCoordinatorError,
         CoordinatorLoadInProgressError, CoordinatorNotAvailableError.
         """
         response = self._coordinators.transactions(transactional_id).submit(command, caller)
@@ -278,19 +275,14 @@ class Transactions:
         return held if held.response is None else held.response
 
     def submit_with_spare_id(
-        self,
-        transactional_id: str,
-        make: Callable[[int], Any],
-        caller: Caller,
-        *,
-        hold_ms: int = HOLD_MS,
+        self, transactional_id: str, make: Callable[[int], Any], caller: Caller, *, hold_ms: int = HOLD_MS
     ) -> HandlerResult:
         """Submit the command that ``make`` returns for a reserved producer id.
 
-        If the command does not use the id, it is discarded. Raises as ``submit``, and RequestTimedOutError if
-        no id could be reserved in time.
+        If the command does not use the id, the id is discarded. Raises the same errors as ``submit``, and
+        RequestTimedOutError if no id could be reserved in time.
         """
-        self._coordinators.transactions(transactional_id)  # before an id is reserved
+        self._coordinators.transactions(transactional_id)  # raises before an id is reserved
         spare_id = self._producer_ids.take()
         if spare_id is not None:
             return self.submit(transactional_id, make(spare_id), caller, hold_ms=hold_ms)
@@ -303,10 +295,10 @@ class Transactions:
         return Reply(await settled(self.submit(transactional_id, make(spare_id), caller, hold_ms=hold_ms)))
 
     def add_partitions(self, request: AddPartitionsToTxnRequest, caller: Caller) -> Response | Pending:
-        """Respond to the leader of partitions. Raises as ``submit``, and UnknownTopicOrPartitionError.
+        """Return the response to the leader of partitions. Raises the same errors as ``submit``.
 
-        A partition that is not in this broker's metadata yet is refused: one that is missing later was
-        deleted.
+        Also raises UnknownTopicOrPartitionError if this broker's image lacks a partition, so that every added
+        partition exists; if it is missing later, it was deleted.
         """
         topics = self._controller.image.topics
         for topic, partition in request.partitions:

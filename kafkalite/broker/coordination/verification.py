@@ -1,10 +1,10 @@
-"""Transactional batches wait until their transaction's coordinator has added the partition (R31).
+"""Makes transactional batches wait until the coordinator has added their partition (R31).
 
-The first batch of a transaction in a partition waits until the coordinator has added the partition,
-durably: then the end of the transaction writes a marker there, or has done so, and its epoch fences the
-batch. So no late batch can hang in the log, or become part of the next transaction (KIP-890). Later
-batches of the same producer wait behind it, which preserves their order. A batch of a transaction that
-is open in the log does not wait.
+The first batch of a transaction in a partition waits until the coordinator has added the partition
+durably. From then on the end of the transaction is certain to write a marker there, and if it already has,
+the marker's epoch fences the batch. So no late batch can leave a hanging transaction, or become part of
+the next transaction (KIP-890). Later batches of the same producer wait in order behind the first. A batch
+whose transaction is already open in the log does not wait.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Then: TypeAlias = "Callable[[Appended | None, Exception | None], None]"
 """Called with the result of ``Partition.append``, or with the exception that it raised."""
 
 Verify: TypeAlias = Callable[[str, int, int, Sequence[TopicPartition]], Awaitable[None]]
-"""Has the coordinator add partitions to (transactional id, producer id, producer epoch). Raises
+"""Requests the coordinator of a (transactional id, producer id, producer epoch) to add partitions. Raises
 BrokerError."""
 
 
 class Owner(NamedTuple):
-    """The transaction of a batch. Each transaction has its own epoch, so this identifies it."""
+    """Identifies the transaction of a batch. Each transaction has its own epoch."""
 
     transactional_id: str
     producer_id: int
@@ -49,13 +49,13 @@ class _Waiting(NamedTuple):
 
 
 _Place: TypeAlias = tuple[TopicPartition, int]
-"""A partition and a producer id, within which batches keep their order."""
+"""A partition and a producer id. Batches with the same place keep their order."""
 
 
 class Verifications:
     """The batches that wait for a coordinator.
 
-    Invariant: a place has a queue exactly while its first batch's transaction is gathered or verified.
+    Invariant: a place has a queue exactly while the transaction of its first batch is being verified.
     """
 
     def __init__(self, verify: Verify, partitions: Partitions, clock: Clock, tasks: TaskSet) -> None:
@@ -64,7 +64,7 @@ class Verifications:
         self._clock = clock
         self._tasks = tasks
         self._queues: dict[_Place, deque[_Waiting]] = {}
-        # To be verified in the next iteration of the loop.
+        # Partitions to verify in the next iteration of the loop.
         self._gathered: dict[Owner, dict[TopicPartition, None]] = {}
 
     def __len__(self) -> int:
@@ -80,9 +80,9 @@ class Verifications:
         acks: int,
         then: Then,
     ) -> Appended | None:
-        """Call ``Partition.append`` and return its result, or None if ``then`` is called later, once.
+        """Call ``Partition.append`` and return its result, or return None and call ``then`` once, later.
 
-        ``batch`` must not change until then. Raises the errors of ``Partition.append``.
+        ``batch`` must not change until ``then`` is called. Raises the errors of ``Partition.append``.
         """
         place = (partition.key, header.producer_id)
         queue = self._queues.get(place)
@@ -106,7 +106,7 @@ class Verifications:
             gathered[key] = None
 
     async def _ask(self, owner: Owner) -> None:
-        await asyncio.sleep(0)  # gather the other partitions of this iteration of the loop
+        await asyncio.sleep(0)  # collects the other partitions of this iteration of the loop
         keys = list(self._gathered.pop(owner))
         error: Exception | None = None
         try:
@@ -121,7 +121,7 @@ class Verifications:
             self._release(key, owner, error)
 
     def _release(self, key: TopicPartition, owner: Owner, error: Exception | None) -> None:
-        """Append the batches that wait for ``owner`` at ``key``, in order, or fail them with ``error``."""
+        """Append the batches of ``owner`` that wait at ``key`` in order, or fail them with ``error``."""
         place = (key, owner.producer_id)
         queue = self._queues[place]
         while queue and queue[0].owner == owner:
@@ -135,7 +135,7 @@ class Verifications:
                 raise
             except Exception as refusal:
                 if isinstance(refusal, BrokerError) and refusal.retriable:
-                    error = refusal  # later batches would be out of sequence
+                    error = refusal  # fail the later batches too: they would be out of sequence
                 waiting.then(None, refusal)
             else:
                 waiting.then(appended, None)
@@ -152,5 +152,5 @@ class Verifications:
         return partition.append(waiting.batch, waiting.header, now_ms, waiting.acks, is_verified=True)
 
     def _forget(self, place: _Place) -> None:
-        """Drop the batches: the broker stops, and their clients lose the connection."""
+        """Drop the batches of a place, because the broker stops and its clients lose their connections."""
         self._queues.pop(place, None)

@@ -1,4 +1,4 @@
-"""The handlers of requests: one module per family of messages, and the table of them by api."""
+"""The handlers of requests: one module for each family of messages, and the table of handlers by api."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from kafkalite.broker.handlers import (
 )
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.responses import HandlerResult
+from kafkalite.broker.server.turns import by_turns
 from kafkalite.broker.services import Services
 from kafkalite.protocol.api import APIS, ApiKey
 from kafkalite.protocol.connection import Request
@@ -26,10 +27,10 @@ HANDLERS: Final[dict[int, Callable[[Services, Request, Client], HandlerResult]]]
     # data
     ApiKey.PRODUCE: produce.produce,
     ApiKey.FETCH: fetch.fetch,
-    ApiKey.LIST_OFFSETS: data.list_offsets,
-    ApiKey.DELETE_RECORDS: data.delete_records,
-    ApiKey.OFFSETS_FOR_BYTES: data.offsets_for_bytes,
-    ApiKey.OFFSETS_FOR_LEADER_EPOCH: data.offsets_for_leader_epoch,
+    ApiKey.LIST_OFFSETS: by_turns(data.list_offsets),
+    ApiKey.DELETE_RECORDS: by_turns(data.delete_records),
+    ApiKey.OFFSETS_FOR_BYTES: by_turns(data.offsets_for_bytes),
+    ApiKey.OFFSETS_FOR_LEADER_EPOCH: by_turns(data.offsets_for_leader_epoch),
     ApiKey.INIT_PRODUCER_ID: data.init_producer_id,
     # admin
     ApiKey.CREATE_TOPICS: admin.create_topics,
@@ -57,6 +58,8 @@ HANDLERS: Final[dict[int, Callable[[Services, Request, Client], HandlerResult]]]
     ApiKey.RAFT_MESSAGES: cluster.raft_messages,
     ApiKey.REPLICA_FETCH: replica_fetch.replica_fetch,
     ApiKey.CHECKPOINT_HIGH_WATERMARKS: cluster.decide,
+    ApiKey.REPORT_REPLICAS: cluster.decide,
+    ApiKey.DESCRIBE_RECOVERY: metadata.describe_recovery,
     ApiKey.FETCH_METADATA: cluster.fetch_metadata,
     # groups
     ApiKey.CONSUMER_GROUP_HEARTBEAT: groups.consumer_group_heartbeat,
@@ -69,7 +72,7 @@ HANDLERS: Final[dict[int, Callable[[Services, Request, Client], HandlerResult]]]
     ApiKey.OFFSET_FETCH: groups.offset_fetch,
     ApiKey.TXN_OFFSET_COMMIT: groups.txn_offset_commit,
     # transactions
-    ApiKey.DESCRIBE_PRODUCERS: transactions.describe_producers,
+    ApiKey.DESCRIBE_PRODUCERS: by_turns(transactions.describe_producers),
     ApiKey.ABORT_TRANSACTION: transactions.abort_transaction,
     ApiKey.ADD_PARTITIONS_TO_TXN: transactions.add_partitions_to_txn,
     ApiKey.DESCRIBE_TRANSACTIONS: transactions.describe_transactions,

@@ -6,29 +6,24 @@ metadata image shows the change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from kafkalite.broker.cluster.controller_channel import ControllerChannel
-from kafkalite.broker.config import BROKER_OPTIONS, SECRET_OPTIONS, BrokerConfig
+from kafkalite.broker.config import BROKER_OPTIONS, SECRET_OPTIONS
 from kafkalite.broker.coordination.internal_topics import refuse_internal
-from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import Outcome, translate
 from kafkalite.broker.server.responses import HandlerResult, Reply, Response
+from kafkalite.broker.services import Services
 from kafkalite.errors import (
+    ClusterAuthorizationFailedError,
     InvalidRequestError,
     InvalidTopicError,
     PolicyViolationError,
     UnknownTopicOrPartitionError,
 )
 from kafkalite.metadata.records import BROKER, TOPIC
-from kafkalite.metadata.topic_config import (
-    BROKER_DEFAULT_OPTIONS,
-    TOPIC_OPTIONS,
-    topic_settings,
-    value_text,
-)
+from kafkalite.metadata.topic_config import BROKER_DEFAULT_OPTIONS, TOPIC_OPTIONS, topic_settings, value_text
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.admin import (
     AlterConfigsRequest,
@@ -51,7 +46,6 @@ from kafkalite.protocol.messages.admin import (
     ElectLeadersRequest,
     TopicResult,
 )
-from kafkalite.raft.controller_node import ControllerNode
 
 if TYPE_CHECKING:
     from kafkalite.broker.cluster.peers import PeerConnections
@@ -59,23 +53,8 @@ if TYPE_CHECKING:
 SHUTDOWN_TIMEOUT_MS: Final = 10_000
 
 
-class AdminServices(Protocol):
-    """The parts of a broker that these handlers use."""
-
-    config: BrokerConfig
-    controller: ControllerNode
-    channel: ControllerChannel
-    partitions: Partitions
-    peers: PeerConnections | None
-
-    def request_stop(self) -> object: ...
-
-
-# --- topics
-
-
-async def create_topics(services: AdminServices, request: Request, _client: Client) -> Response:
-    """Create topics. The response is sent when this broker hosts its replicas of them.
+async def create_topics(services: Services, request: Request, _client: Client) -> Response:
+    """Create topics. The response is sent when this broker hosts its replicas of the topics.
 
     Errors, per topic: INVALID_TOPIC_EXCEPTION (an internal name) and those of
     ``metadata.controller.create_topics``; of the whole request NOT_CONTROLLER, REQUEST_TIMED_OUT (after
@@ -83,14 +62,14 @@ async def create_topics(services: AdminServices, request: Request, _client: Clie
     """
     message: CreateTopicsRequest = request.message
     names = [topic.name for topic in message.topics]
-    refused = {
-        name: CreatedTopic(name, *outcome, "", -1, -1) for name, outcome in _internal_topics(names).items()
-    }
-    command = message._replace(topics=[topic for topic in message.topics if topic.name not in refused])
-    return await _decide(services, command, command.topics, names, refused, CreateTopicsResponse(0, None, []))
+
+    def refused(name: str, outcome: Outcome) -> CreatedTopic:
+        return CreatedTopic(name, *outcome, "", -1, -1)
+
+    return await _decide(services, message, "topics", names, CreateTopicsResponse(0, None, []), refused)
 
 
-async def create_partitions(services: AdminServices, request: Request, _client: Client) -> Response:
+async def create_partitions(services: Services, request: Request, _client: Client) -> Response:
     """Add partitions to topics.
 
     Errors, per topic: INVALID_TOPIC_EXCEPTION (an internal topic, whose keys would move to other partitions)
@@ -99,14 +78,11 @@ async def create_partitions(services: AdminServices, request: Request, _client: 
     """
     message: CreatePartitionsRequest = request.message
     names = [topic.name for topic in message.topics]
-    refused = {name: TopicResult(name, *outcome) for name, outcome in _internal_topics(names).items()}
-    command = message._replace(topics=[topic for topic in message.topics if topic.name not in refused])
-    nothing = CreatePartitionsResponse(0, None, [])
-    return await _decide(services, command, command.topics, names, refused, nothing)
+    return await _decide(services, message, "topics", names, CreatePartitionsResponse(0, None, []), _refused)
 
 
-async def delete_topics(services: AdminServices, request: Request, _client: Client) -> Response:
-    """Delete topics. They no longer exist when the response is sent; their files are removed later.
+async def delete_topics(services: Services, request: Request, _client: Client) -> Response:
+    """Delete topics. When the response is sent, they no longer exist. Their files are removed later.
 
     Errors, per topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST, POLICY_VIOLATION (``delete.topic.enable``
     is false), INVALID_TOPIC_EXCEPTION (an internal topic); of the whole request NOT_CONTROLLER,
@@ -116,57 +92,61 @@ async def delete_topics(services: AdminServices, request: Request, _client: Clie
     names = message.names
     if not services.config.delete_topic_enable:
         reason = translate(PolicyViolationError("delete.topic.enable is false on this broker"))
-        return Reply(DeleteTopicsResponse(0, None, [TopicResult(name, *reason) for name in names]))
-    refused = {name: TopicResult(name, *outcome) for name, outcome in _internal_topics(names).items()}
-    command = message._replace(names=[name for name in names if name not in refused])
-    return await _decide(services, command, command.names, names, refused, DeleteTopicsResponse(0, None, []))
+        return Reply(DeleteTopicsResponse(0, None, [_refused(name, reason) for name in names]))
+    return await _decide(services, message, "names", names, DeleteTopicsResponse(0, None, []), _refused)
 
 
-def _internal_topics(names: Iterable[str]) -> dict[str, Outcome]:
-    """Return the error of each name that clients may not create, change or delete."""
-    refused: dict[str, Outcome] = {}
-    for name in names:
-        try:
-            refuse_internal(name)
-        except InvalidTopicError as error:
-            refused[name] = translate(error)
-    return refused
+def _refused(name: str, outcome: Outcome) -> TopicResult:
+    return TopicResult(name, *outcome)
 
 
 async def _decide(
-    services: AdminServices,
-    command: Any,
-    wanted: Sequence[Any],
-    names: Iterable[str],
-    refused: dict[str, Any],
+    services: Services,
+    message: Any,
+    field: str,
+    names: Sequence[str],
     nothing: Any,
+    refused: Callable[[str, Outcome], Any],
 ) -> Reply:
-    """Return the controller's response to a command about topics, with the refused topics' results
-    inserted. If all topics are refused, the controller's response would be ``nothing``.
+    """Return the controller's response to ``message``, a command about the topics ``names`` in its ``field``.
+
+    Internal topics, which clients must not create, change or delete, are left out of the command; their
+    results are made by ``refused``. If all topics are internal, ``nothing`` is sent with these results.
     """
+    results: dict[str, Any] = {}
+    left: list[Any] = []
+    for name, entry in zip(names, getattr(message, field), strict=True):
+        try:
+            refuse_internal(name)
+            left.append(entry)
+        except InvalidTopicError as error:
+            results[name] = refused(name, translate(error))
     response = nothing
-    if wanted or not refused:
-        response = await services.channel.decide(command, timeout_ms=command.timeout_ms)
+    if left or not results:
+        command = message._replace(**{field: left})
+        response = await services.channel.decide(command, timeout_ms=message.timeout_ms)
     decided = iter(response.topics)
-    results = [refused.get(name) or next(decided, None) for name in names]
-    return Reply(response._replace(topics=[result for result in results if result is not None]))
+    listed = [results.get(name) or next(decided, None) for name in names]
+    return Reply(response._replace(topics=[result for result in listed if result is not None]))
 
 
-async def elect_leaders(services: AdminServices, request: Request, _client: Client) -> Response:
-    """Elect the preferred replicas as leaders again, or, unclean, any live replica.
+async def elect_leaders(services: Services, request: Request, client: Client) -> Response:
+    """Elect the preferred replicas as leaders, or, in an unclean election, any live replica.
+
+    An unclean election may lose committed records: the client must have proved that it knows the cluster's
+    secret (S10).
 
     Errors, per partition: those of ``metadata.controller.elect_leaders``; of the whole request
-    NOT_CONTROLLER, REQUEST_TIMED_OUT.
+    NOT_CONTROLLER, REQUEST_TIMED_OUT, CLUSTER_AUTHORIZATION_FAILED.
     """
     message: ElectLeadersRequest = request.message
+    if message.is_unclean:
+        require_secret(client, "an unclean election")
     return Reply(await services.channel.decide(message, timeout_ms=message.timeout_ms))
 
 
-# --- configurations
-
-
-async def alter_configs(services: AdminServices, request: Request, _client: Client) -> Response:
-    """Set and remove overrides of topics and brokers (KIP-339). They are in force when the response is sent.
+async def alter_configs(services: Services, request: Request, _client: Client) -> Response:
+    """Set and remove overrides of topics and brokers (KIP-339). The response is sent when they are in effect.
 
     Errors, per resource: those of ``metadata.controller.alter_configs``; of the whole request
     NOT_CONTROLLER, KAFKA_STORAGE_ERROR.
@@ -175,7 +155,7 @@ async def alter_configs(services: AdminServices, request: Request, _client: Clie
     return Reply(await services.channel.decide(message, timeout_ms=0))
 
 
-def describe_configs(services: AdminServices, request: Request, _client: Client) -> Reply:
+def describe_configs(services: Services, request: Request, _client: Client) -> Reply:
     """Return every option of a topic or of this broker with its current value and its source.
 
     Errors, per resource: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (another broker, or an unknown
@@ -186,7 +166,7 @@ def describe_configs(services: AdminServices, request: Request, _client: Client)
     return Reply(DescribeConfigsResponse(0, None, described))
 
 
-def _describe_resource(services: AdminServices, resource: ConfigResource) -> DescribedConfig:
+def _describe_resource(services: Services, resource: ConfigResource) -> DescribedConfig:
     kind, name = resource
     try:
         if kind == TOPIC:
@@ -200,7 +180,7 @@ def _describe_resource(services: AdminServices, resource: ConfigResource) -> Des
         return DescribedConfig(kind, name, *translate(error), [])
 
 
-def _topic_entries(services: AdminServices, name: str) -> list[ConfigEntry]:
+def _topic_entries(services: Services, name: str) -> list[ConfigEntry]:
     image = services.controller.image
     if name not in image.topics:
         raise UnknownTopicOrPartitionError(f"there is no topic {name!r}")
@@ -217,7 +197,7 @@ def _topic_entries(services: AdminServices, name: str) -> list[ConfigEntry]:
     ]
 
 
-def _broker_entries(services: AdminServices, name: str) -> list[ConfigEntry]:
+def _broker_entries(services: Services, name: str) -> list[ConfigEntry]:
     node_id = services.config.node_id
     if name != str(node_id):
         raise InvalidRequestError(f"this is broker {node_id}; send the request to broker {name}")
@@ -243,11 +223,8 @@ def _broker_entries(services: AdminServices, name: str) -> list[ConfigEntry]:
     return entries
 
 
-# --- one broker
-
-
-def describe_log_dirs(services: AdminServices, request: Request, _client: Client) -> Reply:
-    """Return this broker's stored partitions, and the reason for each log that is offline."""
+def describe_log_dirs(services: Services, request: Request, _client: Client) -> Reply:
+    """Return the partitions stored on this broker, with the reason for each log that is offline."""
     message: DescribeLogDirsRequest = request.message
     wanted = None if message.topics is None else set(message.topics)
     stored = services.partitions.stored()
@@ -255,11 +232,24 @@ def describe_log_dirs(services: AdminServices, request: Request, _client: Client
     return Reply(DescribeLogDirsResponse(0, None, services.partitions.path, partitions))
 
 
-def controlled_shutdown(services: AdminServices, request: Request, _client: Client) -> HandlerResult:
-    """Transfer one broker's leaderships to other brokers and stop it. Any broker forwards the request to it.
+def require_secret(client: Client, what: str) -> None:
+    """Raise ClusterAuthorizationFailedError unless ``client`` has proved that it knows the secret (S10)."""
+    if client.node_id is None:
+        raise ClusterAuthorizationFailedError(
+            f"{what} needs the cluster.secret of the nodes: kl reads it from KAFKALITE_CLUSTER_SECRET or"
+            " --secret-file; a node without one is stopped by SIGTERM"
+        )
 
-    Errors: INVALID_REQUEST (there is no such broker), REQUEST_TIMED_OUT, and the errors of connecting to it.
+
+def controlled_shutdown(services: Services, request: Request, client: Client) -> HandlerResult:
+    """Transfer a broker's leaderships to other brokers and stop it. Any broker forwards the request to it.
+
+    The client must have proved that it knows the cluster's secret (S10).
+
+    Errors: INVALID_REQUEST (no such broker), REQUEST_TIMED_OUT, CLUSTER_AUTHORIZATION_FAILED, and the errors
+    of connecting to the broker.
     """
+    require_secret(client, "a controlled shutdown")
     message: ControlledShutdownRequest = request.message
     node_id = message.node_id
     if node_id == services.config.node_id:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
-from kafkalite.broker.cluster.controller_channel import ControllerChannel
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.responses import Refusal, Reply, Response
+from kafkalite.broker.services import Services
 from kafkalite.broker.tasks import first_of
 from kafkalite.errors import (
     ClusterAuthorizationFailedError,
@@ -35,10 +35,8 @@ from kafkalite.protocol.messages.cluster import (
     FetchMetadataResponse,
     MetadataEntry,
 )
-from kafkalite.raft.controller_node import ControllerNode
 
 if TYPE_CHECKING:
-    from kafkalite.broker.cluster.authentication import Authenticator
     from kafkalite.raft.raft_quorum import RaftQuorum
 
 logger = logging.getLogger(__name__)
@@ -46,7 +44,7 @@ logger = logging.getLogger(__name__)
 MAX_FETCH_WAIT_MS: Final = 5_000
 MAX_FETCH_BYTES: Final = 16 * MIB
 
-#: The commands of clients that any broker forwards to the active controller.
+#: The client commands that every broker forwards to the active controller.
 FORWARDED: Final = frozenset(
     {
         ApiKey.CREATE_TOPICS,
@@ -58,21 +56,7 @@ FORWARDED: Final = frozenset(
 )
 
 
-class ClusterServices(Protocol):
-    """The parts of a broker that these handlers use."""
-
-    authenticator: Authenticator | None
-    controller: ControllerNode
-    channel: ControllerChannel
-    raft: RaftQuorum | None
-    sessions: dict[int, Client]
-    is_stopping: bool
-
-
-# --- authentication
-
-
-def cluster_hello(services: ClusterServices, request: Request, client: Client) -> Reply:
+def cluster_hello(services: Services, request: Request, client: Client) -> Reply:
     """Respond to another node's challenge with a proof and a challenge of this node (S10).
 
     Discards any earlier authentication of the connection.
@@ -87,13 +71,12 @@ def cluster_hello(services: ClusterServices, request: Request, client: Client) -
     return Reply(message)
 
 
-def cluster_proof(_services: ClusterServices, request: Request, client: Client) -> Response:
-    """Check the dialler's proof that it knows the secret, and authenticate the connection as that node
-    (S10).
+def cluster_proof(_services: Services, request: Request, client: Client) -> Response:
+    """Check the dialler's proof that it knows the secret, and authenticate the connection (S10).
 
     Each proof, valid or not, consumes the challenge.
 
-    Errors: CLUSTER_AUTHORIZATION_FAILED (no challenge, one used before, a wrong proof); closes the
+    Errors: CLUSTER_AUTHORIZATION_FAILED (no challenge, a used challenge, or a wrong proof), which closes the
     connection.
     """
     challenge, client.challenge = client.challenge, None
@@ -104,7 +87,7 @@ def cluster_proof(_services: ClusterServices, request: Request, client: Client) 
     return Reply(ClusterProofResponse(0, None, challenge.node_id))
 
 
-def raft_messages(_services: ClusterServices, _request: Request, _client: Client) -> Reply:
+def raft_messages(_services: Services, _request: Request, _client: Client) -> Reply:
     """Refuse Raft messages: only the controller's own listener accepts them, on the Raft loop.
 
     Errors: INVALID_REQUEST.
@@ -112,33 +95,30 @@ def raft_messages(_services: ClusterServices, _request: Request, _client: Client
     raise InvalidRequestError("Raft messages are accepted only by a controller's own listener")
 
 
-# --- for the active controller
+def decide(services: Services, request: Request, client: Client) -> Coroutine[Any, Any, Response]:
+    """Decide a request that another node sends on its own behalf. Only the active controller accepts it.
 
-
-def decide(services: ClusterServices, request: Request, client: Client) -> Coroutine[Any, Any, Response]:
-    """Decide a request that another node sends for itself. Only the active controller accepts it.
-
-    - BrokerRegistration: a broker's new process joins the cluster (R20).
-    - AlterPartition: a leader proposes another in-sync set (R13).
+    - BrokerRegistration: a new process of a broker joins the cluster (R20).
+    - AlterPartition: a leader proposes a new in-sync set (R13).
     - CheckpointHighWatermarks: a leader reports the high watermarks of its partitions.
-    - AllocateProducerIds: reserve a block of producer ids for a broker.
+    - ReportReplicas: a broker describes the logs of its replicas after an unclean stop (R46).
+    - AllocateProducerIds: a broker requests a block of producer ids.
 
-    Errors: NOT_CONTROLLER, CLUSTER_AUTHORIZATION_FAILED (the request names another node than the
+    Errors: NOT_CONTROLLER, CLUSTER_AUTHORIZATION_FAILED (the request names a node other than that of the
     connection), and those of the decision.
     """
     return _decide(services, request.message, client)
 
 
-def broker_heartbeat(
-    services: ClusterServices, request: Request, client: Client
-) -> Coroutine[Any, Any, Response]:
+def broker_heartbeat(services: Services, request: Request, client: Client) -> Coroutine[Any, Any, Response]:
     """Record that a registered broker is alive, and whether it wants to shut down.
 
     The connection becomes the broker's session: when it closes, the controller fences the broker without
-    waiting for the session timeout. An earlier connection no longer counts, as its end may be noticed late.
+    waiting for the session timeout. An earlier connection no longer counts, because its end may be noticed
+    late.
 
     Errors: NOT_CONTROLLER, STALE_BROKER_EPOCH, BROKER_ID_NOT_REGISTERED, CLUSTER_AUTHORIZATION_FAILED (the
-    request names another node than the connection).
+    request names a node other than that of the connection).
     """
     if not client.is_session and client.node_id is not None:
         former = services.sessions.get(client.node_id)
@@ -149,7 +129,7 @@ def broker_heartbeat(
     return _decide(services, request.message, client)
 
 
-async def _decide(services: ClusterServices, message: Any, client: Client) -> Response:
+async def _decide(services: Services, message: Any, client: Client) -> Response:
     if client.node_id != message.node_id:
         raise ClusterAuthorizationFailedError(
             f"node {client.node_id} sent a request in the name of node {message.node_id}"
@@ -157,11 +137,11 @@ async def _decide(services: ClusterServices, message: Any, client: Client) -> Re
     return Reply(await services.channel.execute(message))
 
 
-async def envelope(services: ClusterServices, request: Request, _client: Client) -> Response:
+async def envelope(services: Services, request: Request, _client: Client) -> Response:
     """Decide a client's command that another broker forwards. Only the active controller accepts it.
 
-    Errors: NOT_CONTROLLER, INVALID_REQUEST (an api that is not forwarded, or not a request of that
-    api), REQUEST_TIMED_OUT (the outcome is unknown).
+    Errors: NOT_CONTROLLER, INVALID_REQUEST (an api that is not forwarded, or a malformed request),
+    REQUEST_TIMED_OUT (the outcome is unknown).
     """
     message: EnvelopeRequest = request.message
     if message.api_key not in FORWARDED:
@@ -180,13 +160,10 @@ async def envelope(services: ClusterServices, request: Request, _client: Client)
     return Reply(EnvelopeResponse(0, None, offset), [codec.encode(reply)])
 
 
-# --- the metadata log
-
-
-async def fetch_metadata(services: ClusterServices, request: Request, _client: Client) -> Response:
+async def fetch_metadata(services: Services, request: Request, _client: Client) -> Response:
     """Return committed entries of the metadata log to a broker that is not a voter. Long poll.
 
-    A new leader ends the wait as a new entry does: the follower must send its requests to that leader.
+    A change of the leader ends the wait too, because the follower must know the new leader.
 
     Errors: INVALID_REQUEST (this node is not a voter).
     """
@@ -209,7 +186,7 @@ async def fetch_metadata(services: ClusterServices, request: Request, _client: C
 
 
 async def _wait_for_update(raft: RaftQuorum, after_offset: int, wait_ms: int) -> None:
-    """Return when there is an entry after ``after_offset`` or another leader, or after ``wait_ms``."""
+    """Return when there is an entry after ``after_offset`` or a new leader, or after ``wait_ms``."""
     changed = asyncio.Event()
 
     def on_leader_change(_leader_id: int | None, _term: int) -> None:

@@ -1,6 +1,6 @@
-"""Handlers for offsets in partitions, for deleting records, and for producer ids.
+"""Handlers for offsets in partitions, deletion of records, and producer ids.
 
-The leader of a partition responds. Produce and fetch have modules of their own.
+The leader of a partition responds. Produce and fetch have their own modules.
 """
 
 # Tests: tests/broker/test_handlers.py
@@ -8,17 +8,16 @@ The leader of a partition responds. Produce and fetch have modules of their own.
 from __future__ import annotations
 
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from kafkalite.broker.coordination.internal_topics import refuse_internal
 from kafkalite.broker.coordination.producer_ids import ProducerIds
-from kafkalite.broker.coordination.transactions import Transactions
 from kafkalite.broker.handlers.fetch import is_read_committed
-from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import translate
 from kafkalite.broker.server.responses import HandlerResult, PendingResults, Reply, Response
+from kafkalite.broker.services import Services
 from kafkalite.model import MAX_PRODUCER_EPOCH, NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.data import (
@@ -43,34 +42,22 @@ from kafkalite.protocol.messages.data import (
 from kafkalite.replication.partition import Partition
 from kafkalite.transactions.commands import InitProducerId
 
-#: How long the coordinator waits for the end of a transaction before it responds CONCURRENT_TRANSACTIONS.
+#: The longest wait for the end of an open transaction before the response CONCURRENT_TRANSACTIONS.
 INIT_HOLD_MS: Final = 1_000
 
 
-class DataServices(Protocol):
-    """The parts of a broker that these handlers use."""
-
-    partitions: Partitions
-    waiters: Waiters
-    producer_ids: ProducerIds
-    transactions: Transactions
-
-
-# --- offsets
-
-
-def list_offsets(services: DataServices, request: Request, _client: Client) -> Reply:
+def list_offsets(services: Services, request: Request, _client: Client) -> Reply:
     """Return the offset at which a partition begins, ends, or passes a timestamp.
 
-    Behaviour: LATEST is the high watermark. A timestamp finds the first batch whose max timestamp is not
-    less: its base offset and max timestamp; the client looks for the record inside. Batches above the high
-    watermark do not count. NO_OFFSET (-1) if every record is older. With ``read_committed`` the last stable
-    offset takes the place of the high watermark; the batch found may belong to an aborted transaction, or be
-    a marker.
+    Behaviour: LATEST is the high watermark. A timestamp finds the first batch below the high watermark whose
+    max timestamp is at least that timestamp. The result is its base offset and max timestamp, and the client
+    searches the batch for the record. If every record is older, the offset is NO_OFFSET (-1). With
+    ``read_committed`` the last stable offset replaces the high watermark. The batch found may belong to an
+    aborted transaction, or be a marker.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH,
-    OFFSET_NOT_AVAILABLE (a new leader does not know yet which records are committed: R10), INVALID_REQUEST (a
-    negative timestamp without a meaning; an unknown isolation level), KAFKA_STORAGE_ERROR.
+    OFFSET_NOT_AVAILABLE (a new leader does not yet know which records are committed: R10), INVALID_REQUEST
+    (an undefined negative timestamp, or an unknown isolation level), KAFKA_STORAGE_ERROR.
     """
     message: ListOffsetsRequest = request.message
     is_committed_only = is_read_committed(message.isolation_level)
@@ -78,7 +65,7 @@ def list_offsets(services: DataServices, request: Request, _client: Client) -> R
     return Reply(ListOffsetsResponse(0, None, listed))
 
 
-def _list(services: DataServices, asked: ListOffsetsPartition, is_committed_only: bool) -> ListedOffset:
+def _list(services: Services, asked: ListOffsetsPartition, is_committed_only: bool) -> ListedOffset:
     topic, number, leader_epoch, timestamp_ms = asked
     try:
         partition = services.partitions.leader(topic, number, leader_epoch)
@@ -88,10 +75,10 @@ def _list(services: DataServices, asked: ListOffsetsPartition, is_committed_only
         return ListedOffset(topic, number, *translate(error), NO_TIMESTAMP, NO_OFFSET, NO_EPOCH)
 
 
-def offsets_for_leader_epoch(services: DataServices, request: Request, _client: Client) -> Reply:
-    """Return where the log of a leader epoch ends, so that a follower or consumer finds a divergence.
+def offsets_for_leader_epoch(services: Services, request: Request, _client: Client) -> Reply:
+    """Return the end offset of a leader epoch, with which a follower or consumer detects a divergence.
 
-    Behaviour: KIP-101, KIP-279 (R4): the largest known epoch not above the requested one, and its end offset.
+    Behaviour (KIP-101, KIP-279, R4): returns the largest known epoch up to the requested one, and its end.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH.
     """
@@ -100,7 +87,7 @@ def offsets_for_leader_epoch(services: DataServices, request: Request, _client: 
     return Reply(OffsetsForLeaderEpochResponse(0, None, ends))
 
 
-def _epoch_end(services: DataServices, asked: EpochPartition) -> EpochEnd:
+def _epoch_end(services: Services, asked: EpochPartition) -> EpochEnd:
     topic, number, current_leader_epoch, leader_epoch = asked
     try:
         partition = services.partitions.leader(topic, number, current_leader_epoch)
@@ -110,8 +97,8 @@ def _epoch_end(services: DataServices, asked: EpochPartition) -> EpochEnd:
         return EpochEnd(topic, number, *translate(error), NO_EPOCH, NO_OFFSET)
 
 
-def offsets_for_bytes(services: DataServices, request: Request, _client: Client) -> Reply:
-    """Return how far a number of bytes reaches in a range of offsets.
+def offsets_for_bytes(services: Services, request: Request, _client: Client) -> Reply:
+    """Return the offset up to which a number of bytes can be read in a range of offsets.
 
     Behaviour: the largest end of a batch in the range such that the batches from its start up to there have
     at most ``max_bytes``; the end of the range if all of it has no more. A batch counts completely if any of
@@ -133,7 +120,7 @@ def offsets_for_bytes(services: DataServices, request: Request, _client: Client)
 
 
 def _offset_for_bytes(
-    services: DataServices, asked: OffsetsForBytesPartition, is_committed_only: bool
+    services: Services, asked: OffsetsForBytesPartition, is_committed_only: bool
 ) -> OffsetForBytes:
     topic, number, leader_epoch, start_offset, end_offset, max_bytes = asked
     try:
@@ -144,17 +131,14 @@ def _offset_for_bytes(
         return OffsetForBytes(topic, number, *translate(error), NO_OFFSET, 0, 0)
 
 
-# --- deletion
-
-
-def delete_records(services: DataServices, request: Request, _client: Client) -> PendingResults:
+def delete_records(services: Services, request: Request, _client: Client) -> PendingResults:
     """Move the log start of partitions forward.
 
-    Behaviour: ``before_offset`` is exclusive; LATEST (-1) means the high watermark. Whole segments below it
-    are deleted; the other records below it can no longer be read. The log start never moves back. The
-    response is sent when every in-sync replica has moved its log start, durably, so that any next leader
-    starts there too; or after ``timeout_ms`` with REQUEST_TIMED_OUT: the records are deleted on the leader,
-    and on the other replicas a little later. A repeated request waits for that.
+    Behaviour: ``before_offset`` is exclusive; LATEST (-1) means the high watermark. Segments entirely below
+    it are deleted, and other records below it can no longer be read. The log start never moves back. The
+    response is sent when every in-sync replica has durably moved its log start, so that any later leader has
+    it too. After ``timeout_ms`` the response is REQUEST_TIMED_OUT: the leader has deleted the records, and
+    the other replicas will soon. A repeated request waits for them again.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE (above the high watermark
     or below -1), KAFKA_STORAGE_ERROR, REQUEST_TIMED_OUT, INVALID_TOPIC_EXCEPTION (an internal topic).
@@ -185,7 +169,7 @@ def _on_deleted(
     offset: int,
     error: Exception | None,
 ) -> None:
-    """Wait for the in-sync replicas after the deletion from the leader's own log."""
+    """After the deletion in the leader's own log, wait for the other in-sync replicas."""
     if error is not None:
         waiting.set_error(index, error)
     elif waiting.is_expected(index):
@@ -205,20 +189,17 @@ def _deletion_reply(results: list[DeletedRecords]) -> Reply:
     return Reply(DeleteRecordsResponse(0, None, results))
 
 
-# --- producer ids
-
-
-def init_producer_id(services: DataServices, request: Request, client: Client) -> HandlerResult:
+def init_producer_id(services: Services, request: Request, client: Client) -> HandlerResult:
     """Assign a producer id and epoch (KIP-98, KIP-360).
 
-    Behaviour: without a transactional id, a producer id of this broker's block, or the next epoch of the
-    given one. With a transactional id, its coordinator assigns the next producer id and epoch. That fences
-    the producer that had the last ones; its open transaction is aborted first (R34). The response waits for
-    the abort for ``INIT_HOLD_MS``, and then is CONCURRENT_TRANSACTIONS.
+    Behaviour: without a transactional id, returns a producer id of this broker's block, or the next epoch of
+    the given id. With a transactional id, its coordinator assigns the next producer id and epoch, which
+    fences the previous producer and first aborts its open transaction (R34). The response waits up to
+    ``INIT_HOLD_MS`` for the abort; after that it is CONCURRENT_TRANSACTIONS.
 
-    Errors: REQUEST_TIMED_OUT (no controller gave this broker a block in time); with a transactional id
-    NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, COORDINATOR_LOAD_IN_PROGRESS, CONCURRENT_TRANSACTIONS, and
-    those of ``transactions.machine``: INVALID_TRANSACTION_TIMEOUT, PRODUCER_FENCED, INVALID_TXN_STATE.
+    Errors: REQUEST_TIMED_OUT (no block of ids from the controller in time). With a transactional id also
+    NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, COORDINATOR_LOAD_IN_PROGRESS, CONCURRENT_TRANSACTIONS,
+    INVALID_TRANSACTION_TIMEOUT, PRODUCER_FENCED, INVALID_TXN_STATE.
     """
     message: InitProducerIdRequest = request.message
     transactional_id, timeout_ms, producer_id, producer_epoch = message

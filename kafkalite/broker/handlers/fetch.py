@@ -1,9 +1,10 @@
-"""Fetch: whole batches from an offset on, as they are stored in the segments."""
+"""Fetch: returns complete batches from an offset on, as they are stored in the segments."""
 
 # Tests: tests/broker/test_handlers.py
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any, Final, NamedTuple, Protocol
 
 from kafkalite.broker.config import BrokerConfig
@@ -12,7 +13,8 @@ from kafkalite.broker.partitions.waiters import AppendedWaiter, Key, Waiters
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import STOPS, translate
 from kafkalite.broker.server.metrics import Metrics
-from kafkalite.broker.server.responses import HeldResponse, Pending, Reply, Response
+from kafkalite.broker.server.responses import HeldResponse, Pending, Refusal, Reply, Response
+from kafkalite.broker.server.turns import PARTITIONS_PER_TURN, InTurns, Steps
 from kafkalite.errors import BrokerError, ErrorCode, InvalidRequestError, StorageError
 from kafkalite.model import NO_OFFSET, IsolationLevel
 from kafkalite.protocol.connection import Request
@@ -40,14 +42,17 @@ class FetchServices(Protocol):
 
 
 class _Read(NamedTuple):
-    """A response that could be sent now."""
+    """A response that could be sent now, and its properties."""
 
     reply: Reply
     size_bytes: int
-    is_final: bool  #: whether to send it now: a partition failed, or a watched one has data
+    is_final: bool  #: whether to send it now, because a partition failed or a watched one has data
 
     def missing_bytes(self, message: FetchRequest) -> int:
-        """Return how many more bytes must become readable; 1 if an open transaction holds some back."""
+        """Return the number of bytes that must still become readable before the response is sent.
+
+        It is at most 1 if an open transaction holds records back.
+        """
         partitions = self.reply.message.partitions
         if any(one.last_stable_offset < one.high_watermark for one in partitions):
             return min(1, message.min_bytes - self.size_bytes)
@@ -57,27 +62,37 @@ class _Read(NamedTuple):
 def fetch(services: FetchServices, request: Request, _client: Client) -> Reply | Pending:
     """Return record batches from an offset on, as they are stored.
 
-    Behaviour: reads each partition below its high watermark until the response has ``max_bytes``; its first
-    batch is complete however large. With fewer than ``min_bytes`` the request waits for more, at most
-    ``max_wait_ms``, and reads again. If a partition fails, the response is sent at once with its error and
-    the data of the others. The payload consists of views of the segments' maps: nothing is copied here.
+    Behaviour: reads each partition below its high watermark until the response has ``max_bytes``. The first
+    batch of the response is complete even if it is larger. With fewer than ``min_bytes``, the request waits
+    up to ``max_wait_ms`` for more and reads again. If a partition fails, the response is sent at once with
+    its error and the data of the others. The payload consists of views of the segments' maps, without a copy.
 
-    With ``read_committed`` each partition is read below its last stable offset, and the response lists the
-    aborted transactions among its batches (R11, R33); the reader filters them out.
+    With ``read_committed`` each partition is read below its last stable offset. The response lists the
+    aborted transactions among its batches (R11, R33), which the reader filters out.
 
-    A partition with ``max_bytes`` 0 is only watched: the response has its offsets and no data, and as soon as
-    there is a readable batch at or behind ``fetch_offset``, it is sent, whatever ``min_bytes``.
+    A partition with ``max_bytes`` 0 is only watched: the response has its offsets and no data. As soon as a
+    batch at or after ``fetch_offset`` is readable, the response is sent, regardless of ``min_bytes``.
 
-    Deviations from Kafka: a partition with ``max_bytes`` 0 gets no batch. No fetch sessions. Without
-    ``read_committed`` the last stable offset is the one known so far: finding it may need a scan of the log,
-    which is not started for that.
+    Deviations from Kafka: a partition with ``max_bytes`` 0 gets no batch. There are no fetch sessions.
+    Without ``read_committed`` the last stable offset may be outdated, because determining it could require a
+    scan of the log.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH,
-    OFFSET_NOT_AVAILABLE (a new leader does not know it yet), OFFSET_OUT_OF_RANGE (with the log start and the
-    high watermark), KAFKA_STORAGE_ERROR; of the whole request INVALID_REQUEST (an unknown isolation level).
+    OFFSET_NOT_AVAILABLE (a new leader does not yet know its high watermark), OFFSET_OUT_OF_RANGE (with the
+    log start and the high watermark), KAFKA_STORAGE_ERROR; of the whole request INVALID_REQUEST (an unknown
+    isolation level).
     """
     message: FetchRequest = request.message
-    read = _read(services, message)
+    if len(message.partitions) > PARTITIONS_PER_TURN:
+        return InTurns(services, _fetch_in_turns(services, message))
+    return _respond(services, message, _read(services, message, message.partitions))
+
+
+def _fetch_in_turns(services: FetchServices, message: FetchRequest) -> Steps:
+    return _respond(services, message, (yield from _read_in_turns(services, message)))
+
+
+def _respond(services: FetchServices, message: FetchRequest, read: _Read) -> Reply | Pending:
     if (
         read.size_bytes >= message.min_bytes
         or read.is_final
@@ -90,13 +105,14 @@ def fetch(services: FetchServices, request: Request, _client: Client) -> Reply |
 
 
 def _hold(services: FetchServices, message: FetchRequest, read: _Read) -> HeldResponse:
-    """Hold the response until there may be enough data, then read again; at most ``max_wait_ms``."""
+    """Hold the response until there may be enough data, at most ``max_wait_ms``, then read again."""
     waiters, find_leader = services.waiters, services.partitions.leader
     keys = [(asked.topic, asked.partition) for asked in message.partitions]
     is_watching = any(asked.max_bytes <= 0 for asked in message.partitions)
     is_committed_only = is_read_committed(message.isolation_level)
-    stable_offsets: dict[Key, int] = {}  # the last stable offsets that were read, with read_committed
+    stable_offsets: dict[Key, int] = {}  # with read_committed: the last stable offsets that were read
     waiter: AppendedWaiter
+    latest = read
 
     def has_more_stable(key: Key) -> bool:
         try:
@@ -115,28 +131,49 @@ def _hold(services: FetchServices, message: FetchRequest, read: _Read) -> HeldRe
             is_readable = has_more_stable
         waiter = waiters.appended(keys, missing_bytes, held.update, is_readable)
 
+    def is_due(read: _Read) -> bool:
+        is_enough = read.size_bytes >= message.min_bytes or read.is_final
+        if not is_enough and not held.is_over and not services.is_stopping:
+            wait(read)
+            return False
+        services.metrics.fetched_bytes += read.size_bytes
+        return True
+
+    def ask_in_turns() -> Pending:
+        waiter.cancel()
+        return InTurns(services, read_in_turns())
+
+    def read_in_turns() -> Steps:
+        nonlocal latest
+        latest = yield from _read_in_turns(services, message)
+        return latest.reply
+
     def ask() -> Response | None:
         try:
-            read = _read(services, message)
+            read = _read(services, message, message.partitions)
         except AssertionError as error:
             services.on_broken(error)
             return STOPS
         waiter.cancel()
-        is_enough = read.size_bytes >= message.min_bytes or read.is_final
-        if not is_enough and not held.is_over and not services.is_stopping:
-            wait(read)
-            return None
-        services.metrics.fetched_bytes += read.size_bytes
-        return read.reply
+        return read.reply if is_due(read) else None
 
-    held = HeldResponse(waiters.loop, message.max_wait_ms, ask, on_cancel=lambda: waiter.cancel())
+    if len(message.partitions) > PARTITIONS_PER_TURN:
+        held = HeldResponse(
+            waiters.loop,
+            message.max_wait_ms,
+            ask_in_turns,
+            lambda response: isinstance(response, Refusal) or is_due(latest),
+            on_cancel=lambda: waiter.cancel(),
+        )
+    else:
+        held = HeldResponse(waiters.loop, message.max_wait_ms, ask, on_cancel=lambda: waiter.cancel())
     wait(read)
     held.offer(None)
     return held
 
 
 def is_read_committed(isolation_level: int) -> bool:
-    """Return whether a request reads committed records only.
+    """Return whether a request reads only committed records.
 
     Raises InvalidRequestError for an unknown level.
     """
@@ -146,14 +183,32 @@ def is_read_committed(isolation_level: int) -> bool:
     return is_committed_only
 
 
-def _read(services: FetchServices, message: FetchRequest) -> _Read:
-    left_bytes = min(message.max_bytes, services.config.fetch_max_bytes)
+def _read_in_turns(services: FetchServices, message: FetchRequest) -> Generator[None, None, _Read]:
+    """Do ``_read`` in steps of PARTITIONS_PER_TURN (S24)."""
     results: list[FetchedPartition] = []
     buffers: list[Any] = []
-    size_bytes = 0
+    size_bytes, is_final = 0, False
+    for start in range(0, len(message.partitions), PARTITIONS_PER_TURN):
+        if start:
+            yield
+        partitions = message.partitions[start : start + PARTITIONS_PER_TURN]
+        read = _read(services, message, partitions, size_bytes)
+        results += read.reply.message.partitions
+        buffers += read.reply.payload
+        size_bytes, is_final = read.size_bytes, is_final or read.is_final
+    return _Read(Reply(FetchResponse(0, None, results), buffers), size_bytes, is_final)
+
+
+def _read(
+    services: FetchServices, message: FetchRequest, partitions: list[FetchPartition], size_bytes: int = 0
+) -> _Read:
+    """Read ``partitions`` of a request whose response has ``size_bytes`` of the partitions before them."""
+    left_bytes = min(message.max_bytes, services.config.fetch_max_bytes) - size_bytes
+    results: list[FetchedPartition] = []
+    buffers: list[Any] = []
     is_final = False
     is_committed_only = is_read_committed(message.isolation_level)
-    for asked in message.partitions:
+    for asked in partitions:
         try:
             if asked.max_bytes <= 0:
                 result, has_data = _watch_partition(services, asked, is_committed_only)
@@ -180,9 +235,9 @@ def _read_partition(
     earlier_bytes: int,
     is_committed_only: bool,
 ) -> tuple[FetchedPartition, list[memoryview]]:
-    """Read one partition.
+    """Read one partition. Return its result and the buffers of its batches.
 
-    Unless this is the first data in the response, no batch may exceed ``left_bytes``.
+    Unless this is the first data of the response, no batch may exceed ``left_bytes``.
     """
     topic, number, leader_epoch, fetch_offset, max_bytes = asked
     partition = services.partitions.leader(topic, number, leader_epoch)
@@ -208,7 +263,7 @@ def _read_partition(
 def _watch_partition(
     services: FetchServices, asked: FetchPartition, is_committed_only: bool
 ) -> tuple[FetchedPartition, bool]:
-    """Return the partition's offsets, and whether a batch could be read from ``fetch_offset`` on."""
+    """Return the partition's offsets, and whether a batch at or after ``fetch_offset`` is readable."""
     topic, number, leader_epoch, fetch_offset, _ = asked
     partition = services.partitions.leader(topic, number, leader_epoch)
     end = partition.readable_end(fetch_offset, is_committed_only)

@@ -1,21 +1,19 @@
 """Handlers for consumer groups and their offsets, and for finding a coordinator.
 
-The rules of a group are those of ``groups.machine``. Errors of the coordinator, in every handler that needs
-one: NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, COORDINATOR_LOAD_IN_PROGRESS.
+``groups.machine`` has the rules of groups. Every handler that needs a coordinator may return its errors:
+NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, COORDINATOR_LOAD_IN_PROGRESS.
 """
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
-from kafkalite.broker.config import BrokerConfig
-from kafkalite.broker.coordination.coordinators import Coordinators
 from kafkalite.broker.coordination.internal_topics import GROUP, OFFSETS_TOPIC, TOPICS
-from kafkalite.broker.coordination.transactions import Transactions
 from kafkalite.broker.handlers.metadata import NO_NODE, address_for
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import Outcome, translate
 from kafkalite.broker.server.responses import HandlerResult, Pending, Reply, Response
+from kafkalite.broker.services import Services
 from kafkalite.errors import BrokerError, CoordinatorNotAvailableError, InvalidRequestError
 from kafkalite.limits import MAX_GROUPS_PER_REQUEST
 from kafkalite.model import NO_EPOCH, TopicPartition
@@ -39,28 +37,15 @@ from kafkalite.protocol.messages.groups import (
     OffsetFetchRequest,
     TxnOffsetCommitRequest,
 )
-from kafkalite.raft.controller_node import ControllerNode
 
 MAX_KEYS: Final = 1_000
 
 
-class GroupServices(Protocol):
-    """The parts of a broker that these handlers use."""
+def find_coordinator(services: Services, request: Request, client: Client) -> HandlerResult:
+    """Return the broker that coordinates a group, a transactional id, or a transaction group.
 
-    config: BrokerConfig
-    controller: ControllerNode
-    coordinators: Coordinators
-    transactions: Transactions
-
-
-# --- finding a coordinator
-
-
-def find_coordinator(services: GroupServices, request: Request, client: Client) -> HandlerResult:
-    """Return which broker coordinates a group, a transactional id, or a transaction group.
-
-    Behaviour: that broker leads the partition of the internal topic to which the key hashes. The first
-    request for a coordinator creates the topic; the response waits for it.
+    Behaviour: it is the leader of the internal topic's partition to which the key hashes. The first request
+    for a coordinator creates the topic, and its response waits for the creation.
 
     Errors, per key: COORDINATOR_NOT_AVAILABLE (the topic could not be created, or the partition has no leader
     now), INVALID_REQUEST (an empty key); of the whole request INVALID_REQUEST (key type, too many keys).
@@ -77,9 +62,7 @@ def find_coordinator(services: GroupServices, request: Request, client: Client) 
     return Reply(_find_all(services, message, client))
 
 
-async def _create_and_find(
-    services: GroupServices, message: FindCoordinatorRequest, client: Client
-) -> Response:
+async def _create_and_find(services: Services, message: FindCoordinatorRequest, client: Client) -> Response:
     try:
         await services.coordinators.creation.ensure(message.key_type, services.controller.image)
     except BrokerError as error:
@@ -88,9 +71,7 @@ async def _create_and_find(
     return Reply(_find_all(services, message, client))
 
 
-def _find_all(
-    services: GroupServices, message: FindCoordinatorRequest, client: Client
-) -> FindCoordinatorResponse:
+def _find_all(services: Services, message: FindCoordinatorRequest, client: Client) -> FindCoordinatorResponse:
     found: list[Coordinator] = []
     for key in message.keys:
         try:
@@ -100,7 +81,7 @@ def _find_all(
     return FindCoordinatorResponse(0, None, found)
 
 
-def _find(services: GroupServices, kind: int, key: str, client: Client) -> Coordinator:
+def _find(services: Services, kind: int, key: str, client: Client) -> Coordinator:
     if not key:
         raise InvalidRequestError("a key has at least one character")
     image, topic = services.controller.image, TOPICS[kind]
@@ -117,10 +98,7 @@ def _not_found(key: str, outcome: Outcome) -> Coordinator:
     return Coordinator(key, *outcome, NO_NODE, "", -1)
 
 
-# --- members
-
-
-def consumer_group_heartbeat(services: GroupServices, request: Request, client: Client) -> Response | Pending:
+def consumer_group_heartbeat(services: Services, request: Request, client: Client) -> Response | Pending:
     """Let a member join, stay alive, acquire and release partitions, or leave (KIP-848).
 
     Behaviour: the heartbeat takes effect when it arrives. The response may wait up to ``max_wait_ms``
@@ -137,14 +115,11 @@ def consumer_group_heartbeat(services: GroupServices, request: Request, client: 
     return coordinators.heartbeats.submit(coordinators.groups(message.group_id), message, client.caller)
 
 
-# --- offsets
-
-
-def offset_commit(services: GroupServices, request: Request, client: Client) -> Response | Pending:
+def offset_commit(services: Services, request: Request, client: Client) -> Response | Pending:
     """Commit offsets of a group.
 
-    Behaviour: the response is sent when the offsets are committed to the log of the internal topic (R39). A
-    member commits with its epoch. Without a member id the group must have no members.
+    Behaviour: the response is sent when the offsets are committed in the log of the internal topic (R39). A
+    member must send its current epoch. Without a member id, the group must have no members.
 
     Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, FENCED_MEMBER_EPOCH; per partition
     OFFSET_METADATA_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION.
@@ -153,23 +128,22 @@ def offset_commit(services: GroupServices, request: Request, client: Client) -> 
     return services.coordinators.groups(message.group_id).submit(message, client.caller)
 
 
-def offset_fetch(services: GroupServices, request: Request, client: Client) -> Response | Pending:
+def offset_fetch(services: Services, request: Request, client: Client) -> Response | Pending:
     """Return the committed offsets of a group (R40).
 
-    Behaviour: without ``partitions``, all committed offsets. NO_OFFSET for a partition that has none.
+    Behaviour: without ``partitions`` it returns all committed offsets. A partition without one has NO_OFFSET.
 
-    Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH; per partition
-    UNSTABLE_OFFSET_COMMIT (``require_stable``: an offset of an open transaction, R35).
+    Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH; per partition UNSTABLE_OFFSET_COMMIT
+    (with ``require_stable``, if an open transaction has an offset of the partition, R35).
     """
     message: OffsetFetchRequest = request.message
     return services.coordinators.groups(message.group_id).submit(message, client.caller)
 
 
-def offset_delete(services: GroupServices, request: Request, client: Client) -> Response | Pending:
+def offset_delete(services: Services, request: Request, client: Client) -> Response | Pending:
     """Delete offsets of a group.
 
-    Behaviour: the response is sent when the deletion is committed. Offsets that do not exist count as
-    deleted.
+    Behaviour: the response is sent when the deletion is committed. Missing offsets count as deleted.
 
     Errors: INVALID_GROUP_ID, GROUP_ID_NOT_FOUND; per partition GROUP_SUBSCRIBED_TO_TOPIC.
     """
@@ -177,11 +151,11 @@ def offset_delete(services: GroupServices, request: Request, client: Client) -> 
     return services.coordinators.groups(message.group_id).submit(message, client.caller)
 
 
-async def txn_offset_commit(services: GroupServices, request: Request, client: Client) -> Response:
-    """Commit offsets that take effect with a transaction (KIP-98, KIP-447, R35).
+async def txn_offset_commit(services: Services, request: Request, client: Client) -> Response:
+    """Commit offsets as part of a transaction (KIP-98, KIP-447, R35).
 
-    Behaviour: the transaction's coordinator adds this group's partition to the transaction (R31); then the
-    offsets are appended as part of it. They are pending until its marker is in the partition.
+    Behaviour: the transaction's coordinator adds this group's partition to the transaction (R31). Then the
+    offsets are appended as part of the transaction. They take effect when its marker is in the partition.
 
     Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, FENCED_MEMBER_EPOCH; those of the
     transaction: INVALID_PRODUCER_EPOCH, PRODUCER_FENCED, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING,
@@ -189,7 +163,7 @@ async def txn_offset_commit(services: GroupServices, request: Request, client: C
     """
     message: TxnOffsetCommitRequest = request.message
     coordinators = services.coordinators
-    coordinators.groups(message.group_id)  # fail before the transaction's coordinator is involved
+    coordinators.groups(message.group_id)  # raises before the transaction's coordinator is involved
     partition = TopicPartition(OFFSETS_TOPIC, coordinators.partition_of(GROUP, message.group_id))
     await services.transactions.verify(
         message.transactional_id, message.producer_id, message.producer_epoch, [partition]
@@ -198,13 +172,10 @@ async def txn_offset_commit(services: GroupServices, request: Request, client: C
     return Reply(await shard.ask(message, client.caller))
 
 
-# --- groups
+async def list_groups(services: Services, request: Request, client: Client) -> Response:
+    """Return the groups that this broker coordinates, sorted by id.
 
-
-async def list_groups(services: GroupServices, request: Request, client: Client) -> Response:
-    """Return the groups that this broker coordinates, in the order of their ids.
-
-    Errors: COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE (of any partition that this broker leads).
+    Errors: COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE (for any partition led by this broker).
     """
     message: ListGroupsRequest = request.message
     groups: list[ListedGroup] = []
@@ -215,8 +186,8 @@ async def list_groups(services: GroupServices, request: Request, client: Client)
     return Reply(ListGroupsResponse(0, None, groups))
 
 
-async def describe_groups(services: GroupServices, request: Request, client: Client) -> Response:
-    """Return the members of groups, their current and target assignments, and the reason of each generation.
+async def describe_groups(services: Services, request: Request, client: Client) -> Response:
+    """Return the members of groups, their current and target assignments, and the last rebalance causes.
 
     Errors, per group: those of the coordinator, INVALID_GROUP_ID, GROUP_ID_NOT_FOUND; of the whole request
     INVALID_REQUEST (too many groups).
@@ -236,7 +207,7 @@ async def describe_groups(services: GroupServices, request: Request, client: Cli
     return Reply(DescribeGroupsResponse(0, None, groups))
 
 
-async def delete_groups(services: GroupServices, request: Request, client: Client) -> Response:
+async def delete_groups(services: Services, request: Request, client: Client) -> Response:
     """Delete groups without members and their offsets. The response is sent when the deletion is
     committed.
 

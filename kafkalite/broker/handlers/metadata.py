@@ -1,4 +1,4 @@
-"""Handlers for metadata: the cluster and its topics, supported versions, the quorum, the tree of metadata."""
+"""Handlers for metadata: the cluster and its topics, supported versions, the quorum, the metadata tree."""
 
 # Tests: tests/broker/test_handlers.py
 
@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
-from kafkalite.broker.cluster.controller_channel import ControllerChannel
 from kafkalite.broker.cluster.metadata_tree import describe
-from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import Outcome
 from kafkalite.broker.server.responses import HandlerResult, Reply, Response
+from kafkalite.broker.services import Services
 from kafkalite.errors import ErrorCode, InvalidRequestError
 from kafkalite.limits import MAX_TOPICS_PER_REQUEST
 from kafkalite.metadata.image import BrokerState, TopicImage
@@ -30,17 +29,14 @@ from kafkalite.protocol.messages.metadata import (
     DescribeMetadataResponse,
     DescribeQuorumRequest,
     DescribeQuorumResponse,
+    DescribeRecoveryRequest,
     MetadataRequest,
     MetadataResponse,
     PartitionMetadata,
     QuorumNode,
     TopicMetadata,
 )
-from kafkalite.raft.controller_node import ControllerNode
 from kafkalite.version import VERSION
-
-if TYPE_CHECKING:
-    from kafkalite.raft.raft_quorum import RaftQuorum
 
 SOFTWARE_NAME: Final = "kafkalite"
 NO_NODE: Final = -1
@@ -49,35 +45,19 @@ DESCRIBE_QUORUM_TIMEOUT_MS: Final = 2_000
 MAX_METADATA_WAIT_MS: Final = 30_000
 
 
-class MetadataServices(Protocol):
-    """The parts of a broker that these handlers use."""
-
-    config: BrokerConfig
-    cluster_id: str
-    controller: ControllerNode
-    channel: ControllerChannel
-    raft: RaftQuorum | None
-
-
-# --- a connection's first request
-
-
-def api_versions(_services: MetadataServices, request: Request, client: Client) -> Reply:
-    """Return the apis and versions that this broker supports. The first request of every connection."""
+def api_versions(_services: Services, request: Request, client: Client) -> Reply:
+    """Return the apis and versions that this broker supports. It is the first request of a connection."""
     client.client_id = request.client_id
     return Reply(ApiVersionsResponse(0, None, SOFTWARE_NAME, VERSION, supported_ranges()))
 
 
-# --- brokers and topics
-
-
-def metadata(services: MetadataServices, request: Request, client: Client) -> HandlerResult:
+def metadata(services: Services, request: Request, client: Client) -> HandlerResult:
     """Return the live brokers, and the leaders and replicas of each topic's partitions.
 
     Behaviour: this broker's address is the one that the client used, unless ``advertised.listeners`` sets
-    another; the address of any other broker is what it advertises for its listener of the same number. Fenced
-    brokers are omitted. A topic that does not exist is created if both ``allow_auto_topic_creation`` and
-    ``auto.create.topics.enable`` allow it and its name is not internal; the response waits for it.
+    another. The address of another broker is the one that it advertises for its listener with the same
+    number. Fenced brokers are omitted. A missing topic is created if both ``allow_auto_topic_creation`` and
+    ``auto.create.topics.enable`` allow it and its name is not internal; the response waits for the creation.
 
     Errors, per topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, and the errors of creating it; per
     partition: LEADER_NOT_AVAILABLE; of the whole request INVALID_REQUEST (too many topics).
@@ -105,7 +85,7 @@ def metadata(services: MetadataServices, request: Request, client: Client) -> Ha
 
 
 async def _create_and_describe(
-    services: MetadataServices,
+    services: Services,
     client: Client,
     names: Sequence[str],
     missing: Sequence[str],
@@ -120,9 +100,9 @@ async def _create_and_describe(
 
 
 def _describe_topics(
-    services: MetadataServices, client: Client, names: Iterable[str], refused: Mapping[str, Outcome]
+    services: Services, client: Client, names: Iterable[str], refused: Mapping[str, Outcome]
 ) -> MetadataResponse:
-    """Return the live brokers at the addresses that ``client`` can use, and the topics ``names``."""
+    """Return the live brokers, at addresses that ``client`` can use, and the topics ``names``."""
     image, node_id = services.controller.image, services.config.node_id
     brokers = [
         BrokerMetadata(broker.node_id, address_for(node_id, broker, client), broker.rack)
@@ -159,16 +139,16 @@ def _topic(topic: TopicImage) -> TopicMetadata:
     )
 
 
-def _controller_id(services: MetadataServices) -> int:
+def _controller_id(services: Services) -> int:
     controller_id = services.controller.controller_id
     return NO_NODE if controller_id is None else controller_id
 
 
 def address_for(node_id: int, broker: BrokerState, client: Client) -> str:
-    """Return the address at which ``client`` reaches ``broker``.
+    """Return the address at which ``client`` can connect to ``broker``.
 
-    For this broker (``node_id``) it is the address that the client used; for others the address of
-    their listener with the same number, or of their last listener.
+    For this broker it is the address that the client used. For other brokers it is the address of their
+    listener with the same number, or of their last listener.
     """
     if broker.node_id == node_id:
         return client.address
@@ -177,8 +157,8 @@ def address_for(node_id: int, broker: BrokerState, client: Client) -> str:
     return broker.addresses[min(client.listener, len(broker.addresses) - 1)]
 
 
-def describe_cluster(services: MetadataServices, _request: Request, client: Client) -> Reply:
-    """Return all brokers, fenced ones included, the active controller, and the metadata offset."""
+def describe_cluster(services: Services, _request: Request, client: Client) -> Reply:
+    """Return all brokers including fenced ones, the active controller, and the metadata offset."""
     image, node_id = services.controller.image, services.config.node_id
     brokers = [
         BrokerDescription(
@@ -199,16 +179,13 @@ def describe_cluster(services: MetadataServices, _request: Request, client: Clie
     )
 
 
-# --- the quorum and its metadata
+def describe_quorum(services: Services, request: Request, _client: Client) -> HandlerResult:
+    """Return the voters, the leader, and the offsets of the metadata log, as this node knows them.
 
+    A single-node cluster describes itself as the only voter. Only the leader knows match offsets. A node that
+    is not a voter forwards the request to the leader.
 
-def describe_quorum(services: MetadataServices, request: Request, _client: Client) -> HandlerResult:
-    """Return the voters, the leader, and the offsets of the metadata log, as this node sees them.
-
-    A single-node cluster describes itself as the only voter. Only the leader knows match offsets. A
-    node that is not a voter forwards the request to the leader.
-
-    Errors: REQUEST_TIMED_OUT (such a node reaches no leader).
+    Errors: REQUEST_TIMED_OUT (a node that is not a voter cannot reach the leader).
     """
     config = services.config
     if services.raft is not None:
@@ -249,12 +226,30 @@ def describe_quorum(services: MetadataServices, request: Request, _client: Clien
     )
 
 
-async def _ask_leader(services: MetadataServices, message: DescribeQuorumRequest) -> Response:
+async def _ask_leader(services: Services, message: DescribeQuorumRequest) -> Response:
     return Reply(await services.channel.send(message, DESCRIBE_QUORUM_TIMEOUT_MS))
 
 
-def describe_metadata(services: MetadataServices, request: Request, _client: Client) -> HandlerResult:
-    """Return one path of this node's metadata and the paths one level below. Long poll.
+def describe_recovery(services: Services, request: Request, _client: Client) -> HandlerResult:
+    """Return the partitions that wait for a leader after unclean stops, and all damaged and suspect replicas.
+
+    Only the active controller knows; another broker forwards the request to it, once.
+
+    Errors: NOT_CONTROLLER, REQUEST_TIMED_OUT (no controller can be reached).
+    """
+    message: DescribeRecoveryRequest = request.message
+    if services.controller.is_active or message.node_id != NO_NODE:
+        return Reply(services.controller.describe_recovery())
+    return _ask_controller(services, message)
+
+
+async def _ask_controller(services: Services, message: DescribeRecoveryRequest) -> Response:
+    forwarded = message._replace(node_id=services.config.node_id)
+    return Reply(await services.channel.send(forwarded, DESCRIBE_QUORUM_TIMEOUT_MS))
+
+
+def describe_metadata(services: Services, request: Request, _client: Client) -> HandlerResult:
+    """Return a path of this node's metadata tree and its children. Long poll.
 
     Errors: INVALID_REQUEST (there is no such path).
     """
@@ -264,16 +259,16 @@ def describe_metadata(services: MetadataServices, request: Request, _client: Cli
     return _describe_path(services, message)
 
 
-async def _wait_and_describe(services: MetadataServices, message: DescribeMetadataRequest) -> Response:
+async def _wait_and_describe(services: Services, message: DescribeMetadataRequest) -> Response:
     try:
         async with asyncio.timeout(min(message.max_wait_ms, MAX_METADATA_WAIT_MS) / 1000):
             await services.controller.wait_for_offset(message.after_offset + 1)
     except TimeoutError:
-        pass  # unchanged: return the same state again
+        pass  # nothing has changed: return the same state again
     return _describe_path(services, message)
 
 
-def _describe_path(services: MetadataServices, message: DescribeMetadataRequest) -> Reply:
+def _describe_path(services: Services, message: DescribeMetadataRequest) -> Reply:
     image = services.controller.image
     nodes = describe(image, message.path)
     if not nodes:

@@ -1,4 +1,4 @@
-"""Produce: append record batches to partitions and wait for their replicas."""
+"""Produce: appends record batches to partitions and waits for their replicas."""
 
 # Tests: tests/broker/test_handlers.py
 
@@ -14,6 +14,7 @@ from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import translate
 from kafkalite.broker.server.metrics import Metrics
 from kafkalite.broker.server.responses import Pending, PendingResults, Reply
+from kafkalite.broker.server.turns import TurnServices, is_large, produce_by_turns
 from kafkalite.clock import Clock
 from kafkalite.errors import (
     CorruptBatchError,
@@ -25,6 +26,7 @@ from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Acks
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.data import ProducedPartition, ProduceRequest, ProduceResponse
 from kafkalite.records import header as batch_header
+from kafkalite.records.readable import check_readable
 from kafkalite.replication.partition import Partition
 from kafkalite.storage.log import Appended
 
@@ -35,7 +37,7 @@ _NOT_ACKNOWLEDGED: Final = "not acknowledged within %d ms; the batch is in the l
 _NOT_VERIFIED: Final = "no coordinator responded within %d ms"
 
 
-class ProduceServices(Protocol):
+class ProduceServices(TurnServices, Protocol):
     """The parts of a broker that this handler uses."""
 
     clock: Clock
@@ -45,30 +47,33 @@ class ProduceServices(Protocol):
     waiters: Waiters
 
 
-def produce(services: ProduceServices, request: Request, _client: Client) -> Reply | Pending:
-    """Append one record batch to each partition, as it was received.
+def produce(services: ProduceServices, request: Request, client: Client) -> Reply | Pending:
+    """Append one record batch to each partition, as received.
 
-    Behaviour: each partition has its own result; an error in one does not affect the others. With ``acks=0``
-    the response is sent when the batch is written to the operating system; with ``acks=1`` when the leader
-    has it, with ``all`` when every in-sync replica has it: with ``durability=fsync`` on disk. Or after
-    ``timeout_ms`` with REQUEST_TIMED_OUT: the batch stays in the log, and may be acknowledged if it is sent
-    again (R6, R28). The result of a repeated batch has the first base offset. The first batch of a
-    transaction in a partition is appended after the coordinator of ``transactional_id`` has added the
-    partition to the transaction (R31).
+    Behaviour: each partition has its own result, and an error in one does not affect the others. The response
+    is sent when the batch is written to the operating system (``acks=0``), when the leader has it
+    (``acks=1``), or when every in-sync replica has it (``all``). With ``durability=fsync`` the last two mean
+    on disk. After ``timeout_ms`` the response is REQUEST_TIMED_OUT; the batch stays in the log and may be
+    acknowledged when it is sent again (R6, R28). The result of a repeated batch has the offsets of its first
+    copy. The first batch of a transaction in a partition is appended after the coordinator of
+    ``transactional_id`` has added the partition (R31).
 
-    Deviation from Kafka: there is a response with ``acks=0`` too, and it reports errors.
+    Deviation from Kafka: with ``acks=0`` there is a response too, and it reports errors.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER (also if the leadership ended while the batch
-    waited), CORRUPT_MESSAGE (header, length, CRC), UNSUPPORTED_COMPRESSION_TYPE, MESSAGE_TOO_LARGE,
-    INVALID_TIMESTAMP, INVALID_RECORD (a control batch, or a transactional one without a transactional id),
-    NOT_ENOUGH_REPLICAS (nothing appended), NOT_ENOUGH_REPLICAS_AFTER_APPEND, OUT_OF_ORDER_SEQUENCE_NUMBER,
-    UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_EPOCH, KAFKA_STORAGE_ERROR (disk full, log offline),
-    REQUEST_TIMED_OUT; of transactional batches also INVALID_REQUIRED_ACKS (not all), INVALID_TXN_STATE,
-    INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS, COORDINATOR_NOT_AVAILABLE; of the
-    whole request INVALID_REQUIRED_ACKS.
+    waited), CORRUPT_MESSAGE (header, length, CRC, columns), UNSUPPORTED_COMPRESSION_TYPE,
+    UNSUPPORTED_FOR_MESSAGE_FORMAT (rows), MESSAGE_TOO_LARGE, INVALID_TIMESTAMP, INVALID_RECORD (a control
+    batch, or a transactional one without a transactional id), NOT_ENOUGH_REPLICAS (nothing appended),
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND, OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID,
+    INVALID_PRODUCER_EPOCH, KAFKA_STORAGE_ERROR (disk full, log offline), REQUEST_TIMED_OUT; of transactional
+    batches also INVALID_REQUIRED_ACKS (not all), INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING,
+    PRODUCER_FENCED, CONCURRENT_TRANSACTIONS, COORDINATOR_NOT_AVAILABLE; of the whole request
+    INVALID_REQUIRED_ACKS.
     """
     message: ProduceRequest = request.message
     acks, timeout_ms, transactional_id, partitions = message
+    if len(partitions) > 1 and is_large(request):
+        return produce_by_turns(produce, services, request, client)
     if acks not in _ACKS:
         raise InvalidRequiredAcksError(f"acks must be one of 0, 1, -1 (all); it is {acks}")
     if transactional_id is not None:
@@ -86,7 +91,7 @@ def produce(services: ProduceServices, request: Request, _client: Client) -> Rep
             partition = find(topic, number)
             appended = append(partition, batch, now_ms, acks)
         except Exception as error:
-            results.append(_refused(topic, number, error))
+            results.append(_refused(topic, number, _precise(error, batch)))
             continue
         metrics.appended_batches += 1
         metrics.appended_bytes += length_bytes
@@ -109,7 +114,7 @@ def produce(services: ProduceServices, request: Request, _client: Client) -> Rep
 def _produce_transactional(
     services: ProduceServices, message: ProduceRequest, payload: memoryview, transactional_id: str
 ) -> PendingResults:
-    """Do ``produce`` with batches that may have to wait for their transaction's coordinator."""
+    """Implements ``produce`` for batches that may have to wait for their transaction's coordinator."""
     acks, timeout_ms, _, partitions = message
     results = [
         ProducedPartition(topic, number, 0, None, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)
@@ -127,7 +132,7 @@ def _produce_transactional(
                 services, waiting, index, partition, payload[start:end], transactional_id, acks
             )
         except Exception as error:
-            waiting.set_error(index, error)
+            waiting.set_error(index, _precise(error, payload[start:end]))
         start = end
     return waiting.begin(timeout_ms, _NOT_ACKNOWLEDGED, _NOT_VERIFIED)
 
@@ -141,7 +146,7 @@ def _append_transactional(
     transactional_id: str,
     acks: int,
 ) -> None:
-    """Append one batch, after its coordinator has added the partition if that is required.
+    """Append one batch, if necessary after the coordinator has added the partition.
 
     Raises the errors of ``append``.
     """
@@ -166,36 +171,27 @@ def _append_transactional(
             register = services.waiters.committed if acks == _ACKS_ALL else services.waiters.synced
             waiting.wait(index, register, partition.key, last_offset + 1)
 
-    appended = services.transactions.verifications.append(
-        partition, batch, check(batch), transactional_id, acks, on_appended
-    )
+    header = batch_header.check(batch)
+    check_readable(batch, header)
+    verifications = services.transactions.verifications
+    appended = verifications.append(partition, batch, header, transactional_id, acks, on_appended)
     if appended is not None:
         on_appended(appended, None)
 
 
 def append(partition: Partition, batch: memoryview, now_ms: int, acks: int) -> Appended:
     """Check and append one batch. Raises the errors of ``produce``."""
-    header = check(batch)
+    header = batch_header.check(batch)
+    check_readable(batch, header)
     if header.attributes & batch_header.TRANSACTIONAL_BIT:
         raise InvalidRecordError("a transactional batch needs its producer's transactional id in the request")
     return partition.append(batch, header, now_ms, acks)
 
 
-def check(batch: memoryview) -> batch_header.BatchHeader:
-    """Return the header of one complete batch.
-
-    Raises CorruptBatchError, UnsupportedCompressionTypeError.
-    """
-    try:
-        return batch_header.check(batch)
-    except CorruptBatchError as error:
-        raise _unknown_codec(batch) or error from None
-
-
-def _unknown_codec(batch: memoryview) -> UnsupportedCompressionTypeError | None:
-    """Return the more precise error if the header is invalid because of an unknown codec."""
-    if len(batch) < batch_header.HEADER_BYTES:
-        return None
+def _precise(error: Exception, batch: memoryview) -> Exception:
+    """Return ``error``, or a more precise one if the header is invalid because of an unknown codec."""
+    if not isinstance(error, CorruptBatchError) or len(batch) < batch_header.HEADER_BYTES:
+        return error
     attributes = int.from_bytes(
         batch[batch_header.ATTRIBUTES_POSITION : batch_header.ATTRIBUTES_POSITION + 2], "big"
     )
@@ -203,7 +199,7 @@ def _unknown_codec(batch: memoryview) -> UnsupportedCompressionTypeError | None:
     if codec == batch_header.COLUMNAR:
         codec = attributes >> batch_header.COLUMN_CODEC_SHIFT & batch_header.CODEC_MASK
     if codec < len(batch_header.Codec):
-        return None
+        return error
     known = ", ".join(str(codec) for codec in batch_header.Codec)
     return UnsupportedCompressionTypeError(f"compression codec {codec} is unknown; expected one of {known}")
 

@@ -4,17 +4,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
-from kafkalite.broker.partitions.partitions import Partitions
-from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.broker.replication.fetch_sessions import FetchedReplica, FetchSession, FetchSessions
+from kafkalite.broker.replication.replica_manager import ReplicaManager
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import STOPS, translate
 from kafkalite.broker.server.responses import HeldResponse, Pending, Reply, Response
-from kafkalite.clock import Clock
+from kafkalite.broker.services import Services
 from kafkalite.errors import (
     ClusterAuthorizationFailedError,
     ErrorCode,
@@ -30,47 +28,20 @@ from kafkalite.protocol.messages.cluster import (
     ReplicaFetchResponse,
 )
 from kafkalite.raft.controller_node import ControllerNode
-from kafkalite.replication.partition import Partition
 
 MAX_WAIT_MS: Final = 60_000
 MAX_PARTITIONS_PER_RESPONSE: Final = 5_000
 
 
-class FollowerSessions(Protocol):
-    """The followers of this broker's partitions: a ``ReplicaManager``."""
-
-    sessions: FetchSessions
-
-    @property
-    def is_stopping(self) -> bool: ...
-
-    def on_caught_up(self, partition: Partition, /) -> None: ...
-
-
-class ReplicaFetchServices(Protocol):
-    """The parts of a broker that this handler uses."""
-
-    clock: Clock
-    config: BrokerConfig
-    controller: ControllerNode
-    partitions: Partitions
-    waiters: Waiters
-
-    @property
-    def replicas(self) -> FollowerSessions | None: ...
-
-    def on_broken(self, error: BaseException, /) -> None: ...
-
-
-def replica_fetch(services: ReplicaFetchServices, request: Request, client: Client) -> Reply | Pending:
+def replica_fetch(services: Services, request: Request, client: Client) -> Reply | Pending:
     """Return new records and offsets to a follower broker, for all partitions of its fetch session.
 
-    Behaviour: the request has the follower's positions in the partitions that it lists. They count at once:
-    they may move the high watermark, and add the follower to the ISR. The response has the partitions with
-    an update: records up to the log end, a divergence (R4), an error, or else another high watermark. Without
-    the first three it waits, at most ``max_wait_ms``. The next request of the session ends the wait of the
-    previous one. So a follower reports its synced end offset as soon as it has one, and no producer waits
-    for a poll.
+    Behaviour: the request has the follower's positions in the partitions that it lists. They take effect at
+    once and may move the high watermark and add the follower to the ISR. The response has the partitions with
+    an update: records up to the log end, a divergence (R4), an error, or otherwise a new high watermark. If
+    there are no records, divergences or errors, it waits up to ``max_wait_ms``. The next request of the
+    session ends the wait of the previous one, so that a follower reports its synced end offset immediately
+    and no producer waits for a long poll.
 
     Errors: of the whole request CLUSTER_AUTHORIZATION_FAILED, STALE_BROKER_EPOCH, FETCH_SESSION_ID_NOT_FOUND,
     INVALID_FETCH_SESSION_EPOCH; of a partition UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER,
@@ -100,9 +71,9 @@ def replica_fetch(services: ReplicaFetchServices, request: Request, client: Clie
 
 
 def _hold(
-    services: ReplicaFetchServices, session: FetchSession, message: ReplicaFetchRequest, missing_bytes: int
+    services: Services, session: FetchSession, message: ReplicaFetchRequest, missing_bytes: int
 ) -> HeldResponse:
-    """Hold the response until there are ``min_bytes``, the session's next request, or ``max_wait_ms``."""
+    """Hold the response until it has ``min_bytes``, the session's next request, or ``max_wait_ms``."""
     max_bytes = services.config.replica_fetch_response_max_bytes
 
     def ask() -> Response:
@@ -133,7 +104,7 @@ def _check_broker_epoch(controller: ControllerNode, message: ReplicaFetchRequest
 
 
 def _session(sessions: FetchSessions, message: ReplicaFetchRequest) -> tuple[FetchSession, bool]:
-    """Return the session, whose waiting request is finished, and whether it is a new one."""
+    """Return the session, whose held request is finished, and whether the session is new."""
     session = sessions.find(message)
     if session is None:
         session, replaced = sessions.open(message.node_id, message.broker_epoch)
@@ -146,7 +117,7 @@ def _session(sessions: FetchSessions, message: ReplicaFetchRequest) -> tuple[Fet
 
 
 def _end_session(session: FetchSession) -> None:
-    """Close the fetch session and release its replicas."""
+    """End the fetch session: release its replicas and finish its held request."""
     for replica in session.replicas.values():
         _forget(replica)
     if session.poll is not None:
@@ -168,10 +139,8 @@ def _unwatch(replica: FetchedReplica) -> None:
     replica.hosted = None
 
 
-def _take(
-    services: ReplicaFetchServices, followers: FollowerSessions, replica: FetchedReplica, now_ms: int
-) -> None:
-    """Count the follower's position in a partition (R7, R8), and find the updates for it."""
+def _take(services: Services, followers: ReplicaManager, replica: FetchedReplica, now_ms: int) -> None:
+    """Apply the follower's position in a partition (R7, R8), and find the updates for the follower."""
     session, asked = replica.session, replica.asked
     hosted: HostedPartition | None = None
     try:
@@ -203,8 +172,8 @@ def _take(
 def _refusal(
     replica: FetchedReplica, error: Exception, hosted: HostedPartition | None
 ) -> ReplicaFetchedPartition:
-    """Return the result that reports ``error``, with the log start if the fetch is out of range: the follower
-    may have to start there."""
+    """Return the result that reports ``error``. If the offset is out of range, it includes the log start, at
+    which the follower may have to continue."""
     code, text = translate(error)
     leader_epoch, log_start = NO_EPOCH, NO_OFFSET
     if code == ErrorCode.OFFSET_OUT_OF_RANGE and hosted is not None:
@@ -224,7 +193,7 @@ class _Updates:
         self._partitions: list[ReplicaFetchedPartition] = []
         self._complete: list[FetchedReplica] = []
         self._buffers: list[Any] = []
-        self.has_urgent = False  #: an error or a divergence
+        self.has_urgent = False  #: whether there is an error or a divergence
         self.missing_bytes = max(message.min_bytes, 1)
         left_bytes = min(message.max_bytes, max_bytes)
         for replica in list(session.ready):
@@ -241,7 +210,7 @@ class _Updates:
         return self.has_urgent or self.missing_bytes <= 0
 
     def _add(self, replica: FetchedReplica, max_bytes: int) -> int:
-        """Add one partition and return how many bytes of records it has."""
+        """Add the updates of one partition. Return the number of bytes of its records."""
         hosted: HostedPartition | None = replica.hosted
         refusal = replica.refusal
         if refusal is None and hosted is not None:
@@ -267,11 +236,11 @@ class _Updates:
             return 0
         read = hosted.read_for_replica(replica.asked.fetch_offset, max_bytes)
         size_bytes = read.size_bytes
-        if not size_bytes:  # the listing stays open
+        if not size_bytes:  # nothing was sent, so the listing stays open
             del self._session.ready[replica]
             return 0
         if size_bytes > max_bytes and self._buffers:
-            return max_bytes  # the batch is sent alone in the next response
+            return max_bytes  # the batch is too large; it is sent alone in the next response
         self._append(replica, hosted, NO_EPOCH, NO_OFFSET, size_bytes)
         self._buffers += read.buffers
         self._complete.append(replica)
@@ -304,7 +273,7 @@ class _Updates:
         )
 
     def reply(self) -> Reply:
-        """Return the response, with the high watermarks and log starts that moved without other updates."""
+        """Return the response. It includes high watermarks and log starts moved without other updates."""
         session = self._session
         for replica in self._complete:
             replica.mark_sent()

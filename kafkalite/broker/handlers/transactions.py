@@ -1,21 +1,18 @@
-"""Handlers for transactions: of producers, of transaction groups, and between brokers.
+"""Handlers for transactions of producers, for transaction groups, and for requests between brokers.
 
-The rules of a transaction are those of ``transactions.machine``. Errors of the coordinator, in every handler
-that needs one: NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, COORDINATOR_LOAD_IN_PROGRESS.
+``transactions.machine`` has the rules of transactions. Every handler that needs a coordinator may return its
+errors: NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, COORDINATOR_LOAD_IN_PROGRESS.
 """
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
-from kafkalite.broker.coordination.coordinators import Coordinators
 from kafkalite.broker.coordination.internal_topics import TRANSACTION
-from kafkalite.broker.coordination.marker_writer import MarkerWriter
-from kafkalite.broker.coordination.transactions import Transactions
-from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import translate
 from kafkalite.broker.server.responses import HandlerResult, Pending, Reply, Response, settled
+from kafkalite.broker.services import Services
 from kafkalite.errors import BrokerError, InvalidRequestError, InvalidTxnStateError, broker_error
 from kafkalite.model import (
     MAX_PRODUCER_EPOCH,
@@ -50,31 +47,19 @@ from kafkalite.protocol.messages.transactions import (
 from kafkalite.storage.producer_state import ProducerState
 from kafkalite.transactions.commands import WithReservedId
 
-#: How long the coordinator waits for the end of a writer's earlier attempt before CONCURRENT_TRANSACTIONS.
+#: The longest wait for the end of a writer's earlier attempt before the response CONCURRENT_TRANSACTIONS.
 JOIN_HOLD_MS: Final = 1_000
-#: From this epoch on the next epoch may be the last, so that another producer id is needed.
+#: From this epoch on, the next epoch may be the last, so that a new producer id is needed.
 LATE_EPOCH: Final = MAX_PRODUCER_EPOCH - 2
 MAX_IDS: Final = 1_000
 
 
-class TransactionServices(Protocol):
-    """The parts of a broker that these handlers use."""
-
-    coordinators: Coordinators
-    marker_writer: MarkerWriter
-    partitions: Partitions
-    transactions: Transactions
-
-
-# --- transactions of producers
-
-
-def end_txn(services: TransactionServices, request: Request, client: Client) -> HandlerResult:
+def end_txn(services: Services, request: Request, client: Client) -> HandlerResult:
     """Commit or abort the open transaction of a transactional id.
 
     Behaviour: the response is sent when the decision is committed, with the producer id and epoch of the next
-    transaction (R31, R32); the markers follow. A repeated request with the epoch of the same transaction has
-    the same response.
+    transaction (R31, R32). The markers are written afterwards. A repeated request with the epoch of the same
+    transaction gets the same response.
 
     Errors: REQUEST_TIMED_OUT (no producer id in time, after the last epoch), INVALID_PRODUCER_ID_MAPPING,
     PRODUCER_FENCED, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE (the opposite was decided),
@@ -89,10 +74,10 @@ def end_txn(services: TransactionServices, request: Request, client: Client) -> 
     )
 
 
-async def list_transactions(services: TransactionServices, request: Request, client: Client) -> Response:
+async def list_transactions(services: Services, request: Request, client: Client) -> Response:
     """Return the transactional ids, and the writers of transaction groups, that this broker coordinates.
 
-    Errors: COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE (of any partition that this broker leads).
+    Errors: COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE (for any partition led by this broker).
     """
     message: ListTransactionsRequest = request.message
     listed: list[ListedTransaction] = []
@@ -103,8 +88,8 @@ async def list_transactions(services: TransactionServices, request: Request, cli
     return Reply(ListTransactionsResponse(0, None, listed))
 
 
-async def describe_transactions(services: TransactionServices, request: Request, client: Client) -> Response:
-    """Return the state of the transactions of some transactional ids.
+async def describe_transactions(services: Services, request: Request, client: Client) -> Response:
+    """Return the state of the latest transactions of some transactional ids.
 
     Errors, per id: those of the coordinator, TRANSACTIONAL_ID_NOT_FOUND; of the whole request INVALID_REQUEST
     (too many ids).
@@ -134,15 +119,12 @@ def _not_described(transactional_id: str, error: BrokerError) -> DescribedTransa
     )
 
 
-# --- transaction groups
+def join_txn_group(services: Services, request: Request, client: Client) -> HandlerResult:
+    """Join one batch of an application as a writer, which gets its own producer id.
 
-
-def join_txn_group(services: TransactionServices, request: Request, client: Client) -> HandlerResult:
-    """Become a writer of one batch of an application, with a producer id of its own.
-
-    Behaviour: joining again under the same name restarts the attempt: its earlier records are aborted,
-    and its earlier producer is fenced. A batch that was decided before needs no writers; the response
-    has ``is_finished``.
+    Behaviour: joining again with the same name restarts the attempt: its earlier records are aborted, and its
+    earlier producer is fenced. If the batch was already decided, it needs no writers and the response has
+    ``is_finished``.
 
     Errors: REQUEST_TIMED_OUT (no producer id in time), INVALID_REQUEST, INVALID_TRANSACTION_TIMEOUT,
     INVALID_TXN_STATE (the name is a plain transactional id), CONCURRENT_TRANSACTIONS (the earlier
@@ -157,36 +139,36 @@ def join_txn_group(services: TransactionServices, request: Request, client: Clie
     )
 
 
-def end_txn_group(services: TransactionServices, request: Request, client: Client) -> Response | Pending:
-    """Decide about all writers of a batch at once: commit the records of the winners, abort all others.
+def end_txn_group(services: Services, request: Request, client: Client) -> Response | Pending:
+    """Decide on all writers of a batch at once: commit the records of the winners and abort all others.
 
-    Behaviour: the response is sent when the decision is committed; the markers follow. ``is_complete`` is
-    True once they are all written; repeat the request to find out. A repeated request for the last batch has
-    the first result.
+    Behaviour: the response is sent when the decision is committed. The markers are written afterwards.
+    ``is_complete`` is True when all are written; repeat the request to check. A repeated request for the last
+    batch gets the first result.
 
-    Errors: FINISHED_BATCH (a later one was decided), INVALID_TXN_STATE (a winner is unknown or was aborted:
-    nothing is decided, write the batch again), CONCURRENT_TRANSACTIONS.
+    Errors: FINISHED_BATCH (a later batch was decided), INVALID_TXN_STATE (a winner is unknown or was aborted;
+    nothing is decided, and the batch must be written again), CONCURRENT_TRANSACTIONS.
     """
     message: EndTxnGroupRequest = request.message
     return services.transactions.submit(message.application_id, message, client.caller)
 
 
-def retire_txn_group(services: TransactionServices, request: Request, client: Client) -> Response | Pending:
-    """Record that an application has no further batch, so that its last result may be deleted.
+def retire_txn_group(services: Services, request: Request, client: Client) -> Response | Pending:
+    """Record that an application has no further batches, so that its last result may be deleted.
 
-    Behaviour: a repeated last batch has the same response as before, and a following batch revokes this. The
-    group is deleted if it is not used for ``transactional.id.expiration.ms``. A repeated request has the same
-    response.
+    Behaviour: a repetition of the last batch still gets the same response, and a new batch revokes the
+    retirement. The group is deleted when it was not used for ``transactional.id.expiration.ms``. A repeated
+    request gets the same response.
 
-    Errors: TRANSACTIONAL_ID_NOT_FOUND, INVALID_TXN_STATE (no batch is decided, or a writer of a next one is
-    at work).
+    Errors: TRANSACTIONAL_ID_NOT_FOUND, INVALID_TXN_STATE (no batch was decided, or a writer of a later batch
+    is active).
     """
     message: RetireTxnGroupRequest = request.message
     return services.coordinators.transactions(message.application_id).submit(message, client.caller)
 
 
-def describe_txn_group(services: TransactionServices, request: Request, client: Client) -> Response | Pending:
-    """Return an application's last decided batch, and the writers of the next batches.
+def describe_txn_group(services: Services, request: Request, client: Client) -> Response | Pending:
+    """Return an application's last decided batch and the writers of later batches.
 
     Errors: TRANSACTIONAL_ID_NOT_FOUND.
     """
@@ -194,14 +176,11 @@ def describe_txn_group(services: TransactionServices, request: Request, client: 
     return services.coordinators.transactions(message.application_id).submit(message, client.caller)
 
 
-# --- in a partition, for operators
+def describe_producers(services: Services, request: Request, _client: Client) -> Reply:
+    """Return the state of a partition's producers on its leader, and their open transactions (KIP-664).
 
-
-def describe_producers(services: TransactionServices, request: Request, _client: Client) -> Reply:
-    """Return the producers that a partition's leader remembers, and their open transactions (KIP-664).
-
-    Behaviour: every producer in the state of the log, ordered by id, with the first offset of its
-    transaction if one is open, which blocks readers of committed records.
+    Behaviour: returns every producer in the state of the log, ordered by id, with the first offset of its
+    open transaction, if any. An open transaction blocks readers of committed records.
 
     Errors, per partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR.
     """
@@ -210,7 +189,7 @@ def describe_producers(services: TransactionServices, request: Request, _client:
     return Reply(DescribeProducersResponse(0, None, described))
 
 
-def _describe_producers(services: TransactionServices, asked: TxnPartition) -> DescribedProducers:
+def _describe_producers(services: Services, asked: TxnPartition) -> DescribedProducers:
     topic, number = asked
     try:
         states = services.partitions.leader(topic, number).producers()
@@ -224,7 +203,7 @@ def _active(producer_id: int, state: ProducerState) -> ActiveProducer:
     last_sequence, last_ms = NO_SEQUENCE, state.last_append_ms
     if state.batches:
         last_sequence = state.batches[-1].last_sequence
-        if last_ms == NO_TIMESTAMP:  # the state was rebuilt from the log, which has only record timestamps
+        if last_ms == NO_TIMESTAMP:  # restored from the log, which has no append times
             last_ms = state.batches[-1].max_timestamp_ms
     return ActiveProducer(
         producer_id,
@@ -236,13 +215,13 @@ def _active(producer_id: int, state: ProducerState) -> ActiveProducer:
     )
 
 
-async def abort_transaction(services: TransactionServices, request: Request, _client: Client) -> Response:
-    """End a transaction that hangs in one partition (KIP-664). The partition's leader responds.
+async def abort_transaction(services: Services, request: Request, _client: Client) -> Response:
+    """Abort a hanging transaction in one partition (KIP-664). The partition's leader responds.
 
-    Behaviour: appends an abort marker if the producer's transaction that is open here began at
-    ``start_offset``; the response is sent when the marker is committed. The coordinator is not involved: if
-    the transaction is not hanging but open, its producer is fenced from this partition, and the end of the
-    transaction does not restore the aborted records.
+    Behaviour: appends an abort marker if the producer's open transaction in this partition began at
+    ``start_offset``. The response is sent when the marker is committed. The coordinator is not involved. If
+    the transaction is open and not hanging, its producer is fenced from this partition, and a later commit of
+    the transaction does not restore the aborted records.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, INVALID_TXN_STATE (no such transaction is
     open), NOT_ENOUGH_REPLICAS, KAFKA_STORAGE_ERROR, REQUEST_TIMED_OUT.
@@ -266,28 +245,23 @@ async def abort_transaction(services: TransactionServices, request: Request, _cl
     return Reply(AbortTransactionResponse(0, None, producer_id, epoch))
 
 
-# --- between brokers
+def add_partitions_to_txn(services: Services, request: Request, client: Client) -> Response | Pending:
+    """Add partitions to a transaction before their leader appends its first batch (R31). For brokers only.
 
+    Behaviour: the response is sent when the partitions are durably part of the transaction, whose end then
+    writes a marker to each of them. Either all or none are added.
 
-def add_partitions_to_txn(
-    services: TransactionServices, request: Request, client: Client
-) -> Response | Pending:
-    """Add partitions to a transaction before their leader appends its first batch (R31). From brokers only.
-
-    Behaviour: the response is sent when the partitions are committed as part of the transaction: its end then
-    writes a marker to each. All of them are added, or none.
-
-    Errors: UNKNOWN_TOPIC_OR_PARTITION (not in this broker's metadata yet), CONCURRENT_TRANSACTIONS (the
+    Errors: UNKNOWN_TOPIC_OR_PARTITION (missing in this broker's metadata), CONCURRENT_TRANSACTIONS (the
     previous transaction is not complete), INVALID_PRODUCER_ID_MAPPING, INVALID_PRODUCER_EPOCH,
     PRODUCER_FENCED, INVALID_TXN_STATE.
     """
     return services.transactions.add_partitions(request.message, client.caller)
 
 
-def write_txn_markers(services: TransactionServices, request: Request, _client: Client) -> Pending:
-    """End a transaction for its coordinator, in partitions that this broker leads. From brokers only.
+def write_txn_markers(services: Services, request: Request, _client: Client) -> Pending:
+    """Write a coordinator's markers to partitions that this broker leads. Sent by brokers only.
 
-    Behaviour and errors: ``MarkerWriter.write``.
+    Behaviour and errors: see ``MarkerWriter.write``.
     """
     message: WriteTxnMarkersRequest = request.message
     return services.marker_writer.write(message.markers)

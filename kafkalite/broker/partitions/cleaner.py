@@ -1,10 +1,10 @@
 """Compacts this broker's logs, one at a time.
 
-A pass computes on the loop, a few milliseconds at a time, and then sleeps for about as long: a thread
-would block the loop for longer at a time (GIL). Disk work runs in the executor. Leaders and followers
-compact on their own, each below its own high watermark. While a replica is not in sync, tombstones and
-markers are kept: it may have older records that they delete or end, and fetches only records after its
-log end (R41).
+A pass computes on the loop for a few milliseconds at a time and sleeps about as long in between. A thread
+would block the loop for longer at a time (GIL). Disk work runs in the executor. Leaders and followers compact
+independently, each below its own high watermark. While a replica is out of sync, tombstones and markers are
+kept, because the replica may still have the records that they delete or end, and fetches only records after
+its log end (R41).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from kafkalite.storage.log import Log
 
 logger = logging.getLogger(__name__)
 
-#: Logs examined in one iteration of the loop, in search of the next one to compact.
+#: The number of logs examined in one iteration of the loop in search of the next one to compact.
 LOGS_PER_TURN: Final = 20
-#: The pause after each CHUNK_BYTES, 1 to 4 ms of work. A step that reads nothing counts as STEP_BYTES.
+#: The pause after each CHUNK_BYTES, which take 1 to 4 ms. A step that reads nothing counts as STEP_BYTES.
 REST_MS: Final = 2
 STEP_BYTES: Final = 4 * KIB
 
 
 class Cleaner:
-    """Compacts logs, the dirtiest first."""
+    """Compacts logs, the one with the largest dirty ratio first."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Cleaner:
         scheduler: SyncScheduler[HostedPartition],
         is_isolated: Callable[[], bool],
     ) -> None:
-        """``is_isolated``: whether the image may be outdated because no controller can be reached (R23)."""
+        """``is_isolated`` returns whether no controller is reachable, so that the image may be old (R23)."""
         self._clock = clock
         self._partitions = partitions
         self._scheduler = scheduler
@@ -60,7 +60,7 @@ class Cleaner:
         self.bytes_freed = 0
 
     async def clean_forever(self) -> None:
-        """Look for work every ``log.cleaner.backoff.ms``, while there is a compacted topic."""
+        """Run ``clean`` every ``log.cleaner.backoff.ms`` while there are compacted topics, forever."""
         has_compacted = self._partitions.has_compacted
         while True:
             await has_compacted.wait()
@@ -71,14 +71,14 @@ class Cleaner:
                 has_compacted.clear()
 
     async def clean(self) -> None:
-        """Compact until no log needs it."""
+        """Compact logs until none is dirty enough."""
         done: set[HostedPartition] = set()
         while (hosted := await self._dirtiest(done)) is not None:
             if not await self._compact(hosted):
                 done.add(hosted)
 
     async def _dirtiest(self, done: set[HostedPartition]) -> HostedPartition | None:
-        """Return the log with the largest part that was never compacted, if that part is large enough."""
+        """Return the log with the largest dirty ratio of at least ``min.cleanable.dirty.ratio``, or None."""
         hosts = list(self._partitions)
         self._uncleanable = {hosted: None for hosted in hosts if hosted in self._uncleanable}
         best: tuple[float, HostedPartition] | None = None
@@ -95,7 +95,7 @@ class Cleaner:
         return None if best is None else best[1]
 
     def _dirty_ratio(self, hosted: HostedPartition) -> float:
-        """Return the dirty part of the log, 0 if there is nothing to compact."""
+        """Return the dirty ratio of the log, or 0 if it need not or cannot be compacted now."""
         log = hosted.idle_log()
         if log is None:
             return 0.0
@@ -104,14 +104,14 @@ class Cleaner:
         except (StorageError, OSError) as error:
             if log.is_damaged:
                 self._give_up(hosted, error)
-            else:  # the error may be temporary
+            else:  # the error may be temporary, so the log is tried again
                 logger.warning("compaction put off %s", Fields(partition=hosted.key, error=error))
             return 0.0
         ratio = cleanable.dirty_ratio
         return ratio if ratio >= log.config.min_cleanable_dirty_ratio else 0.0
 
     async def _compact(self, hosted: HostedPartition) -> bool:
-        """Run one pass. Return whether another should follow, for keys that did not fit in memory."""
+        """Run one pass. Return whether another pass must follow because not all keys fitted in memory."""
         begun_ms = self._clock.monotonic_ms()
         log = hosted.idle_log()
         if log is None:
@@ -135,13 +135,13 @@ class Cleaner:
         except CorruptLogError as error:
             if work is None or (log.fits(work) and not hosted.is_busy):
                 self._give_up(hosted, error)
-            return False  # otherwise the log was truncated while it was read
-        except (StorageError, BrokerError, OSError) as error:  # the disk is full, or its role changes
+            return False  # if the log is not given up, it was truncated during the pass
+        except (StorageError, BrokerError, OSError) as error:  # a full disk, or a changed role
             logger.warning("compaction ended early %s", Fields(partition=hosted.key, error=error))
             return False
         except AssertionError:
             raise
-        except Exception as error:  # a batch that cannot be read; the log is unchanged
+        except Exception as error:  # for example a batch that cannot be decoded; the log is unchanged
             logger.exception("compaction failed %s", Fields(partition=hosted.key))
             self._give_up(hosted, error)
             return False
@@ -162,7 +162,7 @@ class Cleaner:
         return work.has_more
 
     def may_forget(self, hosted: HostedPartition) -> bool:
-        """Whether tombstones and markers may be removed: every replica has all committed records (R41)."""
+        """Whether tombstones and markers may be removed, because every replica is in sync (R41)."""
         return not self._is_isolated() and self._partitions.is_fully_in_sync(hosted.key)
 
     def _give_up(self, hosted: HostedPartition, error: Exception) -> None:
@@ -172,7 +172,7 @@ class Cleaner:
             hosted.on_offline()
 
     async def _run(self, hosted: HostedPartition, log: Log, work: CompactionPass) -> None:
-        """Run the steps of a pass. Raises the errors of the steps and of swaps."""
+        """Run the steps of a pass. Raises the errors of steps and of segment swaps."""
         steps = work.steps()
         try:
             result: bytes | None = None
@@ -197,7 +197,7 @@ class Cleaner:
                     return
         except (StorageError, BrokerError, OSError):
             if not self._is_hosted(hosted):
-                return  # its topic was deleted
+                return  # the partition's topic was deleted
             raise
         finally:
             steps.close()
@@ -223,7 +223,7 @@ class Cleaner:
             raise error
 
     async def _wait(self, future: Future[Any]) -> Any:
-        """Return the job's result. If this task is cancelled, wait for a running job."""
+        """Return the result of ``future``. If this task is cancelled, let a running job end first."""
         if future.done():
             return future.result()
         waiter = asyncio.wrap_future(future)

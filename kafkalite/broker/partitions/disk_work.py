@@ -1,14 +1,14 @@
-"""Which work on the disk of one partition may run at the same time: a table of states.
+"""Decides which work on the disk of one partition may run at the same time: a table of states.
 
-Three kinds of work run in the executor, beside the loop:
+Three kinds of work run in the executor while the loop continues:
 
-- a sync round syncs the appended batches; the loop continues to use the log;
-- a deletion moves the log start or replaces segments by a compacted one; the loop continues to use the log,
-  and rounds continue to sync it;
-- exclusive work, a follower's truncation or new log start, has the log for itself: until it has ended,
-  neither the loop nor a sync round may use the log. It waits for the end of a running sync round.
+- A sync round syncs appended batches. The loop continues to use the log.
+- A deletion moves the log start or replaces segments by a compacted one. The loop continues to use the log,
+  and sync rounds continue to sync it.
+- Exclusive work truncates a follower's log or replaces its log start. It waits for the end of a running sync
+  round. Until it has ended, neither the loop nor a sync round may use the log.
 
-Pure: a method returns the job to start now, if there is one. The caller runs it and reports its end.
+Pure: each method returns the job to start now, if any. The caller runs the job and reports its end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ D = TypeVar("D")
 
 
 class State(IntEnum):
-    """The kinds of work that run or wait."""
+    """The kinds of work that run or wait in one partition."""
 
     IDLE = auto()
     SYNCING = auto()
@@ -32,46 +32,34 @@ class State(IntEnum):
     EXCLUSIVE = auto()
 
 
-# The next state after each event. In the other states the event cannot happen.
-_SYNC_BEGUN: Final = {
-    State.IDLE: State.SYNCING,
-    State.DELETING: State.SYNCING_AND_DELETING,
-}
+# The next state after each event. A state without an entry cannot have the event.
+_SYNC_BEGUN: Final = {State.IDLE: State.SYNCING, State.DELETING: State.SYNCING_AND_DELETING}
 _SYNC_ENDED: Final = {
     State.SYNCING: State.IDLE,
     State.SYNCING_AND_DELETING: State.DELETING,
     State.WAITING: State.EXCLUSIVE,
 }
-_DELETION_BEGUN: Final = {
-    State.IDLE: State.DELETING,
-    State.SYNCING: State.SYNCING_AND_DELETING,
-}
-_DELETION_ENDED: Final = {
-    State.DELETING: State.IDLE,
-    State.SYNCING_AND_DELETING: State.SYNCING,
-}
-_EXCLUSIVE_ADDED: Final = {
-    State.IDLE: State.EXCLUSIVE,
-    State.SYNCING: State.WAITING,
-}
+_DELETION_BEGUN: Final = {State.IDLE: State.DELETING, State.SYNCING: State.SYNCING_AND_DELETING}
+_DELETION_ENDED: Final = {State.DELETING: State.IDLE, State.SYNCING_AND_DELETING: State.SYNCING}
+_EXCLUSIVE_ADDED: Final = {State.IDLE: State.EXCLUSIVE, State.SYNCING: State.WAITING}
 _EXCLUSIVE_ENDED: Final = {
     State.EXCLUSIVE: State.IDLE,
-    State.WAITING: State.SYNCING,  # the waiting exclusive work was dropped
+    State.WAITING: State.SYNCING,  # ``give_up`` drops exclusive work that has not begun
 }
 
 
 class DiskWork(Generic[E, D]):
-    """The jobs of one partition: at most one exclusive job, and deletions one after the other.
+    """The jobs of one partition: at most one exclusive job, and deletions that run one after the other.
 
-    Invariants: ``exclusive`` is set exactly in WAITING and EXCLUSIVE, ``deletion`` in the states that delete.
-    Deletions wait in ``_deletions`` only while one of the two is set.
+    Invariants: ``exclusive`` is set exactly in WAITING and EXCLUSIVE, ``deletion`` exactly in the two states
+    that delete. ``_deletions`` is empty unless one of the two is set.
     """
 
     __slots__ = ("_deletions", "deletion", "exclusive", "state")
 
     def __init__(self) -> None:
         self.state = State.IDLE
-        #: The running or next job; unless it is None, neither the loop nor a sync round may use the log.
+        #: The running or next exclusive job. While it is set, no loop code and no sync round may use the log.
         self.exclusive: E | None = None
         self.deletion: D | None = None  #: the running deletion
         self._deletions: deque[D] = deque()
@@ -85,40 +73,40 @@ class DiskWork(Generic[E, D]):
         return self.state in _EXCLUSIVE_ADDED
 
     def begin_sync(self) -> None:
-        """Record that a sync round has begun. Only while ``exclusive`` is None, and one at a time."""
+        """Record that a sync round has begun. Allowed only while ``exclusive`` is None and no round runs."""
         self.state = _SYNC_BEGUN[self.state]
 
     def end_sync(self) -> E | None:
-        """Record the end of the sync round. Return the exclusive job that waited for it."""
+        """Record the end of the sync round. Return the exclusive job that waited for it, to start now."""
         self.state = _SYNC_ENDED[self.state]
         return self.exclusive
 
     def add_exclusive(self, job: E) -> E | None:
-        """Add an exclusive job, while ``may_add_exclusive``. Return it if it starts now."""
+        """Add an exclusive job; allowed if ``may_add_exclusive``. Return the job if it starts now."""
         self.state = _EXCLUSIVE_ADDED[self.state]
         self.exclusive = job
         return job if self.state is State.EXCLUSIVE else None
 
     def end_exclusive(self) -> D | None:
-        """Record the end of the exclusive job. Return the deletion to start now."""
+        """Record the end of the exclusive job. Return the deletion to start now, if any."""
         self.state = _EXCLUSIVE_ENDED[self.state]
         self.exclusive = None
         return self._next_deletion()
 
     def add_deletion(self, job: D) -> D | None:
-        """Add a deletion. Return it if it starts now; otherwise it follows the running work."""
+        """Add a deletion. Return it if it starts now; otherwise it waits for the running work."""
         self._deletions.append(job)
         return self._next_deletion()
 
     def end_deletion(self) -> D | None:
-        """Record the end of the deletion. Return the next one, to start now."""
+        """Record the end of the deletion. Return the next deletion, to start now, if any."""
         self.state = _DELETION_ENDED[self.state]
         self.deletion = None
         return self._next_deletion()
 
     def give_up(self) -> tuple[E | None, D | None, list[D]]:
-        """Drop all jobs. Returns the running exclusive job and deletion, which the caller must end itself,
-        and the deletions that have not begun."""
+        """Drop all jobs. Return the exclusive job and the running deletion, which the caller must end, and
+        the deletions that have not begun."""
         exclusive, deletion, waiting = self.exclusive, self.deletion, list(self._deletions)
         self._deletions.clear()
         if exclusive is not None:

@@ -1,7 +1,7 @@
-"""The owner of one partition on this broker: changes its role, runs its disk work, notifies waiting requests.
+"""The owner of one partition on this broker: changes its role, runs its disk work, notifies waiters.
 
-Clients and coordinators use the ``Partition`` itself. Its owner is for replication, housekeeping and
-deletions. ``disk_work`` decides when work starts; here it is run in the executor.
+Clients and coordinators use the ``Partition`` itself. Replication, housekeeping and deletions use its owner.
+``disk_work`` decides when disk work starts; this module runs it in the executor.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.errors import BrokerError, LogOfflineError, NotLeaderOrFollowerError, StorageError
 from kafkalite.log_fields import Fields
 from kafkalite.metadata.image import PartitionState
-from kafkalite.model import NO_EPOCH
+from kafkalite.model import NO_EPOCH, NO_OFFSET
 from kafkalite.protocol.messages.admin import LogDirPartition
-from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition, ReplicaFetchPartition
+from kafkalite.protocol.messages.cluster import ReplicaFetchedPartition, ReplicaFetchPartition, ReplicaReport
 from kafkalite.replication.follower import FetchPosition, FollowerStep, NextFetch
 from kafkalite.replication.partition import Partition, PartitionSettings, ReplicaFetchResult
 from kafkalite.storage.compaction_swap import SwapWork
@@ -35,7 +35,7 @@ _REFUSALS: Final = (BrokerError, StorageError, OSError)
 
 
 class Watcher(Protocol):
-    """A follower elsewhere that fetches this partition."""
+    """A follower on another broker that fetches this partition."""
 
     def on_appended(self, size_bytes: int) -> None: ...
 
@@ -47,28 +47,28 @@ class Watcher(Protocol):
 
 
 class FetchListener(Protocol):
-    """Fetches for this partition from its leader."""
+    """The fetcher of this partition's records from its leader."""
 
     def on_progress(self, outcome: NextFetch | Exception) -> None:
-        """Called after a sync or a response's disk work, with the time of the next fetch or the error."""
+        """Called after a sync or exclusive work with the time of the next fetch, or with the error."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Exclusive:
-    """Exclusive work: apply a response that truncates a follower's log or moves its log start."""
+    """Exclusive work: applies a response that truncates a follower's log or replaces its log start."""
 
     response: ReplicaFetchedPartition
     run: Callable[[], FollowerStep]
-    future: Future[FollowerStep] | None = None  #: None until it has begun
+    future: Future[FollowerStep] | None = None  #: None until the work has begun
 
 
 @dataclass(slots=True, eq=False)
 class _Deletion:
     """Work that moves the log start, or replaces segments by a compacted one.
 
-    ``begin`` returns the work to run, or None if there is none; ``finish`` takes its outcome. Both run
-    on the loop and may raise. ``then`` is called with the error, or None.
+    ``begin`` returns the work for the executor, or None if there is none. ``finish`` receives that work and
+    its error, or None. Both run on the loop and may raise. ``then`` receives the final error, or None.
     """
 
     begin: Callable[[], StateWork | SwapWork | None]
@@ -79,10 +79,10 @@ class _Deletion:
 
 
 class HostedPartition:
-    """A partition of this broker.
+    """One partition on this broker.
 
-    Invariants: only a leader has watchers; only a follower has exclusive work, and during exclusive
-    work nothing else uses the log.
+    Invariants: Only a leader has watchers. Only a follower has exclusive work. While it runs, nothing else
+    uses the log.
     """
 
     __slots__ = (
@@ -93,6 +93,7 @@ class HostedPartition:
         "_watchers",
         "key",
         "listener",
+        "lost_records",
         "partition",
         "reported_epoch",
         "topic_id",
@@ -101,16 +102,17 @@ class HostedPartition:
     def __init__(
         self, partition: Partition, waiters: Waiters, scheduler: SyncScheduler[HostedPartition]
     ) -> None:
-        self.partition = partition  #: for clients' requests; replication and maintenance use this owner
+        self.partition = partition  #: serves clients' requests
         partition.observer = self
         self.key = partition.key
         self.topic_id = partition.topic_id
-        self.listener: FetchListener | None = None  #: the fetcher's, while this replica follows
-        self.reported_epoch = NO_EPOCH  #: the latest leader epoch in which a leader received a position of it
-        self._watchers: dict[int, Watcher] = {}  # by the follower's node id
+        self.listener: FetchListener | None = None  #: the fetcher, while this replica follows
+        self.reported_epoch = NO_EPOCH  #: the leader epoch of the last position reported to a leader
+        self.lost_records = 0  #: committed records truncated after unclean elections, in this process (R49)
+        self._watchers: dict[int, Watcher] = {}  # by node id of the follower
         self._waiters = waiters
         self._scheduler = scheduler
-        self._unread_bytes = 0  # appended since the high watermark was last at the log end
+        self._unread_bytes = 0  # bytes appended since the high watermark was last at the log end
         self._disk: DiskWork[_Exclusive, _Deletion] = DiskWork()
 
     def __str__(self) -> str:
@@ -150,6 +152,15 @@ class HostedPartition:
     def is_damaged(self) -> bool:
         return self.partition.log.is_damaged
 
+    def mark_damaged(self, cause: str) -> None:
+        """Take the log offline for good: no record in it can be trusted (R24)."""
+        self.partition.log.mark_damaged(cause)
+
+    @property
+    def torn_records(self) -> int:
+        """The number of records that recovery cut off at the start."""
+        return self.partition.log.torn_records
+
     @property
     def is_compacted(self) -> bool:
         return self.partition.log.config.is_compacted
@@ -160,11 +171,11 @@ class HostedPartition:
 
     @property
     def is_busy(self) -> bool:
-        """Whether only exclusive work may use the log now."""
+        """Whether exclusive work waits or runs, so that nothing else may use the log."""
         return self._disk.exclusive is not None
 
     def idle_log(self) -> Log | None:
-        """Return the log for maintenance; None while it is offline or other work removes records from it."""
+        """Return the log for maintenance, or None while it is offline or other disk work changes it."""
         if (
             self._disk.exclusive is not None
             or self._disk.is_deleting
@@ -174,7 +185,7 @@ class HostedPartition:
         return self.partition.log
 
     def stored(self) -> LogDirPartition:
-        """Return the sizes and offsets on the disk; if the log cannot be read, only the reason."""
+        """Return the sizes and offsets on disk. If the log cannot be read, return zeros and the reason."""
         log = self.partition.log
         try:
             size_bytes, segment_count = log.size_bytes, log.segment_count
@@ -183,10 +194,29 @@ class HostedPartition:
         start, end = log.log_start_offset, log.log_end_offset
         return LogDirPartition(*self.key, size_bytes, segment_count, start, end, log.offline_reason)
 
+    def report(self, refused_offset: int = NO_OFFSET) -> ReplicaReport:
+        """Return what the controller compares of this replica's log (R46). ``refused_offset``: where the
+        replica refused to truncate (R49)."""
+        partition, log = self.partition, self.partition.log
+        try:
+            last_epoch = log.latest_epoch
+        except StorageError:
+            last_epoch = NO_EPOCH
+        return ReplicaReport(
+            self.topic_id,
+            self.key.partition,
+            partition.leader_epoch,
+            last_epoch,
+            log.log_end_offset,
+            log.offline_reason is not None,
+            partition.committed_end,
+            refused_offset,
+        )
+
     # --- leading
 
     def on_appended(self, last_offset: int, size_bytes: int, high_watermark: int) -> None:
-        """Notify requests that wait for records, and mark the batch for the next sync."""
+        """Notify waiting requests and followers of appended records, and mark the log for the next sync."""
         if high_watermark > last_offset:
             self._unread_bytes = 0
             self._waiters.on_high_watermark(self.key, high_watermark, size_bytes)
@@ -199,7 +229,7 @@ class HostedPartition:
                 watcher.on_appended(size_bytes)
 
     def on_high_watermark_moved(self) -> None:
-        """Notify waiting requests. The byte count may exceed the readable bytes: readers check again."""
+        """Notify waiting requests. The notified byte count may be too large; readers read again and check."""
         high_watermark = self.partition.high_watermark
         readable_bytes = self._unread_bytes
         if high_watermark >= self.partition.log.log_end_offset:
@@ -209,7 +239,7 @@ class HostedPartition:
             watcher.on_moved()
 
     def _on_in_sync_changed(self, *, moved: bool) -> None:
-        """Called when the in-sync set or its minimum has changed; ``moved``: the high watermark has too."""
+        """Process a change of the in-sync set or its minimum. ``moved``: the high watermark has moved too."""
         if moved:
             self.on_high_watermark_moved()
         error = self.partition.acknowledgement_error
@@ -218,14 +248,14 @@ class HostedPartition:
         self._on_low_watermark()
 
     def _on_low_watermark(self) -> None:
-        """Complete waiting deletions: a log start, here or at a follower, or the in-sync set has changed."""
+        """Notify waiting deletions, because a replica's log start or the in-sync set may have changed."""
         if self._waiters.awaits_deletion(self.key):
             self._waiters.on_low_watermark(self.key, self.partition.low_watermark)
 
     def on_replica_fetch(
         self, node_id: int, broker_epoch: int, asked: ReplicaFetchPartition, watcher: Watcher, now_ms: int
     ) -> ReplicaFetchResult:
-        """Do ``Partition.on_replica_fetch``, and notify ``watcher`` from now on. Raises the same errors."""
+        """Call ``Partition.on_replica_fetch``, which may raise, and register ``watcher`` for the follower."""
         result = self.partition.on_replica_fetch(
             node_id,
             broker_epoch=broker_epoch,
@@ -246,7 +276,7 @@ class HostedPartition:
         return self.partition.read_for_replica(offset, max_bytes)
 
     def forget_follower(self, node_id: int) -> None:
-        """``Partition.forget_follower``"""
+        """Call ``Partition.forget_follower``."""
         self.partition.forget_follower(node_id)
 
     def unwatch(self, node_id: int, watcher: Watcher) -> None:
@@ -257,24 +287,27 @@ class HostedPartition:
     # --- roles
 
     def lead(self, state: PartitionState, *, now_ms: int, known_high_watermark: int) -> None:
-        """Do ``Partition.become_leader``. Requests that wait for a batch of an earlier epoch fail."""
+        """Call ``Partition.become_leader``. Requests that wait for a batch of an earlier epoch fail."""
         self.complete_work()
         partition = self.partition
         if partition.is_leader and partition.leader_epoch != state.leader_epoch:
             self._end_leadership(state)
+        was_offline = partition.offline_reason is not None
         moved = partition.become_leader(state, now_ms=now_ms, known_high_watermark=known_high_watermark)
         self._on_in_sync_changed(moved=moved)
+        if not was_offline:
+            self._check_offline()
 
-    def follow(self, state: PartitionState) -> None:
-        """Do ``Partition.become_follower``. Waiting requests fail, because another broker leads."""
+    def follow(self, state: PartitionState, *, known_high_watermark: int = 0) -> None:
+        """Call ``Partition.become_follower``. Waiting requests fail, because another broker leads."""
         self.complete_work()
         was_leader = self.partition.is_leader
-        self.partition.become_follower(state)
+        self.partition.become_follower(state, known_high_watermark=known_high_watermark)
         if was_leader:
             self._end_leadership(state)
 
     def resign(self, error: Exception) -> None:
-        """Give up the role; waiting requests fail with ``error``."""
+        """Give up the role. Waiting requests fail with ``error``."""
         self.complete_work()
         self.partition.resign()
         self._waiters.on_failed(self.key, error)
@@ -292,15 +325,15 @@ class HostedPartition:
             watcher.on_role_changed()
 
     def reconfigure(self, config: LogConfig, settings: PartitionSettings) -> None:
-        """Apply the topic's changed configuration."""
+        """Apply a changed configuration of the topic."""
         self.complete_work()
         self._on_in_sync_changed(moved=self.partition.reconfigure(config, settings))
 
     # --- following
 
     def fetch_position(self) -> FetchPosition | None:
-        """Return the position for the next fetch. None during disk work: the listener is notified of its
-        end. Raises the errors of ``Partition.fetch_position``."""
+        """Return the position for the next fetch, or None during exclusive work, whose end is reported to
+        ``listener``. Raises the errors of ``Partition.fetch_position``."""
         if self._disk.exclusive is not None:
             return None
         position = self.partition.fetch_position()
@@ -310,11 +343,11 @@ class HostedPartition:
     def on_fetched(
         self, response: ReplicaFetchedPartition, batches: memoryview, asked: FetchPosition, wall_ms: int
     ) -> NextFetch | None:
-        """Apply a leader's response. Returns when to fetch next, or None: the listener is notified.
+        """Apply a leader's response. Return when to fetch next, or None if ``listener`` is notified later.
 
-        Records are written at once and synced in the next round. A truncation or another log start, which
-        syncs by itself, is exclusive work; a response that arrives meanwhile is ignored and must be
-        repeated. Raises as ``Partition.on_fetched``.
+        Records are written at once and synced in the next round. A truncation or a new log start is exclusive
+        work, which includes its own sync. A response that arrives during exclusive work is ignored and must
+        be fetched again. Raises the errors of ``Partition.on_fetched``.
         """
         if self._disk.exclusive is not None:
             return NextFetch.REPEATED
@@ -339,7 +372,7 @@ class HostedPartition:
         return step.next_fetch(is_synced_only=is_synced_only)
 
     def _start_exclusive(self, job: _Exclusive) -> NextFetch | Exception | None:
-        """Run the exclusive job. Return its outcome if it has ended already."""
+        """Run the exclusive job. Return its outcome if it has already ended, else None."""
         future = job.future = self._scheduler.submit(job.run)
         if future.done():
             return self._end_exclusive(job, self._disk.end_exclusive())
@@ -363,9 +396,19 @@ class HostedPartition:
         step = job.future.result()
         if step.truncated_to is not None:
             epoch = job.response.diverging_epoch
-            logger.info("log truncated %s", Fields(partition=self.key, to=step.truncated_to, epoch=epoch))
+            logger.log(
+                logging.ERROR if step.lost_records else logging.INFO,
+                "log truncated %s",
+                Fields(
+                    partition=self.key,
+                    to=step.truncated_to,
+                    epoch=epoch,
+                    committed_records_lost=step.lost_records,
+                ),
+            )
+            self.lost_records += step.lost_records
         next_fetch = step.next_fetch(is_synced_only=self.partition.is_synced_only)
-        # The fetcher may have been refused a position during this work.
+        # During this work ``fetch_position`` returned None, so the fetcher must ask again now.
         return NextFetch.NOW if next_fetch is NextFetch.NOT_DUE else next_fetch
 
     def _notify(self, outcome: NextFetch | Exception) -> None:
@@ -377,7 +420,7 @@ class HostedPartition:
     # --- deletions
 
     def delete_before(self, offset: int, then: Callable[[Exception | None], None]) -> None:
-        """Move the log start up to ``offset`` durably, then call ``then`` with the error, or None."""
+        """Move the log start to ``offset`` durably, then call ``then`` with the error or None."""
         log = self.partition.log
         self._add_deletion(_Deletion(partial(log.begin_delete, offset), self._finish_delete, then))
 
@@ -388,7 +431,7 @@ class HostedPartition:
         self._on_low_watermark()
 
     def swap(self, work: SwapWork, then: Callable[[Exception | None], None]) -> None:
-        """Replace segments by a compacted one, then call ``then`` with the error, or None."""
+        """Replace segments by a compacted one, then call ``then`` with the error or None."""
         log = self.partition.log
         self._add_deletion(_Deletion(partial(log.begin_swap, work), log.finish_swap, then))
 
@@ -396,7 +439,7 @@ class HostedPartition:
         self._start_deletion(self._disk.add_deletion(deletion))
 
     def _start_deletion(self, job: _Deletion | None) -> None:
-        """Run the deletion, and the following ones as long as each ends at once."""
+        """Run the deletion. If it ends immediately, run the next one, and so on."""
         while job is not None and self._disk.deletion is job:
             try:
                 work = job.work = job.begin()
@@ -415,7 +458,7 @@ class HostedPartition:
             job = following
 
     def _on_deletion_run(self, job: _Deletion, _: Future[None]) -> None:
-        """Called in the executor's thread when a deletion has run."""
+        """Continue on the loop. Called in the executor's thread when a deletion has run."""
         self._scheduler.call_soon_threadsafe(partial(self._go_on_deleting, job))
 
     def _go_on_deleting(self, job: _Deletion) -> None:
@@ -438,7 +481,7 @@ class HostedPartition:
         job.then(error)
 
     def complete_work(self) -> None:
-        """Wait for running exclusive work and a running deletion; drop jobs that have not begun.
+        """Wait for the exclusive work and the deletion that run. Drop all jobs that have not begun.
 
         A running sync round may continue.
         """
@@ -459,18 +502,18 @@ class HostedPartition:
     # --- syncing
 
     def _sync_rest(self) -> None:
-        """Mark written batches for the next sync, including those written before a failure."""
+        """Mark written batches for the next sync, including batches written before a failed one."""
         if self.partition.is_synced_only:
             self.mark_unsynced()
 
     def mark_unsynced(self) -> None:
-        """Mark unsynced batches for the next round, also in a page-cache log."""
+        """Mark unsynced batches for the next round, also those of a log with durability=page-cache."""
         log = self.partition.log
         if self._disk.exclusive is None and log.has_unsynced and log.offline_reason is None:
             self._scheduler.mark(self)
 
     def begin_sync(self) -> SyncWork | None:
-        """Return the log's sync work. Called by the scheduler."""
+        """Return the sync work of the log, or None if there is none. Called by the scheduler."""
         if self._disk.exclusive is not None:
             return None
         work = self.partition.log.begin_sync()
@@ -479,14 +522,14 @@ class HostedPartition:
         return work
 
     def finish_sync(self, work: Any, error: Exception | None) -> None:
-        """Process the result of a sync. Called by the scheduler."""
+        """Process the result of a sync round. Called by the scheduler."""
         job = self._disk.end_sync()
         partition = self.partition
         log = partition.log
         log.finish_sync(work, error)
         if log.offline_reason is not None:
             self.on_offline()
-        elif error is not None:  # the disk is full: not durable and not lost; a later round tries again
+        elif error is not None:  # the disk is full: nothing is lost, and a later round syncs again
             self._waiters.on_failed(self.key, error)
         elif partition.is_leader:
             self._waiters.on_synced(self.key, log.synced_end_offset)
@@ -504,14 +547,14 @@ class HostedPartition:
             self.on_offline()
 
     def on_offline(self) -> None:
-        """Fail waiting requests: the log accepts no more writes."""
+        """Log the failure and fail waiting requests. Called when the log refuses further writes."""
         reason = self.partition.offline_reason
         logger.error("partition offline %s", Fields(partition=self.key, reason=reason))
         self._waiters.on_failed(self.key, LogOfflineError(f"{self.key} is offline: {reason}"))
 
 
 def _has_begun(future: Future[Any] | None) -> bool:
-    """Return whether the work has begun, and wait for its end. Otherwise it will never run."""
+    """Cancel the work if it has not begun. Otherwise wait for its end. Return whether it had begun."""
     if future is None or future.cancel():
         return False
     wait((future,))

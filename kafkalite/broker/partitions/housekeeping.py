@@ -1,7 +1,7 @@
 """The periodic passes of a broker: roll and delete segments, remove retired files, write recovery points.
 
-Every wait goes through the Clock seam. A pass over thousands of logs yields to requests every LOGS_PER_TURN
-logs. No log has a timer of its own.
+Every wait uses the Clock interface. A pass over thousands of logs lets requests run every LOGS_PER_TURN
+logs. Logs have no timers of their own.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 LOGS_PER_TURN: Final = 50
 
+#: The synced end of each log is durable one second after an acknowledgement at the latest (R24).
+RECORD_DELAY_MS: Final = 800
+
 
 class Housekeeping:
     """The periodic passes of one broker."""
@@ -41,18 +44,22 @@ class Housekeeping:
         scheduler: SyncScheduler[HostedPartition],
         is_isolated: Callable[[], bool],
     ) -> None:
-        """``scheduler`` and ``is_isolated`` are for the cleaner."""
+        """``is_isolated`` is for the cleaner."""
+        self._scheduler = scheduler
+        self._has_moved = asyncio.Event()
+        self._has_moved.set()  # logs were recovered or created before
         self._config = config
         self._clock = clock
         self._partitions = partitions
         self._store = store
-        self.cleaner: Cleaner | None = None  #: None with log.cleaner.enable=false
+        self.cleaner: Cleaner | None = None  #: None if log.cleaner.enable=false
         if config.log_cleaner_enable:
             self.cleaner = Cleaner(config, clock, partitions, scheduler, is_isolated)
 
     def start(self, tasks: TaskSet) -> None:
-        """Start all passes as tasks."""
+        """Start a task for each periodic pass."""
         tasks.start(self.retain_forever(), name="retention")
+        tasks.start(self.record_forever(), name="recovery points")
         tasks.start(self.checkpoint_forever(), name="checkpoints")
         if self.cleaner is not None:
             tasks.start(self.cleaner.clean_forever(), name="cleaner")
@@ -64,14 +71,34 @@ class Housekeeping:
             await self.retain()
             await self._clock.sleep_ms(self._config.log_retention_check_interval_ms)
 
+    async def record_forever(self) -> None:
+        """Write the recovery points that moved, RECORD_DELAY_MS after the first of them (R24)."""
+        self._store.on_moved = partial(self._scheduler.call_soon_threadsafe, self._has_moved.set)
+        while True:
+            await self._has_moved.wait()
+            await self._clock.sleep_ms(RECORD_DELAY_MS)
+            self._has_moved.clear()
+            await self.record()
+
+    async def record(self) -> None:
+        """Write the recovery points that moved, beside the loop."""
+        work = self._store.begin_checkpoint()
+        if work is None:
+            return
+        try:
+            await asyncio.wrap_future(self._scheduler.submit(work))
+        except (StorageError, OSError) as error:
+            logger.error("recovery points not written %s", Fields(error=error))
+            self._has_moved.set()  # try again
+
     async def checkpoint_forever(self) -> None:
-        """Write recovery points every ``log.flush.offset.checkpoint.interval.ms``."""
+        """Sync page-cache logs every ``log.flush.offset.checkpoint.interval.ms``."""
         while True:
             await self._clock.sleep_ms(self._config.log_flush_offset_checkpoint_interval_ms)
             self.checkpoint()
 
     async def retain(self) -> None:
-        """Roll segments that are old enough, delete those beyond retention, remove retired files."""
+        """Roll segments that are old enough, delete segments beyond retention, remove retired files."""
         for number, hosted in enumerate(list(self._partitions), 1):
             if self._guarded(hosted, partial(self._retain_one, hosted)) or number % LOGS_PER_TURN == 0:
                 await asyncio.sleep(0)
@@ -82,7 +109,7 @@ class Housekeeping:
             logger.error("housekeeping failed %s", Fields(error=error))
 
     def _retain_one(self, hosted: HostedPartition) -> bool:
-        """Return whether a deletion was begun, which may have blocked on the disk."""
+        """Retain one log. Return whether a deletion was begun, which may have blocked on the disk."""
         log = hosted.idle_log()
         if log is None:
             return False
@@ -108,7 +135,7 @@ class Housekeeping:
         self._guarded(hosted, partial(log.remove_retired, self._clock.wall_ms()))
 
     def _guarded(self, hosted: HostedPartition, action: Callable[[], bool | None]) -> bool:
-        """Confine a disk error to one log: the pass continues with the next one."""
+        """Call ``action``. Log its disk errors and continue, because they concern one log only."""
         try:
             return bool(action())
         except (StorageError, OSError) as error:
@@ -118,12 +145,7 @@ class Housekeeping:
             return True
 
     def checkpoint(self) -> None:
-        """Write the recovery points, and mark unsynced logs to be synced before the next checkpoint.
-
-        Does nothing while any log is being truncated and thus inconsistent.
-        """
-        if any(hosted.is_busy for hosted in self._partitions):
-            return
+        """Write the recovery points, and mark unsynced logs to be synced before the next checkpoint."""
         try:
             self._store.checkpoint()
         except (StorageError, OSError) as error:

@@ -1,4 +1,4 @@
-"""An executor that runs a job at once: for disks in memory, which threads may not share."""
+"""An executor that runs jobs in the caller's thread, for in-memory disks, which are not thread-safe."""
 
 # Tests: tests/broker/test_tasks.py
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class InlineExecutor(Executor):
-    """An executor whose ``submit`` returns a completed future."""
+    """An executor whose ``submit`` runs the job and returns a completed future."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()

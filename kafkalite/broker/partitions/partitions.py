@@ -1,9 +1,8 @@
 """The partitions of this broker and their roles: leader, follower or none.
 
-Follows the metadata image: ``publish`` applies every change: it opens, assigns roles, reconfigures,
-deletes. No role is taken before the image holds the registration of this process (R22). A log that
-cannot be opened takes its partition offline, not the broker; clients get KAFKA_STORAGE_ERROR with the
-reason.
+``publish`` applies each metadata image: it opens and deletes logs, assigns roles and reconfigures. No role
+is taken before an image contains the registration of this process (R22). If a log cannot be opened, only
+its partition is offline; clients get KAFKA_STORAGE_ERROR with the reason.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from kafkalite.metadata.delta import Delta, LocalPartition
 from kafkalite.metadata.image import ClusterImage, PartitionState
 from kafkalite.metadata.records import NO_LEADER
 from kafkalite.metadata.topic_config import Setting, topic_settings
-from kafkalite.model import NO_EPOCH, TimestampType, TopicPartition
+from kafkalite.model import NO_EPOCH, NO_OFFSET, TimestampType, TopicPartition
 from kafkalite.protocol.messages.admin import LogDirPartition
-from kafkalite.protocol.messages.cluster import DamagedReplica
+from kafkalite.protocol.messages.cluster import DamagedReplica, ReplicaReport
 from kafkalite.replication.partition import Partition, PartitionSettings
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import PAGE_CACHE, LogConfig
@@ -41,31 +40,31 @@ logger = logging.getLogger(__name__)
 
 
 class PartitionFetching(Protocol):
-    """Fetches for the partitions that follow a leader elsewhere."""
+    """Fetches records for the partitions that follow a leader on another broker."""
 
     def follow(self, hosted: HostedPartition, leader_id: int) -> None:
-        """Fetch for ``hosted`` from that broker, possibly in another epoch. -1: there is no leader."""
+        """Fetch for ``hosted`` from this leader, or in its new epoch. -1 means that there is no leader."""
         ...
 
     def unfollow(self, hosted: HostedPartition) -> None:
-        """Stop fetching for ``hosted``. Has no effect if it did not follow."""
+        """Stop fetching for ``hosted``. Has no effect if it is not fetched."""
         ...
 
 
 class RoleObserver(Protocol):
-    """Acts on the partitions that this broker leads: its coordinators."""
+    """Is notified of the partitions that this broker leads. The coordinators implement it."""
 
     def on_leading(self, partition: Partition) -> None:
-        """Called when this broker begins to lead ``partition``, or when its in-sync set has changed."""
+        """Called when this broker becomes the leader of ``partition``, and when its in-sync set changes."""
         ...
 
     def on_not_leading(self, partition: Partition) -> None:
-        """Called when this broker does not lead ``partition``, or no longer."""
+        """Called when this broker follows ``partition`` or has no role in it."""
         ...
 
 
 class Partitions:
-    """{TopicPartition: HostedPartition} of the replicas that the metadata image places here."""
+    """{TopicPartition: HostedPartition} of the replicas that the metadata image assigns to this broker."""
 
     def __init__(
         self,
@@ -80,10 +79,10 @@ class Partitions:
         incarnation_id: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """``is_volatile``: no data outlives this broker, so that fsync has no effect.
+        """``is_volatile`` means that no data outlives this broker, so that fsync has no effect.
 
-        ``incarnation_id`` is this process's: it takes no role before the image has its registration (R22).
-        None for a broker that is its own cluster.
+        ``incarnation_id`` identifies this process, which takes no role before an image contains its
+        registration (R22). None is for a single-node cluster.
         """
         self._is_volatile = is_volatile
         self._incarnation_id = incarnation_id
@@ -98,11 +97,12 @@ class Partitions:
         self._scheduler = scheduler
         self._hosted: dict[tuple[str, int], HostedPartition] = {}
         self._by_id: dict[tuple[str, int], HostedPartition] = {}  #: the same partitions by topic id
-        self._unopened: dict[tuple[str, int], tuple[DamagedReplica, str]] = {}  # with the reason
+        self._unopened: dict[tuple[str, int], tuple[DamagedReplica, str]] = {}  # value: replica and reason
+        self._leaderless: dict[TopicPartition, None] = {}  # partitions without a leader in the image
         self._roleless: dict[TopicPartition, None] = {}  # partitions whose last role assignment failed
         self._image = ClusterImage()
-        self.has_compacted = asyncio.Event()  #: set when one is added; the cleaner clears it
-        self._is_complete = False  # the image has every partition that an earlier incarnation had here
+        self.has_compacted = asyncio.Event()  #: set when a compacted topic is added; cleared by the cleaner
+        self._is_complete = False  # whether an image has contained this process's registration
 
     def __len__(self) -> int:
         return len(self._hosted) + len(self._unopened)
@@ -111,11 +111,11 @@ class Partitions:
         return iter(self._hosted.values())
 
     def find(self, key: TopicPartition) -> HostedPartition | None:
-        """Return the partition in any role, None if it is not open here."""
+        """Return the partition in any role, or None if it is not open here."""
         return self._hosted.get(key)
 
     def led(self) -> Iterator[Partition]:
-        """Yield the partitions that this broker leads and others replicate."""
+        """Yield the partitions that this broker leads and that have followers."""
         partitions = (hosted.partition for hosted in self)
         return (one for one in partitions if one.leads_followers)
 
@@ -123,11 +123,20 @@ class Partitions:
     def offline_count(self) -> int:
         return len(self._unopened) + sum(hosted.offline_reason is not None for hosted in self)
 
+    @property
+    def damaged_count(self) -> int:
+        return sum(hosted.is_damaged for hosted in self)
+
+    @property
+    def torn_tail_records(self) -> int:
+        """The number of records in the torn tails that recoveries cut off at the start (R24)."""
+        return sum(hosted.torn_records for hosted in self)
+
     def leader(self, topic: str, partition: int, current_leader_epoch: int = NO_EPOCH) -> Partition:
-        """Return a partition that this broker leads, in the epoch that the client knows (R3).
+        """Return a partition that this broker leads. The client's leader epoch must be the current one (R3).
 
         Raises UnknownTopicOrPartitionError, NotLeaderOrFollowerError, FencedLeaderEpochError,
-        UnknownLeaderEpochError, KafkaStorageError (its log could not be opened).
+        UnknownLeaderEpochError, KafkaStorageError (the log could not be opened).
         """
         hosted = self._hosted.get((topic, partition))
         if hosted is None:
@@ -150,11 +159,11 @@ class Partitions:
     def delete_before(
         self, partition: Partition, offset: int, then: Callable[[Exception | None], None]
     ) -> None:
-        """Move the log start of a partition durably, then call ``then`` with the error, or None."""
+        """Move the log start of a partition durably, then call ``then`` with the error or None."""
         self._hosted[partition.key].delete_before(offset, then)
 
     def by_id(self, topic_id: str, partition: int) -> HostedPartition:
-        """Return the partition in any role. Raises UnknownTopicOrPartitionError, KafkaStorageError."""
+        """Return the partition in any role. Raises UnknownTopicOrPartitionError or KafkaStorageError."""
         hosted = self._by_id.get((topic_id, partition))
         if hosted is None:
             topic = self._image.topics_by_id.get(topic_id)
@@ -175,7 +184,7 @@ class Partitions:
         return UnknownTopicOrPartitionError(f"there is no topic {topic!r}")
 
     def stored(self) -> Iterator[LogDirPartition]:
-        """Yield every partition here, offline ones too, in order."""
+        """Yield sizes and offsets of every partition here, including offline ones, sorted by key."""
         for key in sorted([*self._hosted, *self._unopened]):
             hosted = self._hosted.get(key)
             if hosted is None:
@@ -184,23 +193,54 @@ class Partitions:
                 yield hosted.stored()
 
     def is_fully_in_sync(self, key: TopicPartition) -> bool:
-        """Whether all replicas of a partition are in sync, by the image."""
+        """Whether all replicas of a partition are in its ISR according to the newest image."""
         state = self._image.partition(*key)
         return state is not None and set(state.isr) == set(state.replicas)
 
     def damaged(self) -> list[DamagedReplica]:
-        """Return the replicas whose log is offline: they must not lead or count as in sync (R24, R26)."""
+        """Return the replicas whose log is offline: they must not lead or count as in sync (R24, R26).
+
+        The only replica of a partition is omitted if its log is damaged: no other one can be better, and it
+        serves the sound part of its log.
+        """
         found = [replica for replica, _ in self._unopened.values()]
         for hosted in self._hosted.values():
-            if hosted.offline_reason is not None:
+            if hosted.offline_reason is not None and not (hosted.is_damaged and self._is_alone(hosted)):
                 found.append(DamagedReplica(hosted.topic_id, hosted.key.partition))
         return found
+
+    def _is_alone(self, hosted: HostedPartition) -> bool:
+        state = self._image.partition(*hosted.key)
+        return state is not None and state.replicas == (self._node_id,)
+
+    @property
+    def has_leaderless(self) -> bool:
+        """Whether a partition with a replica here has no leader."""
+        return bool(self._leaderless)
+
+    def leaderless(self) -> Iterator[ReplicaReport]:
+        """Yield the reports of the replicas here whose partitions have no leader (R46).
+
+        A replica that has not applied that yet is left out: its log may still change.
+        """
+        for key in self._leaderless:
+            state, hosted = self._image.partition(*key), self._hosted.get(key)
+            if state is None or state.leader != NO_LEADER:
+                continue
+            if hosted is not None and hosted.leader_epoch == state.leader_epoch and not hosted.is_busy:
+                yield hosted.report()
+            elif hosted is None and key in self._unopened:
+                replica, _ = self._unopened[key]
+                yield ReplicaReport(
+                    replica.topic_id, key.partition, state.leader_epoch, NO_EPOCH, 0, True, 0, NO_OFFSET
+                )
 
     # --- following the image
 
     def publish(self, delta: Delta, image: ClusterImage) -> None:
         """Apply a new image: delete, create, assign roles, reconfigure, in this order."""
         self._image = image
+        self._store.note_metadata_offset(image.metadata_offset)
         changes = delta.local_changes(self._node_id)
         takes_roles = self.may_take_roles()
         for local in changes.deleted:
@@ -213,6 +253,8 @@ class Partitions:
         if begins:
             self._is_complete = True
             self._load(self._local(image), image)
+            if self._incarnation_id is not None and image.brokers[self._node_id].is_restored:
+                self._distrust_all(image)
         names = changes.configs_changed
         if changes.broker_configs_changed:
             names = tuple(image.topics)
@@ -227,10 +269,11 @@ class Partitions:
             self._reconfigure(name, image, is_early=False)
 
     def _load(self, partitions: Iterable[LocalPartition], image: ClusterImage) -> None:
-        """Open logs that may exist already, together. A log that is known to have records is not created
+        """Open the existing logs of ``partitions`` together. A log known to have had records is not created
         again (R25).
 
-        Until the image is complete, later images may name directories that this one does not name.
+        Until an image contains this process's registration, directories without a partition are not
+        reported, because a later image may name them.
         """
         wanted: dict[TopicPartition, tuple[str, LogConfig]] = {}
         configs: dict[str, LogConfig] = {}
@@ -242,8 +285,18 @@ class Partitions:
         if wanted or self._is_complete:
             self._store.load(wanted, are_all=self._is_complete)
 
+    def _distrust_all(self, image: ClusterImage) -> None:
+        """Mark all replicas with other copies as damaged: this data directory is an older copy (R51)."""
+        logger.error(
+            "data directory is an older copy, all replicas are fetched again %s", Fields(path=self.path)
+        )
+        for key, _, state in self._local(image):
+            hosted = self._hosted.get(key)
+            if hosted is not None and len(state.replicas) > 1:
+                hosted.mark_damaged("the data directory was replaced by an older copy")
+
     def may_take_roles(self) -> bool:
-        """Whether an earlier image had the registration of this process (R22)."""
+        """Whether this broker may lead or follow: once an image has had this process's registration (R22)."""
         return self._incarnation_id is None or self._is_complete
 
     def _is_registered(self, image: ClusterImage) -> bool:
@@ -251,31 +304,35 @@ class Partitions:
         return broker is not None and broker.incarnation_id == self._incarnation_id
 
     def _local(self, image: ClusterImage) -> Iterator[LocalPartition]:
-        """Yield every partition of the image with a replica here."""
+        """Yield every partition of the image that has a replica on this broker."""
         for name, topic in image.topics.items():
             for number, state in enumerate(topic.partitions):
                 if self._node_id in state.replicas:
                     yield LocalPartition(TopicPartition(name, number), topic.topic_id, state)
 
     def _assign(self, partitions: Iterable[LocalPartition], image: ClusterImage) -> None:
-        """Assign each partition the role of its state."""
+        """Assign each partition the role that its state demands."""
         now_ms = self._clock.monotonic_ms()
         high_watermarks = image.high_watermarks
         for key, topic_id, state in partitions:
             self._roleless.pop(key, None)
+            if state.leader == NO_LEADER:
+                self._leaderless[key] = None
+            else:
+                self._leaderless.pop(key, None)
             hosted = self._hosted.get(key)
             if hosted is None:
-                continue  # its log could not be created
+                continue  # its log could not be opened
+            known = high_watermarks.get((topic_id, key.partition), 0)
             try:
                 if state.leader == self._node_id:
                     if self.fetching is not None:
                         self.fetching.unfollow(hosted)
-                    known = high_watermarks.get((topic_id, key.partition), 0)
                     hosted.lead(state, now_ms=now_ms, known_high_watermark=known)
                     if self.observer is not None:
                         self.observer.on_leading(hosted.partition)
                 else:
-                    hosted.follow(state)
+                    hosted.follow(state, known_high_watermark=known)
                     if self.observer is not None:
                         self.observer.on_not_leading(hosted.partition)
                     if hosted.is_damaged and self._may_replace(hosted, state):
@@ -289,17 +346,17 @@ class Partitions:
                 self._roleless[key] = None
 
     def retry_roles(self) -> None:
-        """Assign roles again to partitions whose last assignment failed, maybe temporarily (EMFILE)."""
+        """Assign roles again to partitions whose last assignment failed, perhaps temporarily (EMFILE)."""
         if self._roleless:
             local = [one for one in self._local(self._image) if one.topic_partition in self._roleless]
             self._assign(local, self._image)
 
     def _may_replace(self, hosted: HostedPartition, state: PartitionState) -> bool:
-        """Whether this replica may start again with an empty log: another broker leads, and the replica does
-        not count as in sync or eligible (R24).
+        """Whether this replica may start again with an empty log: another broker leads, and this replica is
+        neither in sync nor eligible (R24).
 
-        Not if it has reported a position of its former log in this leader epoch: the leader would take the
-        empty log for caught up and admit it to the in-sync set.
+        False if the replica has reported a position of its former log in this leader epoch, because the
+        leader would then consider the empty log caught up and admit the replica to the in-sync set.
         """
         is_counted = self._node_id in (*state.isr, *state.elr) or hosted.reported_epoch == state.leader_epoch
         return state.leader != NO_LEADER and not is_counted
@@ -307,7 +364,7 @@ class Partitions:
     def _replace_damaged(
         self, hosted: HostedPartition, topic_id: str, image: ClusterImage
     ) -> HostedPartition:
-        """Give the replica an empty log; all records will be fetched again."""
+        """Replace a damaged log by an empty one, for which all records are fetched again (R52)."""
         key = hosted.key
         reason = hosted.offline_reason
         settings = self._settings(image, key.topic)
@@ -360,6 +417,7 @@ class Partitions:
     def _delete(self, local: LocalPartition) -> None:
         key = local.topic_partition
         self._unopened.pop(key, None)
+        self._leaderless.pop(key, None)
         self._roleless.pop(key, None)
         hosted = self._hosted.pop(key, None)
         if hosted is None:
@@ -373,9 +431,9 @@ class Partitions:
             logger.error("files of a deleted partition stay %s", Fields(partition=key, error=error))
 
     def _reconfigure(self, topic: str, image: ClusterImage, *, is_early: bool) -> None:
-        """Apply a topic's settings. A greater min.insync.replicas is applied early, before the in-sync
-        sets of the same image: no record may be committed that the old and the new image would both
-        refuse (R9)."""
+        """Apply a topic's settings. Called before and after the in-sync sets of an image are applied. A
+        greater min.insync.replicas is applied early, so that a record is committed only if the old or the
+        new image allows it (R9)."""
         settings = self._settings(image, topic)
         config, more = self._log_config(settings), partition_settings(settings)
         if config.is_compacted:
@@ -393,7 +451,7 @@ _TIMESTAMP_TYPES: Final = {
     "CreateTime": TimestampType.CREATE_TIME,
     "LogAppendTime": TimestampType.LOG_APPEND_TIME,
 }
-#: Settings that a log takes as they are, by the names of LogConfig's fields.
+#: The settings that a log uses without conversion, by field name of LogConfig.
 _LOG_SETTINGS: Final = (
     "segment_bytes",
     "segment_ms",
@@ -409,7 +467,7 @@ _LOG_SETTINGS: Final = (
 
 
 def log_config(settings: Mapping[str, Setting]) -> LogConfig:
-    """Return the log's part of a topic's settings in force."""
+    """Return the configuration of the log from the topic's effective settings."""
     values: dict[str, Any] = {name: settings[name.replace("_", ".")].value for name in _LOG_SETTINGS}
     if settings["preallocate"].value:
         values["preallocate_min_bytes"] = values["preallocate_max_bytes"] = values["segment_bytes"]
@@ -426,7 +484,7 @@ def log_config(settings: Mapping[str, Setting]) -> LogConfig:
 
 
 def partition_settings(settings: Mapping[str, Setting]) -> PartitionSettings:
-    """Return the part of a topic's settings in force that the partition's role needs."""
+    """Return the configuration of the partition's role from the topic's effective settings."""
     return PartitionSettings(
         min_insync_replicas=settings["min.insync.replicas"].value,
         message_timestamp_before_max_ms=settings["message.timestamp.before.max.ms"].value,

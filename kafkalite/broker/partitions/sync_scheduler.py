@@ -1,7 +1,7 @@
-"""Group commit: one round of ``fdatasync`` at a time, while appends for the next round gather.
+"""Group commit: one round of ``fdatasync`` runs at a time, and appends meanwhile gather for the next round.
 
-A round takes every log that was appended to since the last one, syncs them in the executor's thread,
-and reports each log's result on the loop. A failed sync is final for its log (R26).
+A round syncs every log that was marked since the previous round began, in the executor's thread, and
+reports the result of each log on the loop. A failed sync is final for its log (R26).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ logger = logging.getLogger(__name__)
 
 
 class SyncWork(Protocol):
-    """Returned by ``Log.begin_sync``. ``run`` blocks, in any thread."""
+    """The work that ``Log.begin_sync`` returns. ``run`` blocks and may be called in any thread."""
 
     def run(self) -> None: ...
 
 
 class Syncable(Hashable, Protocol):
-    """A log as the scheduler sees it."""
+    """The methods of a log that the scheduler uses."""
 
     def begin_sync(self) -> SyncWork | None: ...
 
     def finish_sync(self, work: SyncWork, error: Exception | None) -> None:
-        """Called on the loop. Notifies waiting requests; must not raise for a sync that failed."""
+        """Process the result of a sync and notify waiters. Called on the loop; must not raise ``error``."""
         ...
 
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class SyncScheduler(Generic[S]):
-    """Syncs logs that are marked. With an InlineExecutor (a disk in memory) rounds run on the loop itself."""
+    """Syncs marked logs in rounds. With an InlineExecutor (in-memory disks) rounds run on the loop."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class SyncScheduler(Generic[S]):
         on_broken: Callable[[BaseException], None],
         run_round: Callable[[Sequence[Any]], list[Exception | None]] | None = None,
     ) -> None:
-        """``run_round`` blocks until all works of a round have run, and returns their errors in order."""
+        """``run_round`` runs all works of a round, blocks until they end, and returns their errors."""
         self._run_round = run_round or _run_each
         self._loop = loop
         self._executor = executor
@@ -57,7 +57,7 @@ class SyncScheduler(Generic[S]):
         self._is_busy = False
         self._idle_callbacks: list[asyncio.Future[None]] = []
         self.round_count = 0
-        #: Logs synced in all rounds; divided by ``round_count``, how well commits group.
+        #: The number of logs synced in all rounds. Divided by ``round_count``, it is the mean group size.
         self.synced_count = 0
 
     def mark(self, log: S) -> None:
@@ -68,19 +68,19 @@ class SyncScheduler(Generic[S]):
             self._loop.call_soon(self._start_round)
 
     def forget(self, log: S) -> None:
-        """Drop ``log``, which is being deleted; a running sync of it may still finish."""
+        """Unmark ``log``, which is being deleted. A sync of it that is running may still finish."""
         self._dirty.pop(log, None)
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Run ``job``, which uses one log and nothing else, in the executor's thread."""
+        """Run ``job`` in the executor's thread. The job must use one log only."""
         return self._executor.submit(job)
 
     def call_soon_threadsafe(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` on the broker's loop."""
+        """Call ``callback`` on the broker's loop. May be called from any thread."""
         self._loop.call_soon_threadsafe(callback)
 
     async def drain(self, *, discard: bool = False) -> None:
-        """Return when no round is running and no log is marked; ``discard``: drop the marked logs first."""
+        """Return when no round runs and no log is marked. ``discard`` unmarks all logs first."""
         if discard:
             self._dirty.clear()
         if self._is_busy:
@@ -101,7 +101,7 @@ class SyncScheduler(Generic[S]):
             raise
         if not works:
             self._finish_round([])
-        elif isinstance(self._executor, InlineExecutor):  # a future would cost more than the round
+        elif isinstance(self._executor, InlineExecutor):  # a future would cost more than the round itself
             self._finish_round(self._run(works))
         else:
             future = self._executor.submit(self._run, works)
@@ -110,7 +110,7 @@ class SyncScheduler(Generic[S]):
             )
 
     def _run(self, works: list[tuple[S, SyncWork]]) -> list[tuple[S, SyncWork, Exception | None]]:
-        """Run one round, in the executor's thread."""
+        """Run one round and return the error of each work. Runs in the executor's thread."""
         errors = self._run_round([work for _, work in works])
         return [(log, work, error) for (log, work), error in zip(works, errors, strict=True)]
 
@@ -137,7 +137,7 @@ class SyncScheduler(Generic[S]):
 
 
 def _run_each(works: Sequence[SyncWork]) -> list[Exception | None]:
-    """Run the works one after the other, whether or not one fails."""
+    """Run the works one after the other, even if some fail. Return the error of each, or None."""
     outcomes: list[Exception | None] = []
     for work in works:
         try:

@@ -1,7 +1,7 @@
-"""Requests that wait for a partition: produce requests for their batch, fetches for more bytes.
+"""Requests that wait for a partition: produce requests for their batches, fetches for more bytes.
 
-Everything happens on the broker's loop. A partition without waiters costs one dictionary lookup per
-append. A waiter whose request has ended (response sent, expired, disconnected) withdraws itself.
+All code here runs on the broker's loop. A partition without waiters costs one dictionary lookup per append.
+A request that ends early (response sent, expired, disconnected) cancels its waiters.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 Key = tuple[str, int]
-"""Topic and partition; a TopicPartition is one."""
+"""(topic, partition). A TopicPartition is also a Key."""
 
 
 @dataclass(slots=True, eq=False)
 class ReachedWaiter:
-    """Waits until a partition's high watermark, or synced end, is at least ``offset``, a batch's end."""
+    """Waits until a partition's high watermark, synced end or low watermark is at least ``offset``."""
 
-    offset: int  #: exclusive
+    offset: int  #: exclusive end of the awaited batch, or the new log start of a deletion
     callback: Callable[[Exception | None], None]
     is_cancelled: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class AppendedWaiter:
-    """Waits until ``missing_bytes`` more can be read from any of its partitions.
+    """Waits until ``missing_bytes`` more bytes are readable in its partitions together.
 
-    With ``is_readable`` it then waits until that returns True for a partition whose high watermark has
-    moved: the last stable offset, where committed reads end, may be lower.
+    If ``is_readable`` is given, it must also return True for a partition whose high watermark has moved:
+    committed reads end at the last stable offset, which may be lower.
     """
 
     waiters: Waiters
@@ -40,13 +40,13 @@ class AppendedWaiter:
     is_woken: bool = False
 
     def wake(self) -> None:
-        """Withdraw this waiter and call its callback, once. Runs while the append is still in progress."""
+        """Remove this waiter and call its callback, at most once. Runs within the append that causes it."""
         if not self.is_woken:
             self.cancel()
             self.callback()
 
     def cancel(self) -> None:
-        """Withdraw this waiter from every partition. Has no effect the second time."""
+        """Remove this waiter from every partition. Idempotent."""
         if not self.is_woken:
             self.is_woken = True
             self.waiters.remove(self)
@@ -54,7 +54,7 @@ class AppendedWaiter:
 
 @dataclass(slots=True, eq=False)
 class _Queues:
-    """Batches that wait for one kind of progress, by partition.
+    """Waiters for one kind of progress, by partition.
 
     Invariant: the offsets in one queue do not decrease.
     """
@@ -69,7 +69,7 @@ class _Queues:
         if not queue or queue[-1].offset <= offset:
             queue.append(waiter)
             return waiter
-        index = len(queue)  # a repeated batch, whose first copy has lower offsets (R28)
+        index = len(queue)  # a repeated batch waits for the lower offset of its first copy (R28)
         while index and queue[index - 1].offset > offset:
             index -= 1
         queue.insert(index, waiter)
@@ -100,12 +100,12 @@ class Waiters:
         self._committed = _Queues()
         self._synced = _Queues()
         self._deleted = _Queues()
-        #: Called with a partition, an offset and a callback: call ``callback(None)`` when the high watermark
-        #: is at least that offset, or with the error that prevents it.
+        #: Takes a partition, an offset and a callback. Calls ``callback(None)`` when the high watermark is at
+        #: least ``offset``, or ``callback(error)`` if that is prevented.
         self.committed = self._committed.add
-        #: As ``committed``, for the end of the part of the log that is synced on this broker's disk.
+        #: Like ``committed``, for the end (exclusive) of the records synced on this broker's disk.
         self.synced = self._synced.add
-        #: As ``committed``, for the least log start of the replicas in sync.
+        #: Like ``committed``, for the low watermark: the lowest log start of the in-sync replicas.
         self.deleted = self._deleted.add
         self._appended: dict[Key, dict[AppendedWaiter, None]] = {}
 
@@ -123,9 +123,9 @@ class Waiters:
         callback: Callable[[], None],
         is_readable: Callable[[Key], bool] | None = None,
     ) -> AppendedWaiter:
-        """Call ``callback`` once, within the append after which ``missing_bytes`` more can be read.
+        """Call ``callback`` once, during the append that makes ``missing_bytes`` more bytes readable.
 
-        ``is_readable`` as in ``AppendedWaiter``; it must not raise.
+        ``is_readable`` is described in ``AppendedWaiter``; it must not raise.
         """
         waiter = AppendedWaiter(self, tuple(dict.fromkeys(keys)), missing_bytes, callback, is_readable)
         for key in waiter.keys:
@@ -133,7 +133,7 @@ class Waiters:
         return waiter
 
     def on_high_watermark(self, key: Key, high_watermark: int, readable_bytes: int) -> None:
-        """Called when the high watermark has moved: at most ``readable_bytes`` more can be read."""
+        """Called when the high watermark has moved and at most ``readable_bytes`` more bytes are readable."""
         if self._committed.by_key:
             self._committed.advance(key, high_watermark)
         if not self._appended:
@@ -146,20 +146,20 @@ class Waiters:
                     fetch.wake()
 
     def on_synced(self, key: Key, synced_end_offset: int) -> None:
-        """Called when all records below ``synced_end_offset`` are on this broker's disk."""
+        """Called when all records below ``synced_end_offset`` are synced on this broker's disk."""
         if self._synced.by_key:
             self._synced.advance(key, synced_end_offset)
 
     def awaits_deletion(self, key: Key) -> bool:
-        """Whether a waiter would be called by ``on_low_watermark``."""
+        """Whether a deletion waits for the low watermark of this partition."""
         return key in self._deleted.by_key
 
     def on_low_watermark(self, key: Key, low_watermark: int) -> None:
-        """Called when no replica in sync has records below ``low_watermark``."""
+        """Called when the log start of every in-sync replica is at least ``low_watermark``."""
         self._deleted.advance(key, low_watermark)
 
     def on_failed(self, key: Key, error: Exception) -> None:
-        """Fail every waiter at once: the partition accepts no more records, or another broker leads it."""
+        """Fail all waiters because the log is offline or another broker leads; wake the waiting fetches."""
         self._committed.fail(key, error)
         self._synced.fail(key, error)
         self._deleted.fail(key, error)
@@ -167,11 +167,11 @@ class Waiters:
             fetch.wake()
 
     def on_uncommittable(self, key: Key, error: Exception) -> None:
-        """Fail every waiter for the high watermark, which cannot move for now (R6)."""
+        """Fail every waiter for the high watermark, which cannot move at present (R6)."""
         self._committed.fail(key, error)
 
     def release(self) -> None:
-        """Wake every fetch. Called when the broker stops: the responses have the available records."""
+        """Wake every fetch, which then responds with the available records. Called when the broker stops."""
         for waiting in list(self._appended.values()):
             for fetch in list(waiting):
                 fetch.wake()

@@ -1,22 +1,23 @@
-"""The leader's side of its followers' fetches: sessions, as in Kafka's KIP-227.
+"""The leader's side of its followers' fetches: fetch sessions, as in KIP-227.
 
-A follower broker has one session with each broker that leads partitions it replicates. It lists a
-partition when its position there has changed; the leader responds only with partitions that have new
-data. So an idle follower costs one small request every ``replica.fetch.wait.max.ms``, whatever the
-number of partitions.
+A follower broker has one session with each broker that leads partitions it replicates. It lists a partition
+when its position there has changed, and the leader responds only with partitions that have updates. So an
+idle follower costs one small request every ``replica.fetch.wait.max.ms``, regardless of the number of
+partitions.
 
-A listing is responded to once, with records, a divergence or an error (R3). After that the partition is
-silent until it is listed with another fetch offset, or forgotten and listed again. A listing that
-repeats the fetch offset only reports how far the follower is synced. So a follower may send a request
-while the response to an earlier one is on its way, and no record is sent twice. The high watermark and
-the log start are sent along whenever they move.
+A listing gets one response with records, a divergence or an error (R3). Afterwards the partition gets none
+until the follower lists it with another fetch offset, or forgets it and lists it again. A listing that
+repeats the fetch offset only reports how far the follower is synced. So a follower may send a request while
+an earlier response is in flight, and no record is sent twice. High watermarks and log starts are sent
+whenever they have moved.
 
-Pure: the caller reads the partitions and decides whether there is new data.
+Pure: the caller reads the partitions and determines whether there are updates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from kafkalite.errors import FetchSessionIdNotFoundError, InvalidFetchSessionEpochError
@@ -28,59 +29,49 @@ from kafkalite.protocol.messages.cluster import (
 from kafkalite.storage.leader_epochs import EpochEnd
 
 PartitionKey = tuple[str, int]
-"""Topic id and partition."""
+"""(topic id, partition)"""
 
-OPENS: Final = 0  #: the session id, and epoch, that request a new session
+OPENS: Final = 0  #: the session id and the epoch in a request for a new session
 MAX_EPOCH: Final = 2**31 - 1
 
 
 class Poll(Protocol):
-    """A session's request that waits for data."""
+    """A request of a session that waits for updates."""
 
     def update(self) -> None:
         """Respond soon, because enough data is available."""
         ...
 
     def finish(self) -> None:
-        """Respond now, with the available data."""
+        """Respond now with the available data."""
         ...
 
 
+@dataclass(slots=True, eq=False)
 class FetchedReplica:
     """One partition in one session.
 
-    Invariant: in ``session.ready`` only while its listing is open. Both sent offsets are -1 before the
+    Invariant: it is in ``session.ready`` only while its listing is open. Both sent offsets are -1 before the
     first response.
     """
 
-    __slots__ = (
-        "asked",
-        "diverging",
-        "hosted",
-        "is_sent",
-        "key",
-        "refusal",
-        "sent_high_watermark",
-        "sent_log_start",
-        "session",
-    )
+    session: FetchSession
+    asked: ReplicaFetchPartition
+    key: PartitionKey = field(init=False)
+    hosted: Any = None  #: the HostedPartition, or None if this broker does not lead it
+    is_sent: bool = False
+    diverging: EpochEnd | None = None  #: the divergence to send
+    refusal: ReplicaFetchedPartition | None = None  #: the error result to send
+    sent_high_watermark: int = -1
+    sent_log_start: int = -1
 
-    def __init__(self, session: FetchSession, asked: ReplicaFetchPartition) -> None:
-        self.session = session
-        self.key = (asked.topic_id, asked.partition)
-        self.asked = asked
-        self.hosted: Any = None  #: the HostedPartition; None if it is not led here
-        self.is_sent = False
-        self.diverging: EpochEnd | None = None  #: to be sent
-        self.refusal: ReplicaFetchedPartition | None = None  #: to be sent as it is
-        self.sent_high_watermark = self.sent_log_start = -1
+    def __post_init__(self) -> None:
+        self.key = (self.asked.topic_id, self.asked.partition)
 
     def __repr__(self) -> str:
         state = "sent" if self.is_sent else "open"
         where = f"of node {self.session.node_id} at {self.asked.fetch_offset}"
         return f"<FetchedReplica {self.key} {where}, {state}>"
-
-    # --- called by the partition
 
     def on_appended(self, size_bytes: int) -> None:
         if not self.is_sent:
@@ -89,36 +80,34 @@ class FetchedReplica:
             session.on_new_data(size_bytes)
 
     def on_moved(self) -> None:
-        """Send the high watermark or the log start, which has moved, with the next response."""
+        """Send the new high watermark or log start with the next response."""
         self.session.moved[self] = None
 
     def on_role_changed(self) -> None:
-        """Report in the next response that this broker no longer leads the partition, or in another epoch."""
+        """Report in the next response that this broker no longer leads the partition in this epoch."""
         self.hosted = None
         if not self.is_sent:
             self.session.ready[self] = None
             self.session.on_new_data(0)
 
-    # --- called by the handler
-
     def take(self, asked: ReplicaFetchPartition) -> None:
-        """Apply another listing of the partition."""
+        """Apply a new listing of the partition."""
         before = self.asked
         self.asked = asked
         if asked.fetch_offset != before.fetch_offset or asked.leader_epoch != before.leader_epoch:
             self.is_sent = False
             self.diverging = self.refusal = None
-            self.sent_high_watermark = -1  # the follower may have received it too early to accept it
+            self.sent_high_watermark = -1  # send it again: the follower may have been unable to use it
 
     def mark_sent(self) -> None:
-        """Record that records, a divergence or an error were sent."""
+        """Record that the listing got its response of records, a divergence or an error."""
         self.is_sent = True
         self.diverging = self.refusal = None
         self.session.ready.pop(self, None)
 
 
 class FetchSession:
-    """One follower broker's session. Its next request must carry ``epoch``."""
+    """The session of one follower broker. Its next request must have ``epoch``."""
 
     def __init__(self, session_id: int, node_id: int, broker_epoch: int) -> None:
         self.session_id = session_id
@@ -126,10 +115,10 @@ class FetchSession:
         self.broker_epoch = broker_epoch
         self.epoch = OPENS + 1
         self.replicas: dict[PartitionKey, FetchedReplica] = {}
-        self.ready: dict[FetchedReplica, None] = {}  #: with records, a divergence or an error to send
-        self.moved: dict[FetchedReplica, None] = {}  #: their high watermark or log start may have moved
-        self.poll: Poll | None = None  #: the request that waits for new data
-        self.missing_bytes = 0  #: the appended bytes that wake ``poll``
+        self.ready: dict[FetchedReplica, None] = {}  #: those with records, a divergence or an error to send
+        self.moved: dict[FetchedReplica, None] = {}  #: those whose high watermark or log start may have moved
+        self.poll: Poll | None = None  #: the request that waits for updates
+        self.missing_bytes = 0  #: the number of further bytes after which ``poll`` responds
 
     def __repr__(self) -> str:
         return f"<FetchSession {self.session_id} of node {self.node_id}, {len(self.replicas)} partitions>"
@@ -152,7 +141,7 @@ class FetchSession:
         return replica
 
     def forget(self, key: PartitionKey) -> FetchedReplica | None:
-        """Remove a partition that the follower stops fetching or fetches again. Return its state."""
+        """Remove a partition that the follower stops fetching or lists again. Return its state, or None."""
         replica = self.replicas.pop(key, None)
         if replica is not None:
             replica.is_sent = True
@@ -162,7 +151,7 @@ class FetchSession:
 
 
 class FetchSessions:
-    """All sessions of a leader: the latest session of each follower broker."""
+    """The sessions of a leader: the latest one of each follower broker."""
 
     def __init__(self) -> None:
         self._sessions: dict[int, FetchSession] = {}
@@ -175,9 +164,9 @@ class FetchSessions:
         return iter(self._sessions.values())
 
     def find(self, request: ReplicaFetchRequest) -> FetchSession | None:
-        """Return the session that ``request`` continues, or None if it opens one.
+        """Return the session that ``request`` continues, or None if it requests a new one.
 
-        Raises FetchSessionIdNotFoundError, InvalidFetchSessionEpochError: a request was lost or
+        Raises FetchSessionIdNotFoundError. Raises InvalidFetchSessionEpochError if a request was lost or
         repeated.
         """
         if request.session_id == OPENS:
@@ -195,7 +184,7 @@ class FetchSessions:
         return session
 
     def open(self, node_id: int, broker_epoch: int) -> tuple[FetchSession, FetchSession | None]:
-        """Return a new session, and the same broker's session that it replaces."""
+        """Return a new session, and the session of the same broker that it replaces, or None."""
         self._last_id += 1
         replaced = self._sessions.get(node_id)
         session = self._sessions[node_id] = FetchSession(self._last_id, node_id, broker_epoch)

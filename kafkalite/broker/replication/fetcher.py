@@ -1,13 +1,13 @@
-"""Fetches partitions that follow a leader: one fetcher for each broker that leads some of them.
+"""Fetches partitions that follow a leader, with one fetcher for each broker that leads some of them.
 
-A fetcher always has a request waiting at the leader, and sends the next one as soon as a position has
-changed: records were appended, or a sync made them durable. Responses are applied in the connection's
-buffer: records go from the frame to the file, without a task or a copy between. ``fetch_sessions``
-describes the state that the leader keeps between requests.
+A fetcher always has a request waiting at the leader, and sends the next one as soon as a position has changed
+because records were appended or a sync made them durable. Responses are applied in the connection's receive
+buffer: records go from the frame to the file without a task or a copy. ``fetch_sessions`` describes the
+state that the leader keeps between requests.
 
-R3: a response counts if it belongs to this session and the replica has not changed since the request.
-After an error with one partition, that partition is fetched again after a pause; after an error with
-the connection, all partitions are.
+R3: a response counts only if it belongs to this session and the replica has not changed since the request.
+After an error of one partition, that partition is fetched again after a pause. After an error of the
+connection, all partitions are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.replication.fetch_sessions import MAX_EPOCH, OPENS, PartitionKey
 from kafkalite.client.cluster.connection import Connection
 from kafkalite.clock import Clock
-from kafkalite.errors import BrokerError, KafkaliteError, StorageError
+from kafkalite.errors import BrokerError, KafkaliteError, ShortLeaderError, StorageError
 from kafkalite.limits import KIB
 from kafkalite.log_fields import Fields
 from kafkalite.protocol.messages.cluster import (
@@ -36,20 +36,20 @@ from kafkalite.replication.follower import FetchPosition, NextFetch
 
 logger = logging.getLogger(__name__)
 
-MAX_LISTED: Final = 2_000  # partitions in one request; the others follow in the next
+MAX_LISTED: Final = 2_000  # partitions in one request; further ones follow in the next request
 MAX_IN_FLIGHT: Final = 4
-#: After a small response the next request waits at most this long for the sync whose end it reports.
+#: After a small response, the next request waits at most this long for the sync that it will report.
 HOLD_S: Final = 0.005
-#: After a larger response it does not wait: the leader sends more data while this is synced.
+#: After a larger response it does not wait, so that the leader sends more data during the sync.
 LARGE_RESPONSE_BYTES: Final = 128 * KIB
-#: The time beyond the leader's wait after which the connection counts as dead.
+#: A connection counts as dead this long after the maximum wait of the leader.
 RESPONSE_GRACE_MS: Final = 5_000
-#: The first error often means only that the leader has not yet received the metadata by which it leads.
+#: Short, because the first error often means only that the leader lacks the newest metadata.
 FIRST_BACKOFF_MS: Final = 5
 
 
 class Followed:
-    """One partition that a fetcher fetches, in one leader epoch."""
+    """One partition that a fetcher fetches in one leader epoch."""
 
     __slots__ = ("asked", "failures", "fetcher", "hosted", "is_repeated", "key", "leader_epoch", "retry_s")
 
@@ -58,18 +58,18 @@ class Followed:
         self.hosted = hosted
         self.key: PartitionKey = (hosted.topic_id, hosted.key.partition)
         self.leader_epoch = hosted.leader_epoch
-        self.asked: FetchPosition | None = None  #: the position last listed in this session
+        self.asked: FetchPosition | None = None  #: the position that was last listed in this session
         self.is_repeated = False  #: whether the leader must send its last response again
         self.failures = 0  #: consecutive failures
-        self.retry_s = 0.0  #: the end of the pause after an error; 0 without one
+        self.retry_s = 0.0  #: loop time at which the pause after an error ends; 0 without one
 
     def on_progress(self, outcome: NextFetch | Exception) -> None:
-        """``FetchListener.on_progress``"""
+        """Implements ``FetchListener.on_progress``."""
         self.fetcher.on_progress(self, outcome)
 
 
 class Fetcher:
-    """Fetches from one leader broker. The first ``add`` starts it."""
+    """Fetches from one leader broker. It starts with the first ``add``."""
 
     def __init__(
         self,
@@ -79,6 +79,7 @@ class Fetcher:
         connect: Callable[[int], Awaitable[Connection]],
         broker_epoch: Callable[[], int],
         on_broken: Callable[[BaseException], None],
+        on_short_leader: Callable[[HostedPartition, ShortLeaderError], None],
     ) -> None:
         self.leader_id = leader_id
         self._config = config
@@ -86,19 +87,20 @@ class Fetcher:
         self._connect = connect
         self._broker_epoch = broker_epoch
         self._on_broken = on_broken
+        self._on_short_leader = on_short_leader
         self._loop = asyncio.get_running_loop()
         self._followed: dict[PartitionKey, Followed] = {}
-        self._due: dict[Followed, None] = {}  # positions to list in the next request
+        self._due: dict[Followed, None] = {}  # partitions to list in the next request
         self._forgotten: dict[PartitionKey, None] = {}
         self._paused: dict[Followed, None] = {}
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._generation = 0  # of the session; responses of an earlier one are dropped
+        self._generation = 0  # the number of the session; responses of earlier ones are dropped
         self._session_id = OPENS
         self._session_epoch = OPENS
         self._in_flight = 0
         self._is_sending_soon = False
-        self._is_urgent = False  # a position must be sent without waiting for a sync
+        self._is_urgent = False  # whether to send the next request without waiting for a sync
         self._held: asyncio.TimerHandle | None = None
         self._resuming: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -113,7 +115,7 @@ class Fetcher:
     # --- the partitions
 
     def add(self, hosted: HostedPartition) -> None:
-        """Fetch for ``hosted`` from now on, in its new epoch if it was fetched before."""
+        """Fetch for ``hosted`` from now on. If it is fetched already, do so in its new epoch."""
         followed = Followed(self, hosted)
         before = self._followed.get(followed.key)
         if before is not None:
@@ -125,7 +127,7 @@ class Fetcher:
         self._report_soon(followed)
 
     def remove(self, hosted: HostedPartition) -> None:
-        """Stop fetching for ``hosted``; pending responses are ignored."""
+        """Stop fetching for ``hosted``. Responses in flight are ignored."""
         followed = self._followed.get((hosted.topic_id, hosted.key.partition))
         if followed is None or followed.hosted is not hosted:
             return
@@ -141,7 +143,7 @@ class Fetcher:
         followed.hosted.listener = None
 
     def close(self) -> None:
-        """Stop fetching."""
+        """Stop fetching all partitions."""
         self._is_closed = True
         self._generation += 1
         for followed in list(self._followed.values()):
@@ -153,7 +155,7 @@ class Fetcher:
         self._release()
 
     def on_progress(self, followed: Followed, outcome: NextFetch | Exception) -> None:
-        """Called when a sync of that partition, or the disk work of a response, has ended or failed."""
+        """Called when a sync of the partition, or exclusive disk work, has ended or failed."""
         if isinstance(outcome, AssertionError):
             self._on_broken(outcome)
         elif self._followed.get(followed.key) is not followed:
@@ -198,7 +200,7 @@ class Fetcher:
             self._held = None
 
     def _send(self) -> None:
-        """Send the next request, unless no position is due and one is waiting already."""
+        """Send the next request, unless no position is due and a request is already waiting."""
         self._release()
         if self._is_closed or not (self._followed or self._forgotten):
             return
@@ -251,7 +253,7 @@ class Fetcher:
                 self._on_failed(followed, error)
                 continue
             if position is None:
-                continue  # ``on_progress`` is called later
+                continue  # exclusive work runs; ``on_progress`` is called at its end
             if followed.is_repeated:
                 followed.is_repeated = False
                 self._forgotten[followed.key] = None
@@ -277,11 +279,11 @@ class Fetcher:
             return
         self._in_flight -= 1
         if error is not None:
-            # An error of the whole request is about the session or this broker's epoch.
+            # An error of the whole request concerns the session or this broker's epoch.
             self._start_over(error, keep_connection=isinstance(error, BrokerError))
             return
         try:
-            self._is_sending_soon, self._is_urgent = True, False  # nothing is sent in between
+            self._is_sending_soon, self._is_urgent = True, False  # send nothing while the response is applied
             self._take(message, payload)
             self._is_sending_soon = False
             if self._is_urgent or not self._due or len(payload) >= LARGE_RESPONSE_BYTES:
@@ -292,7 +294,7 @@ class Fetcher:
             self._on_broken(broken)
 
     def is_of_this_session(self, generation: int) -> bool:
-        """Whether a response belongs to the present session (R3)."""
+        """Whether a response belongs to the current session (R3)."""
         return generation == self._generation
 
     def _take(self, message: ReplicaFetchResponse, payload: memoryview) -> None:
@@ -320,11 +322,13 @@ class Fetcher:
             start = end
 
     def _on_failed(self, followed: Followed, error: Exception) -> None:
-        """Pause fetching the partition, then list it as if for the first time."""
+        """Pause fetching the partition, then list it again from scratch."""
         if followed.hosted.offline_reason is not None:
             self._drop(followed)
             self._forgotten[followed.key] = None
             return
+        if isinstance(error, ShortLeaderError):
+            self._on_short_leader(followed.hosted, error)
         pause_ms = min(FIRST_BACKOFF_MS << min(followed.failures, 16), self._config.replica_fetch_backoff_ms)
         followed.failures += 1
         if pause_ms == self._config.replica_fetch_backoff_ms:
@@ -363,7 +367,7 @@ class Fetcher:
     # --- the connection and the session
 
     def _start_over(self, error: Exception, *, keep_connection: bool) -> None:
-        """Open another session after a pause, because this one is lost."""
+        """After a pause, open a new session, because this one is lost."""
         self._generation += 1
         self._session_id = self._session_epoch = OPENS
         self._in_flight = 0
@@ -380,7 +384,7 @@ class Fetcher:
         self._begin_connecting(self._config.replica_fetch_backoff_ms)
 
     def _log_once(self, error: Exception) -> None:
-        """Log an error, unless it is the same as before."""
+        """Log an error unless it equals the previous one."""
         reason = str(error)
         if reason != self._reported_error:
             self._reported_error = reason
@@ -393,7 +397,7 @@ class Fetcher:
             )
 
     async def _open(self, delay_ms: int) -> None:
-        """Connect, trying again until it succeeds or there is nothing to fetch."""
+        """Connect after ``delay_ms``, and retry until it succeeds or there is nothing to fetch."""
         try:
             while True:
                 if delay_ms:

@@ -1,8 +1,8 @@
-"""Proposes changes of the in-sync sets of all partitions that this broker leads to the controller.
+"""Proposes changes of in-sync sets to the controller, for all partitions that this broker leads.
 
-Each partition decides what to propose (R12-R15). This module gathers proposals, sends one
-AlterPartition at a time, and repeats it if the response is lost. A proposal is pending until the
-metadata shows its result, however long that takes (R14).
+Each partition decides what to propose (R12-R15). This module collects the proposals, sends one AlterPartition
+request at a time, and repeats it if the response is lost. A proposal is pending until the metadata shows its
+result, however long that takes (R14).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _Proposals = dict[Partition, PartitionChange]
 
 
 class IsrManager:
-    """Gathers, sends and repeats proposals.
+    """Collects, sends and repeats proposals.
 
-    Invariant: a proposal is in ``_gathered`` or in the pending request, never in both.
+    Invariant: a proposal is either in ``_gathered`` or in the pending request.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class IsrManager:
         self._node_id = node_id
         self._lag_ms = lag_ms
         self._gathered: _Proposals = {}
-        self._retried: dict[Partition, None] = {}  # to consider again after RETRY_MS
+        self._retried: dict[Partition, None] = {}  # partitions to consider again after RETRY_MS
         self._joined: dict[Partition, None] = {}  # partitions whose high watermark waits for a replica
-        #: The partition epochs of proposals that are decided, but not in the image yet.
+        #: {partition: partition epoch} of proposals that are decided but not yet in the image.
         self._awaited: dict[Partition, int] = {}
         self._has_some = asyncio.Event()
         self._is_due = asyncio.Event()
         self._has_joined = asyncio.Event()
-        self.image = ClusterImage()  #: the latest published image
+        self.image = ClusterImage()  #: the newest published image
         self.broker_epoch = -1
 
     def consider(self, partition: Partition) -> None:
@@ -73,7 +73,7 @@ class IsrManager:
             self._has_joined.set()
 
     def look_around(self) -> None:
-        """Consider every partition soon. Called when brokers have joined or left."""
+        """Consider all partitions soon, because brokers have joined or left."""
         self._is_due.set()
 
     def _live(self, node_id: int) -> int | None:
@@ -81,7 +81,7 @@ class IsrManager:
         return broker.broker_epoch if broker is not None and broker.is_live else None
 
     async def look_forever(self) -> None:
-        """Consider all partitions every half of ``replica.lag.time.max.ms``, and after ``look_around``."""
+        """Consider all partitions after ``look_around``, and every half ``replica.lag.time.max.ms``."""
         while True:
             await first_of(self._clock.sleep_ms(max(self._lag_ms // 2, 1)), self._is_due.wait())
             if not self._is_due.is_set():
@@ -105,7 +105,7 @@ class IsrManager:
     async def send_forever(self) -> None:
         while True:
             await self._has_some.wait()
-            await asyncio.sleep(0)  # for other proposals of this iteration of the loop
+            await asyncio.sleep(0)  # collects other proposals of this iteration of the loop
             batch = dict(list(self._gathered.items())[:MAX_CHANGES_PER_REQUEST])
             for partition in batch:
                 del self._gathered[partition]
@@ -136,11 +136,11 @@ class IsrManager:
     def _on_result(
         self, partition: Partition, change: PartitionChange, result: ChangedPartition | None
     ) -> None:
-        """Record whether a proposal was decided; None: the response is lost. The new state is taken from
-        the metadata, in its order.
+        """Record the result of a proposal; None if the response is lost. The new state itself is taken from
+        the metadata, in the order of the log.
 
-        A response may overtake metadata records that were written before it. A smaller in-sync set with
-        the earlier min.insync.replicas could let the high watermark move when it must not.
+        A response may arrive before metadata records that were written earlier. Applying its in-sync set
+        together with an old min.insync.replicas could let the high watermark move too far.
         """
         if result is not None and result.error_code == 0:
             logger.info(
@@ -153,7 +153,7 @@ class IsrManager:
                 Fields(partition=partition.key, isr=change.isr, reason=result.error_message),
             )
         if partition.partition_epoch > change.partition_epoch:
-            return  # the image arrived first
+            return  # the image has arrived before the response
         if result is not None and result.partition_epoch > change.partition_epoch:
             self._awaited[partition] = change.partition_epoch
         elif partition.is_leader:

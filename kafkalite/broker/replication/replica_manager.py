@@ -1,7 +1,7 @@
-"""A broker's part in replication, beyond the single partition.
+"""The parts of replication that concern all partitions of a broker.
 
-Fetches for the partitions that follow, owns the fetch sessions of followers elsewhere, proposes in-sync
-sets, and sends high watermarks to the controller. A single-node cluster has no ReplicaManager.
+Fetches for the partitions that follow a leader, owns the fetch sessions of followers on other brokers,
+proposes in-sync sets, and sends high watermarks to the controller. A single-node cluster has none.
 """
 
 # Tests: tests/broker/test_replication.py
@@ -20,6 +20,7 @@ from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.replication.fetch_sessions import FetchSessions
 from kafkalite.broker.replication.fetcher import Fetcher
 from kafkalite.broker.replication.isr_manager import IsrManager
+from kafkalite.broker.replication.replica_reporter import ReplicaReporter
 from kafkalite.broker.tasks import TaskSet
 from kafkalite.clock import Clock
 from kafkalite.errors import KafkaliteError
@@ -49,7 +50,7 @@ class ReplicationServices(Protocol):
 
 
 class ReplicaManager:
-    """Created when the broker's services are complete; follows the metadata from then on."""
+    """Replicates the partitions of one broker. It is created when the broker's services are complete."""
 
     def __init__(
         self, services: ReplicationServices, peers: PeerConnections, channel: ControllerChannel
@@ -60,7 +61,7 @@ class ReplicaManager:
         self._channel = channel
         self._tasks = TaskSet(services.on_broken)
         self._fetchers: dict[int, Fetcher] = {}
-        self._leaders: dict[HostedPartition, int] = {}  # the node that each partition is fetched from
+        self._leaders: dict[HostedPartition, int] = {}  # {partition: id of the broker it is fetched from}
         self._isr = IsrManager(
             services.clock,
             services.partitions,
@@ -68,7 +69,10 @@ class ReplicaManager:
             node_id=config.node_id,
             lag_ms=config.replica_lag_time_max_ms,
         )
-        self._checkpointed: dict[Partition, int] = {}  # the high watermarks last sent
+        self._reporter = ReplicaReporter(
+            services.clock, services.partitions, channel, services.node, node_id=config.node_id
+        )
+        self._checkpointed: dict[Partition, int] = {}  # the high watermarks that were sent last
         self.sessions = FetchSessions()
         self.is_stopping = False
         self._isr.image = services.controller.image
@@ -79,7 +83,7 @@ class ReplicaManager:
         return f"<ReplicaManager {list(self._fetchers.values())}>"
 
     async def start(self) -> None:
-        """Fetch for the partitions that follow already, and begin the passes."""
+        """Start fetching for the partitions that already follow, and start the periodic tasks."""
         self._isr.broker_epoch = self._services.node.broker_epoch
         for hosted in list(self._services.partitions):
             if not hosted.is_leader:
@@ -88,10 +92,12 @@ class ReplicaManager:
         self._tasks.start(self._isr.look_forever(), name="look after in-sync replicas")
         self._tasks.start(self._isr.end_waits_forever(), name="end waits for joining replicas")
         self._tasks.start(self._checkpoint_forever(), name="checkpoint high watermarks")
+        self._tasks.start(self._reporter.report_forever(), name="report replicas")
         self._isr.look_around()
+        self._reporter.report_soon()
 
     async def stop(self) -> None:
-        """Stop fetching, and respond to every waiting fetch."""
+        """Stop fetching, and respond to every held fetch."""
         self.is_stopping = True
         self._services.partitions.fetching = None
         for fetcher in self._fetchers.values():
@@ -105,10 +111,8 @@ class ReplicaManager:
                 session.poll.finish()
         await self._tasks.cancel()
 
-    # --- following
-
     def follow(self, hosted: HostedPartition, leader_id: int) -> None:
-        """Fetch for ``hosted`` from that broker, unless it is -1 or the log is offline."""
+        """Fetch for ``hosted`` from ``leader_id``, unless that is -1 or the log is offline."""
         if self.is_stopping:
             return
         before = self._leaders.get(hosted)
@@ -126,6 +130,7 @@ class ReplicaManager:
                 self._peers.connection,
                 lambda: self._services.node.broker_epoch,
                 self._services.on_broken,
+                self._reporter.on_short_leader,
             )
         self._leaders[hosted] = leader_id
         fetcher.add(hosted)
@@ -135,10 +140,8 @@ class ReplicaManager:
         if leader_id is not None:
             self._fetchers[leader_id].remove(hosted)
 
-    # --- leading
-
     def on_caught_up(self, partition: Partition) -> None:
-        """Consider a change of the in-sync set, which a follower may now join (R12)."""
+        """Consider a change of the in-sync set, which a follower may now be able to join (R12)."""
         self._isr.consider(partition)
 
     def _publish(self, _delta: Delta, image: ClusterImage) -> None:
@@ -147,8 +150,7 @@ class ReplicaManager:
         self._isr.broker_epoch = self._services.node.broker_epoch
         if changed:
             self._isr.look_around()
-
-    # --- high watermarks
+        self._reporter.report_soon()
 
     async def _checkpoint_forever(self) -> None:
         interval_ms = self._services.config.replica_high_watermark_checkpoint_interval_ms
@@ -157,7 +159,7 @@ class ReplicaManager:
             await self._checkpoint()
 
     async def _checkpoint(self) -> None:
-        """Send the controller the high watermarks that have moved since the last time."""
+        """Send the high watermarks that have moved since the last call to the controller."""
         known = self._checkpointed
         led = list(self._services.partitions.led())
         moved = [one for one in led if one.high_watermark != known.get(one, 0)]

@@ -1,4 +1,4 @@
-"""One connection of a client, as the handlers see it."""
+"""The handlers' view of a client's connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kafkalite.protocol.messages.cluster import ClusterProofRequest
 
 
 class Challenge(Protocol):
-    """The proof that a node must send next."""
+    """The proof that the node at the other end must send next."""
 
     node_id: int
 
@@ -19,17 +19,17 @@ class Challenge(Protocol):
 
 @dataclass(slots=True)
 class Client:
-    """The peer of one connection, and the identity that it has proved."""
+    """The client at the other end of a connection, and the identity that it has proved."""
 
     peer: str  #: for logs: "127.0.0.1:53712" or "inproc"
-    address: str  #: this broker's address as the client used it
+    address: str  #: the address of this broker that the client used
     client_id: str | None = None
     listener: int = 0  #: the number of the listener that accepted the connection
-    node_id: int | None = None  #: the node of the cluster that it has proved to be
+    node_id: int | None = None  #: the cluster node that the client has proved to be
     challenge: Challenge | None = None  #: the challenge that the next proof must match
-    is_session: bool = False  #: whether a broker's heartbeats arrive here, and on no later connection
+    is_session: bool = False  #: whether this connection received a broker's newest heartbeat
 
     @property
     def caller(self) -> Caller:
-        """The client as a coordinator sees it."""
+        """The client in the form that coordinators use."""
         return Caller(self.client_id or "", self.peer)

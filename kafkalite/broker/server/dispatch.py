@@ -1,4 +1,4 @@
-"""Request → handler → response. All requests and all failures of handlers pass through here."""
+"""Dispatches requests to handlers. All requests and all errors of handlers pass through here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kafkalite.protocol.connection import BadRequest, Request
 logger = logging.getLogger(__name__)
 
 Interceptor: TypeAlias = Callable[[Request, Client], "Response | Pending | None"]
-"""Receives a request before its handler does. Returns the response, or None to let it pass. For faults."""
+"""Called with each request before its handler. Returns the response, or None to call the handler."""
 
 FORBIDDEN: Final = Refusal(
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
@@ -80,12 +80,12 @@ class Dispatcher(Generic[S]):
             return response
         pending = Pending()
         task = self._tasks.start(self._finish(response, pending), name=f"request of api {api_key}")
-        # A task cancelled before its first step never awaits the handler: close the coroutine.
+        # If the task is cancelled before its first step, it never awaits the coroutine, so close it here.
         task.add_done_callback(lambda _: response.close())
         return pending
 
     async def _finish(self, handler: Coroutine[Any, Any, Response], pending: Pending) -> None:
-        """Await a handler to its end, whether or not its client still waits: its changes are committed."""
+        """Await a handler to its end, even if its client is gone, because its changes may be committed."""
         try:
             response = await handler
         except Exception as error:

@@ -1,7 +1,7 @@
-"""Translates exceptions to error codes, for the whole server.
+"""Translates exceptions to error codes for the whole server.
 
-Expected failures have a code. Any other exception is a bug: the client receives UNKNOWN_SERVER_ERROR
-with an id, and the log has the traceback under that id. AssertionError is not translated: it stops the
+Expected errors have a code. Any other exception is a bug: the client receives UNKNOWN_SERVER_ERROR with an
+id, and the log has the traceback with the same id. AssertionError is not translated, because it stops the
 broker.
 """
 
@@ -42,14 +42,14 @@ class Outcome(NamedTuple):
     error_message: str | None
 
 
-#: The response to a request that finds an invariant broken.
+#: The response to a request whose handler found a violated invariant.
 STOPS: Final = Refusal(
     ErrorCode.UNKNOWN_SERVER_ERROR, "the broker stops: an invariant is broken", closes=True
 )
 
 
 def translate(error: Exception) -> Outcome:
-    """Return the error code and message for the client. Raises an AssertionError unchanged."""
+    """Return the error code and message for the client. Reraises an AssertionError."""
     if isinstance(error, AssertionError):
         raise error
     if isinstance(error, BrokerError):
@@ -66,6 +66,6 @@ def translate(error: Exception) -> Outcome:
 
 
 def refusal(error: Exception) -> Refusal:
-    """Return the response for a request that failed as a whole. Raises an AssertionError unchanged."""
+    """Return the response to a request that failed as a whole. Reraises an AssertionError."""
     code, message = translate(error)
     return Refusal(code, message or "")

@@ -1,4 +1,4 @@
-"""Counters of one broker, and the result of ``Broker.statistics()``."""
+"""The counters of one broker, and the result of ``Broker.statistics()``."""
 
 # Tests: tests/broker/test_server.py
 
@@ -11,7 +11,7 @@ from kafkalite.protocol.api import APIS
 
 @dataclass(slots=True)
 class Metrics:
-    """Plain integers, counted on the loop that owns the broker."""
+    """Counters that are incremented on the broker's loop."""
 
     requests: dict[int, int] = field(default_factory=lambda: dict.fromkeys(APIS, 0))  #: by api key
     failed_requests: int = 0
@@ -26,15 +26,15 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatistics:
-    """The counts of a broker: since its start unless stated otherwise."""
+    """The statistics of a broker. Counts begin at its start unless stated otherwise."""
 
     node_id: int
     cluster_id: str
     state: str
     uptime_ms: int
-    connection_count: int  #: open now
+    connection_count: int  #: currently open
     connections_accepted: int
-    connections_refused: int  #: over max.connections
+    connections_refused: int  #: because of max.connections
     connections_reaped: int  #: idle or half-open
     protocol_errors: int  #: connections closed because of invalid bytes
     requests: dict[str, int]  #: by api name
@@ -42,6 +42,9 @@ class BrokerStatistics:
     topic_count: int
     partition_count: int
     offline_partition_count: int
+    lost_records: int  #: committed records that followers here truncated after unclean elections (R49)
+    damaged_partition_count: int
+    torn_tail_records: int  #: cut off by recoveries at the start; acknowledged only if synced data was lost
     appended_batches: int
     appended_bytes: int
     fetched_bytes: int

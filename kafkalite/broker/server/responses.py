@@ -1,9 +1,9 @@
-"""The results of a handler: a Reply, a Refusal, or a Pending that becomes one of them later.
+"""The results of handlers: a Reply, a Refusal, or a Pending that later becomes one of them.
 
-Most responses are ready when the handler returns, and are written at once. A Pending needs no task and
-no future: resolving it calls the connection's continuation directly. Two kinds of Pending have a
-deadline: PendingResults collects one result for each item of a request, and HeldResponse computes its
-response again after every update.
+Most responses are ready when the handler returns, and are written at once. A Pending needs neither a task nor
+a future: resolving it calls the connection's continuation directly. Two kinds of Pending have a deadline.
+PendingResults collects one result for each item of a request. HeldResponse computes its response again after
+each update.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ MAX_TIMEOUT_MS: Final = 2**31 - 1
 
 
 class Reply(NamedTuple):
-    """A response message, and the buffers of its payload, which are sent as they are."""
+    """A response message, and the buffers of its payload, which are sent unchanged."""
 
     message: Any
     payload: Sequence[Any] = ()
 
 
 class Refusal(NamedTuple):
-    """An error for the whole request. ``closes``: the connection is closed after writing it."""
+    """An error for the whole request. ``closes``: the connection is closed after the error is written."""
 
     error_code: int
     error_message: str
@@ -42,12 +42,15 @@ SHUTTING_DOWN: Final = Refusal(
 class Pending:
     """A response that is not ready yet.
 
-    Resolved at most once; later calls have no effect, as an expiry may race with the awaited event.
-    ``on_cancel`` releases the resources that wait for the response. It runs once: when the response is
-    ready or no longer wanted.
+    It is resolved at most once. Later calls have no effect, because a timeout may race with the awaited
+    event. ``on_cancel`` releases the resources of the wait. It is called once, when the response is ready or
+    no longer wanted.
     """
 
     __slots__ = ("_continuation", "is_done", "on_cancel", "response")
+
+    #: Whether the connection starts no further request before the response is ready.
+    is_exclusive: bool = False
 
     def __init__(self, on_cancel: Callable[[], object] | None = None) -> None:
         self._continuation: Callable[[Response], None] | None = None
@@ -56,7 +59,7 @@ class Pending:
         self.on_cancel = on_cancel
 
     def then(self, continuation: Callable[[Response], None]) -> None:
-        """Call ``continuation`` with the response, at once if the response is ready."""
+        """Call ``continuation`` with the response: at once if it is ready, else when it is resolved."""
         if self.is_done:
             assert self.response is not None, "the response was cancelled"
             continuation(self.response)
@@ -64,7 +67,7 @@ class Pending:
             self._continuation = continuation
 
     def resolve(self, response: Response) -> None:
-        """Set the response and call the continuation with it."""
+        """Set the response and call the continuation. Has no effect if the response is done."""
         if self.is_done:
             return
         self.is_done = True
@@ -75,7 +78,7 @@ class Pending:
             continuation(response)
 
     def cancel(self) -> None:
-        """Give up the response: the continuation is never called."""
+        """Drop the response. The continuation is never called."""
         if self.is_done:
             return
         self.is_done = True
@@ -92,10 +95,7 @@ HandlerResult: TypeAlias = Response | Pending | Coroutine[Any, Any, Response]
 
 
 async def settled(response: Response | Pending) -> Any:
-    """Return the message of the reply that ``response`` is or becomes.
-
-    Raises the BrokerError of a refusal.
-    """
+    """Wait for the response and return its message. Raises the BrokerError of a refusal."""
     if isinstance(response, Pending):
         done: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
@@ -111,20 +111,20 @@ async def settled(response: Response | Pending) -> Any:
 
 
 class OffsetWaiter(Protocol):
-    """A registered wait for an offset of a partition. Setting ``is_cancelled`` withdraws it."""
+    """A registered wait for an offset of a partition. Setting ``is_cancelled`` removes it."""
 
     is_cancelled: bool
 
 
 Register: TypeAlias = Callable[[Any, int, Callable[[Exception | None], None]], OffsetWaiter]
-"""Registers a callback for when an offset of a partition is reached: a method of ``Waiters``."""
+"""Registers a callback for an offset of a partition: a method of ``Waiters`` such as ``committed``."""
 
 
 class PendingResults(Pending):
     """A response with one result for each item of a request, sent when all are known or at a deadline.
 
-    Invariant: ``_waiting`` has the indexes whose results are not known, each with the registered wait for it,
-    or None if there is none to withdraw.
+    Invariant: the keys of ``_waiting`` are the indexes whose results are unknown. Each value is the
+    registered wait for the result, or None.
     """
 
     __slots__ = ("_deadline", "_fail", "_loop", "_respond", "_timer", "_waiting", "results")
@@ -147,11 +147,11 @@ class PendingResults(Pending):
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, index: int) -> None:
-        """Wait for ``set``, ``set_error`` or ``wait`` to provide the result of an item."""
+        """Declare that ``set``, ``set_error`` or ``wait`` will provide the result of an item."""
         self._waiting[index] = None
 
     def wait(self, index: int, register: Register, key: Any, offset: int) -> None:
-        """Make ``results[index]`` final once partition ``key`` has reached ``offset`` (exclusive)."""
+        """Make ``results[index]`` final when partition ``key`` reaches ``offset`` (exclusive)."""
 
         def on_reached(error: Exception | None) -> None:
             if self._waiting.pop(index, None) is not None:
@@ -162,26 +162,27 @@ class PendingResults(Pending):
         self._waiting[index] = register(key, offset, on_reached)
 
     def is_expected(self, index: int) -> bool:
-        """Whether the result of an item is missing and still wanted: the deadline has not passed."""
+        """Whether the result of an item is still missing, that is, the deadline has not passed."""
         return index in self._waiting
 
     def set(self, index: int, result: Any) -> None:
-        """Record the result of one item. Ignored if it is no longer wanted."""
+        """Record the result of one item. Ignored after the deadline or a cancellation."""
         if index in self._waiting:
             del self._waiting[index]
             self.results[index] = result
             self._finish_if_complete()
 
     def set_error(self, index: int, error: Exception) -> None:
-        """Record that one item failed. Ignored if its result is no longer wanted."""
+        """Record the failure of one item. Ignored after the deadline or a cancellation."""
         if index in self._waiting:
             self.set(index, self._fail(self.results[index], error))
 
     def begin(self, timeout_ms: int, late: str, unregistered: str = "") -> Self:
-        """Start the deadline once every item has been set, expected or waits. Returns this response.
+        """Start the deadline. Each item must be set, expected or waiting. Return this response.
 
-        At the deadline the open items fail with REQUEST_TIMED_OUT and the text ``late``, in which ``%d`` is
-        replaced by ``timeout_ms``. Items without a registered wait have the text ``unregistered`` if given.
+        At the deadline the missing items fail with REQUEST_TIMED_OUT and the message ``late``, in which
+        ``%d`` stands for ``timeout_ms``. Items without a registered wait get the message ``unregistered`` if
+        given.
         """
         self._deadline = (timeout_ms, late, unregistered)
         if self._waiting:
@@ -208,7 +209,7 @@ class PendingResults(Pending):
         self._finish_if_complete()
 
     def _release(self) -> None:
-        """Release the waits of a response that is sent or no longer wanted. Work in progress continues."""
+        """Remove the waits of a response that was sent or is no longer wanted. Work in progress continues."""
         if self._timer is not None:
             self._timer.cancel()
         for waiter in self._waiting.values():
@@ -218,10 +219,10 @@ class PendingResults(Pending):
 
 
 class HeldResponse(Pending):
-    """A response that is held until it is due or its deadline has passed.
+    """A response that is held until it is due, or until its deadline.
 
-    ``ask`` returns the current response, which may be a Pending, or None if it is not due; it must
-    return a response when ``is_over``. It is called again after each ``update``, and at the deadline.
+    ``ask`` returns the current response, possibly a Pending, or None if the response is not due. If
+    ``is_over``, it must return a response. It is called again after each ``update``, and at the deadline.
     """
 
     __slots__ = (
@@ -244,16 +245,16 @@ class HeldResponse(Pending):
         is_due: Callable[[Response], bool] | None = None,
         on_cancel: Callable[[], object] | None = None,
     ) -> None:
-        """Wait at most ``wait_ms`` from the first response that is not due. ``is_due`` decides about the
-        responses that ``ask`` returns; without it they all are."""
+        """The deadline is ``wait_ms`` after the first response that is not due. ``is_due`` decides whether a
+        response that ``ask`` returned is due; by default every response is."""
         super().__init__(on_cancel)
-        self.is_over = wait_ms <= 0  #: the deadline has passed: the next response is sent
+        self.is_over = wait_ms <= 0  #: whether the deadline has passed, so that the next response is sent
         self._loop = loop
         self._wait_ms = wait_ms
         self._ask = ask
         self._is_due = is_due
-        self._is_asking = False  # a Pending that ``ask`` has returned is not resolved yet
-        self._is_outdated = False  # there was an update since
+        self._is_asking = False  # whether a Pending that ``ask`` returned is not resolved yet
+        self._is_outdated = False  # whether ``update`` was called since then
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -275,7 +276,7 @@ class HeldResponse(Pending):
             self.offer(self._ask())
 
     def update(self) -> None:
-        """Call ``ask`` in a later iteration of the loop, once for all updates until then."""
+        """Call ``ask`` in a later iteration of the loop, once for all updates up to then."""
         if not self._is_scheduled and not self.is_done:
             self._is_scheduled = True
             self._loop.call_soon(self._on_update)
@@ -288,7 +289,7 @@ class HeldResponse(Pending):
             self.offer(self._ask())
 
     def finish(self) -> None:
-        """Send the current response."""
+        """End the wait and send the current response."""
         self.is_over = True
         if not self._is_asking and not self.is_done:
             self.offer(self._ask())
@@ -296,7 +297,7 @@ class HeldResponse(Pending):
     def _release(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._ask, self._is_due = _never_asked, None  # they refer to this object
+        self._ask, self._is_due = _never_asked, None  # breaks the reference cycle with their owner
         super()._release()
 
 

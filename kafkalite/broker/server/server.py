@@ -1,15 +1,17 @@
-"""Connections: bytes in, responses out in the order of their requests, and the limits on both.
+"""Connections: receives requests, writes responses in the order of the requests, and limits both.
 
-A ``Connection`` is an ``asyncio.BufferedProtocol`` around a sans-IO ``ServerConnection``. If a response
-is ready at once and no request is queued before it, it is written in the same callback: no task, no
-future. Otherwise the request waits in a queue, and its response is written when it has reached the
-head.
+A ``Connection`` is an ``asyncio.BufferedProtocol`` around a sans-IO ``ServerConnection``. If a response is
+ready at once and no request is queued before it, it is written in the same callback, without a task or a
+future. Otherwise the request is queued, and its response is written when it has reached the head of the
+queue.
 
-Reading pauses while the peer does not read its responses, and while too many requests are unanswered. A
-connection is closed if it breaks the protocol, has no traffic for ``connections.max.idle.ms``, does not
-complete the handshake or a required proof within HANDSHAKE_DEADLINE_MS, or leaves a frame incomplete
-for too long.
+Reading pauses while the peer does not read its responses, and while too many requests have no response. A
+connection is closed if it violates the protocol, has no traffic for ``connections.max.idle.ms``, does not
+complete the handshake or a required proof within HANDSHAKE_DEADLINE_MS, or leaves a frame incomplete for too
+long.
 """
+
+# Long because a connection and the server share the order of responses, the turns, and the budget of bytes.
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from kafkalite.broker.server.metrics import Metrics
 from kafkalite.broker.server.responses import Pending, Refusal, Reply, Response
 from kafkalite.clock import Clock
 from kafkalite.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
-from kafkalite.limits import KIB, MAX_IN_FLIGHT_PER_CONNECTION, MIB
+from kafkalite.limits import KIB, MAX_IN_FLIGHT_PER_CONNECTION, MAX_ITEMS_PER_REQUEST, MIB
 from kafkalite.log_fields import Fields
 from kafkalite.protocol.connection import BadRequest, Request, ServerConnection
 from kafkalite.transport import Listener, has_own_name, transport_for
@@ -33,12 +35,18 @@ from kafkalite.transport import Listener, has_own_name, transport_for
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_DEADLINE_MS: Final = 10_000
-FRAME_DEADLINE_MS: Final = 30_000  # and one second more for each FRAME_PROGRESS_BYTES received
+FRAME_DEADLINE_MS: Final = 30_000  # plus one second for each FRAME_PROGRESS_BYTES received
 FRAME_PROGRESS_BYTES: Final = 64 * KIB
 REAP_INTERVAL_MS: Final = 5_000
+LINGER_MS: Final = 500  # between the end of our stream and closing
 WRITE_BUFFER_HIGH_BYTES: Final = 4 * MIB
 WRITE_BUFFER_LOW_BYTES: Final = 1 * MIB
-FLUSH_BYTES: Final = 1 * MIB  # responses gathered before they are written
+FLUSH_BYTES: Final = 1 * MIB  # size of the responses that are collected before they are written
+# The number of requests of one connection that are served before the next connection has its turn: usually
+# less than a millisecond.
+REQUESTS_PER_TURN: Final = 16
+UNHURRIED_REQUESTS: Final = 8  # a connection that never sends more at once never waits for a turn
+LARGE_REQUEST_BYTES: Final = 64 * KIB  # a larger request takes a turn of its own
 
 
 class Dispatch(Protocol):
@@ -47,7 +55,7 @@ class Dispatch(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """One unanswered request. It is called with its response."""
+    """One request without a response. It is called with its response."""
 
     connection: Connection
     request: Request | BadRequest
@@ -58,37 +66,49 @@ class _Slot:
     def __call__(self, response: Response) -> None:
         self.response = response
         self.is_ready = True
+        was_exclusive = self.pending is not None and self.pending.is_exclusive
         self.pending = None
         self.connection.on_response(self)
+        if was_exclusive:
+            self.connection.unblock()
 
 
 class Connection(asyncio.BufferedProtocol):
     """One client's connection.
 
-    Invariant: responses are written in the order of ``_queue`` (requests in progress), followed by
-    ``_backlog`` (requests received and not started).
+    Invariant: responses are written in the order of ``_queue`` (requests in progress) and then ``_backlog``
+    (requests that were received but not started).
     """
 
     def __init__(self, server: Server, advertised: str | None, listener: int = 0) -> None:
         self._server = server
         self._dispatch = server.dispatch
-        self._wire = ServerConnection(max_payload_bytes=server.max_request_bytes)
+        self._wire = ServerConnection(
+            max_payload_bytes=server.max_request_bytes,
+            max_partitions=server.max_request_partitions,
+            requests_per_turn=REQUESTS_PER_TURN,
+        )
         self.get_buffer = self._wire.get_buffer  # type: ignore[assignment]  # one call less per read
         self._transport: Any = None
         self._queue: deque[_Slot] = deque()
         self._backlog: deque[Request | BadRequest] = deque()
         self._receiving_bytes = 0  # bytes of a frame that spans several reads
         self._is_reading = True
-        self._is_writable = server.is_open  # until then, received bytes are kept
-        self._is_ending = False  # nothing more is read; closes after the last response
-        self._is_final = False  # the last response of the connection is written or queued
+        self._is_writable = server.is_open  # while False, received bytes are kept
+        self._is_ending = False  # whether reading has ended, so that the last response closes the connection
+        self._is_read_in_turn = False  # whether a large request is received in turns
+        self._max_in_flight = MAX_IN_FLIGHT_PER_CONNECTION  # 0 while a request is served alone
+        self._is_drained = False  # whether the end of the stream follows the last response
+        self._is_final = False  # whether the connection's last response is written or queued
         self._is_lost = False
         self._made_ms = self._moved_ms = server.clock.monotonic_ms()
         self._activity = (0, 0)  # received and unsent bytes at the last pass of the reaper
-        self._frame_ms: int | None = None  # when this frame was first seen incomplete
-        self._frame_requests = self._frame_bytes = 0  # received when that frame was first seen incomplete
+        self._frame_ms: int | None = None  # when the current frame was first seen incomplete
+        self._frame_requests = self._frame_bytes = 0  # received when it was first seen incomplete
         self._advertised = advertised
         self._listener = listener
+        self.is_busy = False  # further requests wait for a turn
+        self.is_waiting = False  # for its turn
         self.client = Client("", "")
         self.received_bytes = 0
         self.received_requests = 0
@@ -107,33 +127,61 @@ class Connection(asyncio.BufferedProtocol):
             self._is_lost = True
             self._transport.abort()
             return
-        self._is_writable = self._server.is_open  # it may have opened since the connection was accepted
+        self._is_writable = self._server.is_open  # may have changed since the connection was accepted
         self._transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._is_lost or self._is_ending:
             return
         self.received_bytes += nbytes
-        try:
-            requests = self._wire.buffer_updated(nbytes)
-        except RemoteProtocolError as error:
-            self._on_protocol_error(error)
-            return
-        if not requests:
+        wire = self._wire
+        if self.is_busy:
+            wire.hold(nbytes)
+            requests = []
+        else:
+            try:
+                requests = wire.buffer_updated(nbytes)
+            except RemoteProtocolError as error:
+                self._on_protocol_error(error)
+                return
+        count = len(requests)
+        if wire.has_more or count > UNHURRIED_REQUESTS:
+            self._server.wait_for_turn(self)
+        elif not count:
             self._keep_receiving(nbytes)
             return
-        count = len(requests)
         self.received_requests += count
         if self._receiving_bytes:
             self._server.free_bytes += self._receiving_bytes
+            if self._receiving_bytes + nbytes >= LARGE_REQUEST_BYTES:
+                self._server.wait_for_turn(self)
             self._receiving_bytes = 0
         if count == 1 and self._is_writable and not self._queue and not self._backlog:
             self._serve_one(requests[0])
         elif self._backlog or not self._has_room():
             self._hold_back(requests)
-        else:
+        elif requests:
             self._serve(requests)
-        if self._queue or not self._is_writable:
+        if self._queue or not self._is_writable or wire.has_more:
+            self._update_reading()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether complete requests have been received and not decoded; False if the connection is lost."""
+        return self._wire.has_more and not self._is_lost
+
+    def take_turn(self) -> None:
+        """Serve the next requests of this connection. Called by the server after ``wait_for_turn``."""
+        wire = self._wire
+        if self._is_read_in_turn:
+            self._is_read_in_turn = False
+            self._update_reading()
+        if wire.has_more and not self._backlog and self._has_room() and not self._is_lost:
+            requests = wire.next_requests()
+            self.received_requests += len(requests)
+            self._serve(requests)
+            if wire.has_more:
+                self._server.wait_for_turn(self)
             self._update_reading()
 
     def _keep_receiving(self, nbytes: int) -> None:
@@ -150,15 +198,19 @@ class Connection(asyncio.BufferedProtocol):
                 Fields(peer=self.client.peer, reason="queued.max.request.bytes is used up"),
             )
             self.abort()
+        elif self._server.is_turning and self._receiving_bytes >= LARGE_REQUEST_BYTES:
+            self._is_read_in_turn = True
+            self._server.wait_for_turn(self)
+            self._update_reading()
 
     def eof_received(self) -> bool:
-        """Keep the connection while requests are unanswered, although the peer sends no more."""
+        """Keep the connection open while requests have no response, although the peer has stopped sending."""
         try:
             self._wire.eof()
         except RemoteProtocolError as error:
             self._on_protocol_error(error)
             return False
-        if not self._queue and not self._backlog:
+        if not self._queue and not self._backlog and not self._wire.has_more:
             return False
         self._is_ending = True
         return True
@@ -186,15 +238,15 @@ class Connection(asyncio.BufferedProtocol):
     # --- requests and responses
 
     def _has_room(self) -> bool:
-        return self._is_writable and len(self._queue) < MAX_IN_FLIGHT_PER_CONNECTION
+        return self._is_writable and len(self._queue) < self._max_in_flight
 
     def _hold_back(self, requests: Iterable[Request | BadRequest]) -> None:
-        """Queue requests for later: at most those of one receive buffer, as reading pauses now."""
+        """Queue requests for later: at most those of one receive buffer, because reading pauses now."""
         if not self._is_final:
             self._backlog.extend(requests)
 
     def _serve_one(self, request: Request | BadRequest) -> None:
-        """Do ``_serve`` for a single request with none before it."""
+        """Do the same as ``_serve`` for a single request when the queue is empty."""
         response = self._dispatch(request, self.client)
         if isinstance(response, Pending):
             self._enqueue(request, response)
@@ -233,14 +285,21 @@ class Connection(asyncio.BufferedProtocol):
         self._queue.append(slot)
         if isinstance(response, Pending):
             slot.pending = response
+            if response.is_exclusive and not response.is_done:
+                self._max_in_flight = 0
             response.then(slot)
         else:
             slot.response, slot.is_ready = response, True
             if isinstance(response, Refusal) and response.closes:
                 self._is_final = self._is_ending = True
 
+    def unblock(self) -> None:
+        """Start the requests behind one that had to be served alone."""
+        self._max_in_flight = MAX_IN_FLIGHT_PER_CONNECTION
+        self._serve_backlog()
+
     def on_response(self, slot: _Slot) -> None:
-        """Write the responses at the head of the queue, after a queued request received its response."""
+        """Write the responses at the head of the queue. Called when a queued request has its response."""
         if self._is_lost or not self._queue or self._queue[0] is not slot:
             return
         out: list[Any] = []
@@ -253,7 +312,7 @@ class Connection(asyncio.BufferedProtocol):
         self._serve_backlog()
 
     def _encode(self, request: Request | BadRequest, response: Reply | Refusal, out: list[Any]) -> int:
-        """Append the response's buffers to ``out``. Return the number of bytes of its payload."""
+        """Append the buffers of the response to ``out``. Return the size of its payload in bytes."""
         if isinstance(response, Reply):
             assert isinstance(request, Request)
             try:
@@ -277,24 +336,30 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._write_lines(out)
         if self._is_ending and not self._queue and not self._backlog and not self._is_lost:
-            self._transport.close()
+            if not self._wire.has_more or self._is_final:
+                self._transport.close()
+        elif self._is_drained:
+            self._half_close_if_answered()
 
     def _write_lines(self, out: list[Any]) -> None:
-        """Call ``writelines``, then ``pause_writing`` if needed: asyncio omits it from Python 3.12 on."""
+        """Call ``writelines``, then ``pause_writing`` if needed, which asyncio omits since Python 3.12."""
         transport = self._transport
         transport.writelines(out)
         if self._is_writable and transport.get_write_buffer_size() > WRITE_BUFFER_HIGH_BYTES:
-            # Setting the limits checks the buffer again.
+            # Setting the limits makes the transport check its buffer again.
             transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)
 
     def _serve_backlog(self) -> None:
         if self._backlog and not self._is_lost and self._has_room():
             requests, self._backlog = self._backlog, deque()
             self._serve(requests)
+        if self._wire.has_more:
+            self._server.wait_for_turn(self)
         self._update_reading()
 
     def _update_reading(self) -> None:
-        should_read = not self._backlog and not self._is_ending and self._has_room()
+        has_waiting = self._backlog or self._wire.has_more or self._is_read_in_turn
+        should_read = not has_waiting and not self._is_ending and self._has_room()
         if should_read == self._is_reading or self._is_lost:
             return
         self._is_reading = should_read
@@ -311,21 +376,44 @@ class Connection(asyncio.BufferedProtocol):
         self.abort()
 
     def abort(self) -> None:
-        """Close at once. Unsent responses are lost."""
+        """Close at once. Responses that are not yet sent are lost."""
         if not self._is_lost:
             self._transport.abort()
 
     def end(self) -> None:
-        """Stop reading, finish the requests in progress, then close."""
-        self._is_ending = True
-        self._backlog.clear()
-        self._update_reading()
-        self._write([])
+        """Respond to the requests that have arrived, then send the end of the stream.
+
+        The dispatcher refuses new requests with SHUTTING_DOWN. The connection closes when the peer closes it
+        or after LINGER_MS. Until then, received bytes are dropped: closing a socket with unread bytes resets
+        it, and the peer would lose the responses.
+        """
+        self._serve_backlog()
+        self._drain(self.received_bytes, 0)
+
+    def _drain(self, received_bytes: int, quiet_iterations: int) -> None:
+        """Wait until two iterations of the event loop received nothing and every request has a response."""
+        if self._is_lost or self._is_ending:
+            return
+        is_quiet = received_bytes == self.received_bytes and not self._wire.has_more
+        quiet_iterations = quiet_iterations + 1 if is_quiet else 0
+        if quiet_iterations <= 2:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._drain, self.received_bytes, quiet_iterations)
+        else:
+            self._is_drained = True
+            self._half_close_if_answered()
+
+    def _half_close_if_answered(self) -> None:
+        if self._is_drained and not self._queue and not self._backlog and not self._is_lost:
+            self._is_drained = False
+            self._is_ending = True
+            self._transport.write_eof()
+            asyncio.get_running_loop().call_later(LINGER_MS / 1000, self._transport.close)
 
     def overdue(self, now_ms: int, idle_ms: int) -> str | None:
-        """Return why this connection should be closed now, or None.
+        """Return the reason why this connection should be closed now, or None.
 
-        Decided from counters at each pass of the reaper; no request is timed.
+        Counters are compared at each pass of the reaper, so that requests need no timers.
         """
         server = self._server
         if now_ms - self._made_ms >= HANDSHAKE_DEADLINE_MS:
@@ -344,7 +432,7 @@ class Connection(asyncio.BufferedProtocol):
                 return f"a frame stayed incomplete for {now_ms - self._frame_ms} ms"
         unsent_bytes = 0 if self._is_writable else self._transport.get_write_buffer_size()
         activity = (self.received_bytes, unsent_bytes)
-        if activity != self._activity or (self._queue and self._is_writable):  # the broker owes a response
+        if activity != self._activity or (self._queue and self._is_writable):  # the peer waits for the broker
             self._activity = activity
             self._moved_ms = now_ms
         elif 0 <= idle_ms <= now_ms - self._moved_ms:
@@ -360,7 +448,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class Server:
-    """Listeners and their connections."""
+    """The listeners of a broker and their connections."""
 
     def __init__(
         self,
@@ -372,34 +460,39 @@ class Server:
         max_idle_ms: int,
         max_request_bytes: int,
         max_queued_bytes: int,
+        max_request_partitions: int = MAX_ITEMS_PER_REQUEST,
         max_unproven_bytes: int | None = None,
         on_closed: Callable[[Client], None] | None = None,
     ) -> None:
         """``on_closed`` is called with every connection that was served, after it has closed.
 
-        ``max_unproven_bytes`` limits an unfinished frame of a peer that has not proved to be a node of
-        the cluster (S1, S3), which it must do within HANDSHAKE_DEADLINE_MS. None: no proof is required.
+        ``max_unproven_bytes`` limits an unfinished frame of a peer that has not proved to be a node of the
+        cluster (S1, S3); the proof must arrive within HANDSHAKE_DEADLINE_MS. None requires no proof.
         """
         self.dispatch = dispatch
         self._on_closed = on_closed
         self.clock = clock
         self.metrics = metrics
         self.max_request_bytes = max_request_bytes
+        self.max_request_partitions = max_request_partitions
         self.max_unproven_bytes = max_unproven_bytes
         self.is_open = False
         self._max_connections = max_connections
         self._max_idle_ms = max_idle_ms
-        #: Bytes that unfinished frames may still use, over all connections.
+        #: The number of bytes that unfinished frames of all connections may still use.
         self.free_bytes = max_queued_bytes
+        self._busy: list[Connection] = []
+        self._turns: deque[Connection] = deque()
+        self.is_turning = False  # a turn is scheduled
         self._listeners: list[Listener] = []
-        self._connections: dict[Connection, None] = {}  # in the order of their arrival
+        self._connections: dict[Connection, None] = {}  # in the order of arrival
         self._has_connections = asyncio.Event()
         self._has_none = asyncio.Event()
         self._has_none.set()
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Return the addresses of all listeners, with ports resolved."""
+        """The addresses of all listeners, with their actual ports."""
         return tuple(listener.address for listener in self._listeners)
 
     @property
@@ -407,7 +500,7 @@ class Server:
         return len(self._connections)
 
     async def listen(self, address: str, advertised: str | None) -> str:
-        """Open a listener and return its address with the port resolved. Raises ListenError."""
+        """Open a listener and return its address with its actual port. Raises ListenError."""
         listener: Listener | None = None
         number = len(self._listeners)
 
@@ -421,7 +514,7 @@ class Server:
         return listener.address
 
     def open(self) -> None:
-        """Start to serve, also the connections accepted since ``listen``."""
+        """Begin to serve requests, including those of connections that were accepted since ``listen``."""
         self.is_open = True
         for connection in list(self._connections):
             connection.resume_writing()
@@ -440,6 +533,34 @@ class Server:
         self._has_none.clear()
         return True
 
+    def wait_for_turn(self, connection: Connection) -> None:
+        """Have ``connection`` serve further requests when the other waiting connections had their turn (S24).
+
+        One turn is taken in each iteration of the event loop, so a connection that does not wait is served at
+        once. Until no connection waits, the requests that this one receives wait for its turn, too.
+        """
+        if not connection.is_busy:
+            connection.is_busy = True
+            self._busy.append(connection)
+        if not connection.is_waiting:
+            connection.is_waiting = True
+            self._turns.append(connection)
+            if not self.is_turning:
+                self.is_turning = True
+                asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        connection = self._turns.popleft()
+        connection.is_waiting = False
+        connection.take_turn()
+        if self._turns:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        else:
+            self.is_turning = False
+            for connection in self._busy:
+                connection.is_busy = connection.has_more
+            self._busy = [connection for connection in self._busy if connection.is_busy]
+
     def forget(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
         if self._on_closed is not None:
@@ -449,7 +570,7 @@ class Server:
             self._has_none.set()
 
     async def reap_forever(self) -> None:
-        """Close overdue connections every REAP_INTERVAL_MS, as long as there are connections."""
+        """Close overdue connections every REAP_INTERVAL_MS while there are connections, until cancelled."""
         while True:
             await self._has_connections.wait()
             await self.clock.sleep_ms(REAP_INTERVAL_MS)
@@ -468,13 +589,13 @@ class Server:
             listener.close()
 
     def end(self) -> None:
-        """Stop accepting and reading. Each connection closes when its requests are answered."""
+        """Stop accepting. Each connection ends when the requests that have arrived have responses."""
         self.close_listeners()
         for connection in list(self._connections):
             connection.end()
 
     async def wait_closed(self, grace_ms: int, *, level: int = logging.WARNING) -> None:
-        """Return when every connection is closed. After ``grace_ms`` they are aborted, which is logged."""
+        """Return when all connections are closed. After ``grace_ms`` abort the remaining ones and log it."""
         try:
             await asyncio.wait_for(self._has_none.wait(), grace_ms / 1000)
         except TimeoutError:
@@ -488,7 +609,7 @@ class Server:
             await listener.wait_closed()
 
     async def abort(self) -> None:
-        """Drop every connection. Return when they are closed."""
+        """Abort every connection and return when all are closed."""
         self.close_listeners()
         for connection in list(self._connections):
             connection.abort()
@@ -499,7 +620,7 @@ _NO_PAYLOAD: Final = memoryview(b"")
 
 
 def _without_body(request: Request | BadRequest) -> Request | BadRequest:
-    """Return the fields needed to respond to ``request`` later, so that its payload may be freed."""
+    """Return the fields that are needed to respond to ``request`` later, so that its payload can be freed."""
     if isinstance(request, BadRequest):
         return request
     key, version, correlation_id, client_id = request[:4]
@@ -507,7 +628,7 @@ def _without_body(request: Request | BadRequest) -> Request | BadRequest:
 
 
 def _socket_address(name: object) -> str:
-    """Return ``[::1]:9092`` for ``("::1", 9092, 0, 0)``; text is returned unchanged."""
+    """Return ``[::1]:9092`` for ``("::1", 9092, 0, 0)``. Text is returned unchanged."""
     match name:
         case (str() as host, int() as port, *_):
             return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -15,6 +15,7 @@ from kafkalite.client.admin.descriptions import (
     ClusterDescription,
     ConfigValue,
     CreatedTopic,
+    D,
     GroupDescription,
     GroupListing,
     HangingTransaction,
@@ -29,15 +30,11 @@ from kafkalite.client.admin.descriptions import (
     TransactionDescription,
     TransactionGroupDescription,
     TransactionListing,
-    cluster_description,
     described,
-    group_description,
     producer_description,
-    quorum_description,
     topic_description,
-    transaction_description,
-    transaction_group_description,
 )
+from kafkalite.client.cluster.authentication import call_with_secret
 from kafkalite.client.cluster.client import ClusterClient
 from kafkalite.client.cluster.coordinator import GROUP_KEY, TRANSACTION_KEY, CoordinatorLink
 from kafkalite.client.cluster.list_offsets import check_partitions, list_offsets, offsets_for_times
@@ -100,7 +97,7 @@ from kafkalite.rng import Rng
 
 T = TypeVar("T")
 
-#: A broker's time limit ends this long before the client's, at most, so that its response can arrive.
+#: A broker's time limit ends up to this much earlier than the client's, so that its response can arrive.
 RESPONSE_MARGIN_MS: Final = 500
 
 #: Admin commits offsets without being a member, which is allowed only while the group has no members (R39).
@@ -116,9 +113,9 @@ class Admin:
         async with Admin("localhost:9092") as admin:
             await admin.create_topic("orders", partitions=3)
 
-    Methods for one object raise its BrokerError. Methods for several process all of them and then raise
-    the first error, with a note on how many failed; with ``return_exceptions=True`` errors are returned
-    as results.
+    Methods for one object raise its BrokerError. Methods for several objects process all of them and then
+    raise the first error, with a note on the number of failures. With ``return_exceptions=True``, they return
+    errors as results instead.
     """
 
     def __init__(
@@ -139,7 +136,7 @@ class Admin:
         return f"<Admin {self._state}, {len(self._cluster.metadata.addresses)} brokers>"
 
     async def start(self) -> Self:
-        """Connect to the cluster. Raises ConnectionFailedError. ``async with`` calls this."""
+        """Connect to the cluster. ``async with`` calls this. Raises ConnectionFailedError."""
         if self._state != "new":
             raise ClientClosedError(f"an admin starts once; this one is {self._state}")
         self._state = "closed"
@@ -169,7 +166,9 @@ class Admin:
         configs: Mapping[str, str] | None = None,
         validate_only: bool = False,
     ) -> CreatedTopic:
-        """Create a topic. Raises TopicAlreadyExistsError, InvalidTopicError, InvalidPartitionsError,
+        """Create a topic.
+
+        Raises TopicAlreadyExistsError, InvalidTopicError, InvalidPartitionsError,
         InvalidReplicationFactorError, InvalidConfigError.
         """
         topic = NewTopic(name, partitions, replication_factor, configs)
@@ -206,26 +205,26 @@ class Admin:
     async def delete_topics(
         self, names: Iterable[str], *, return_exceptions: bool = False
     ) -> dict[str, BrokerError | None]:
-        """Delete topics and all their records. Returns {name: None}. Raises UnknownTopicOrPartitionError."""
+        """Delete topics with all their records. Returns {name: None}. Raises UnknownTopicOrPartitionError."""
         response = await self._call(messages.DeleteTopicsRequest(self._timeout_ms, list(names)))
         results = {topic.name: _error_of(topic, f"topic {topic.name!r}") for topic in response.topics}
         return _results(results, return_exceptions)
 
     async def list_topics(self, *, internal: bool = False) -> list[TopicDescription]:
-        """Return every topic, internal ones only if ``internal``."""
+        """Return every topic. Internal topics are included only if ``internal``."""
         response = await self._call(MetadataRequest(None, False))
         return [topic_description(topic) for topic in response.topics if internal or not topic.is_internal]
 
     async def describe_topics(self, names: Sequence[str]) -> list[TopicDescription]:
         """Return the topics in the order of ``names``. Raises UnknownTopicOrPartitionError."""
         response = await self._call(MetadataRequest(list(names), False))
-        described = {}
+        found = {}
         for topic in response.topics:
             error = _error_of(topic, f"topic {topic.name!r}")
             if error is not None:
                 raise error
-            described[topic.name] = topic_description(topic)
-        return [described[name] for name in names]
+            found[topic.name] = topic_description(topic)
+        return [found[name] for name in names]
 
     async def describe_topic(self, name: str) -> TopicDescription:
         """Return one topic with the state of each partition. Raises UnknownTopicOrPartitionError."""
@@ -233,7 +232,7 @@ class Admin:
         return description
 
     async def create_partitions(self, name: str, total_count: int, *, validate_only: bool = False) -> None:
-        """Raise the number of partitions of a topic to ``total_count``. Raises InvalidPartitionsError."""
+        """Increase the number of partitions of a topic to ``total_count``. Raises InvalidPartitionsError."""
         request = messages.CreatePartitionsRequest(
             self._timeout_ms, validate_only, [messages.PartitionCount(name, total_count)]
         )
@@ -258,7 +257,7 @@ class Admin:
         *,
         validate_only: bool = False,
     ) -> None:
-        """Change settings, all or none. None removes an override. Raises InvalidConfigError."""
+        """Change all of these settings or none. None removes an override. Raises InvalidConfigError."""
         request = messages.AlterConfigsRequest(
             validate_only,
             [
@@ -273,7 +272,11 @@ class Admin:
     async def list_offsets(
         self, tps: Iterable[TopicPartition], at: Literal["earliest", "latest", "max-timestamp"] | int
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """Return the log start, the end (exclusive), or the first offset at a time in ms (-1: all older)."""
+        """Return an offset of each partition, with its timestamp.
+
+        ``at`` selects the log start, the exclusive end, the record with the highest timestamp or, as a time
+        in ms, the first record at or after it. The offset is -1 if there is no such record.
+        """
         self._check_open()
         translate = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
         timestamp_ms = translate[at] if isinstance(at, str) else at
@@ -310,25 +313,25 @@ class Admin:
     # --- cluster -------------------------------------------------------------------------------
 
     async def describe_cluster(self) -> ClusterDescription:
-        """Return every broker, fenced ones included, and the active controller."""
+        """Return every broker, including fenced brokers, and the active controller."""
         response = await self._call(DescribeClusterRequest())
-        return cluster_description(response)
+        return described(ClusterDescription, response)
 
     async def describe_quorum(self, node_id: int | None = None) -> QuorumDescription:
-        """Return the controller quorum as seen by ``node_id``, by default by its leader, if reachable."""
+        """Return the controller quorum as ``node_id`` sees it (default: its leader, if reachable)."""
         if node_id is None:
             self._check_open()
-            return quorum_description(await look_at_quorum(self._cluster))
+            return described(QuorumDescription, await look_at_quorum(self._cluster))
         response = await self._call(DescribeQuorumRequest(), node_id=node_id)
-        return quorum_description(response)
+        return described(QuorumDescription, response)
 
     async def describe_metadata(
         self, path: str = "/", *, after_offset: int = -1, max_wait_ms: int = 0
     ) -> MetadataDescription:
         """Return the metadata at ``path`` (such as ``/topics/orders/0``) and the names one level below.
 
-        With ``after_offset``, wait until the metadata log has passed that offset, at most
-        ``max_wait_ms``. Raises InvalidRequestError if the path does not exist.
+        With ``after_offset``, wait until the metadata log has passed that offset, at most ``max_wait_ms``.
+        Raises InvalidRequestError if the path does not exist.
         """
         import json
 
@@ -341,16 +344,21 @@ class Admin:
         partitions: Iterable[TopicPartition] | None = None,
         *,
         is_unclean: bool = False,
+        cluster_secret: str | None = None,
         return_exceptions: bool = False,
     ) -> dict[TopicPartition, Any]:
-        """Make the preferred replicas lead ``partitions``, or every partition that another replica leads.
-        Returns {tp: leader}.
+        """Make the preferred replicas lead ``partitions`` (None: all partitions that other replicas lead).
 
-        ``is_unclean`` elects any live replica if none is eligible, which may lose committed records.
-        Raises PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError.
+        Returns {partition: leader}. ``is_unclean`` elects any live replica if none is eligible, which may
+        lose committed records. It needs the secret of the nodes. Raises PreferredLeaderNotAvailableError,
+        EligibleLeadersNotAvailableError, ClusterAuthorizationFailedError.
         """
         chosen = None if partitions is None else [messages.ElectionPartition(*tp) for tp in partitions]
-        response = await self._call(messages.ElectLeadersRequest(self._timeout_ms, is_unclean, chosen))
+        request = messages.ElectLeadersRequest(self._timeout_ms, is_unclean, chosen)
+        if is_unclean:
+            response = await call_with_secret(self._cluster, cluster_secret, request)
+        else:
+            response = await self._call(request)
         results: dict[TopicPartition, int | BrokerError] = {}
         for elected in response.partitions:
             tp = TopicPartition(elected.topic, elected.partition)
@@ -359,46 +367,41 @@ class Admin:
             results[tp] = elected.leader_id if error is None or is_led_already else error
         return _results(results, return_exceptions)
 
-    async def controlled_shutdown(self, node_id: int) -> None:
-        """Make a broker transfer its leaderships and stop. Returns when the shutdown has begun."""
-        await self._call(messages.ControlledShutdownRequest(node_id))
+    async def controlled_shutdown(self, node_id: int, *, cluster_secret: str) -> None:
+        """Make a broker transfer its leaderships and stop. Returns when the shutdown has begun.
+
+        ``cluster_secret`` is that of the nodes. Raises InvalidRequestError (there is no such broker),
+        ClusterAuthorizationFailedError.
+        """
+        request = messages.ControlledShutdownRequest(node_id)
+        await call_with_secret(self._cluster, cluster_secret, request, node_id=node_id)
 
     async def describe_log_dirs(self, topics: Sequence[str] | None = None) -> list[LogDescription]:
-        """Return every partition's log on every broker, of all topics or of ``topics``."""
+        """Return the logs of ``topics`` (None: all topics) on all brokers."""
         request = messages.DescribeLogDirsRequest(None if topics is None else list(topics))
-        nodes = sorted(self._cluster.metadata.addresses)
-        responses = await asyncio.gather(*(self._call(request, node_id=node_id) for node_id in nodes))
         return [
             LogDescription(node_id, response.path, *log)
-            for node_id, response in zip(nodes, responses, strict=True)
+            for node_id, response in (await self._call_every_broker(request)).items()
             for log in response.partitions
         ]
 
     # --- groups ------------------------------------------------------------------------------------------
 
     async def list_groups(self, states: Sequence[str] = ()) -> list[GroupListing]:
-        """Return the groups of the cluster, all or those in one of ``states``, sorted by name."""
-        responses = await self._call_every_broker(ListGroupsRequest(list(states)))
-        return sorted(
-            (
-                described(GroupListing, group, coordinator_id=node_id)
-                for node_id, response in responses.items()
-                for group in response.groups
-            ),
-            key=lambda listing: listing.group_id,
-        )
+        """Return the groups of the cluster, sorted by name. ``states`` selects groups by state."""
+        listings = await self._list(GroupListing, "groups", ListGroupsRequest(list(states)))
+        return sorted(listings, key=lambda listing: listing.group_id)
 
     async def describe_group(self, group_id: str, *, journal: bool = False) -> GroupDescription:
-        """Return the group's members and their partitions; with ``journal`` also the causes of its latest
-        generations.
+        """Return the members of the group and their partitions. Raises GroupIdNotFoundError.
 
-        Raises GroupIdNotFoundError.
+        With ``journal``, also return the causes of the latest generations.
         """
         response = await self._call_coordinator(
             GROUP_KEY, group_id, DescribeGroupsRequest([group_id], journal)
         )
         _raise_first(response.groups, f"group {group_id!r}")
-        return group_description(response.groups[0])
+        return described(GroupDescription, response.groups[0])
 
     async def committed_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition] | None = None
@@ -449,7 +452,7 @@ class Admin:
     ) -> None:
         """Set the group's committed offsets. Allowed only while the group has no members.
 
-        Raises UnknownMemberIdError if it has members, UnknownTopicOrPartitionError.
+        Raises UnknownMemberIdError if it has members, and UnknownTopicOrPartitionError.
         """
         entries = [to_commit(tp, offset) for tp, offset in offsets.items()]
         request = OffsetCommitRequest(group_id, _NO_MEMBER, _NO_MEMBER_EPOCH, None, entries)
@@ -457,13 +460,9 @@ class Admin:
         _results(_errors(group_id, response.offsets), return_exceptions=False)
 
     async def delete_group_offsets(
-        self,
-        group_id: str,
-        partitions: Iterable[TopicPartition],
-        *,
-        return_exceptions: bool = False,
+        self, group_id: str, partitions: Iterable[TopicPartition], *, return_exceptions: bool = False
     ) -> dict[TopicPartition, BrokerError | None]:
-        """Delete committed offsets. Raises GroupSubscribedToTopicError while the group reads the topic."""
+        """Delete committed offsets. Raises GroupSubscribedToTopicError if members subscribe to the topic."""
         request = OffsetDeleteRequest(group_id, [GroupPartition(*tp) for tp in partitions])
         response = await self._call_coordinator(GROUP_KEY, group_id, request)
         return _results(_errors(group_id, response.offsets), return_exceptions)
@@ -471,7 +470,7 @@ class Admin:
     async def delete_groups(
         self, group_ids: Iterable[str], *, return_exceptions: bool = False
     ) -> dict[str, BrokerError | None]:
-        """Delete groups; returns {name: None}. Raises NonEmptyGroupError, GroupIdNotFoundError."""
+        """Delete groups. Returns {name: None}. Raises NonEmptyGroupError, GroupIdNotFoundError."""
         results: dict[str, BrokerError | None] = {}
         for group_id in group_ids:
             response = await self._call_coordinator(GROUP_KEY, group_id, DeleteGroupsRequest([group_id]))
@@ -483,29 +482,23 @@ class Admin:
     async def list_transactions(
         self, states: Sequence[str] = (), *, min_duration_ms: int = 0
     ) -> list[TransactionListing]:
-        """Return transactional ids by name: all, or those in ``states`` and open for ``min_duration_ms``."""
-        responses = await self._call_every_broker(ListTransactionsRequest(list(states), min_duration_ms))
-        return sorted(
-            (
-                described(TransactionListing, one, coordinator_id=node_id)
-                for node_id, response in responses.items()
-                for one in response.transactions
-            ),
-            key=lambda listing: (listing.transactional_id, listing.producer_id),
-        )
+        """Return the transactional ids by name. ``states`` and ``min_duration_ms`` restrict the result."""
+        request = ListTransactionsRequest(list(states), min_duration_ms)
+        listings = await self._list(TransactionListing, "transactions", request)
+        return sorted(listings, key=lambda listing: (listing.transactional_id, listing.producer_id))
 
     async def describe_transaction(self, transactional_id: str) -> TransactionDescription:
         """Return the state of a transactional id. Raises TransactionalIdNotFoundError."""
         request = DescribeTransactionsRequest([transactional_id])
         response = await self._call_coordinator(TRANSACTION_KEY, transactional_id, request)
         _raise_first(response.transactions, f"transactional id {transactional_id!r}")
-        return transaction_description(response.transactions[0])
+        return described(TransactionDescription, response.transactions[0])
 
     async def describe_transaction_group(self, application_id: str) -> TransactionGroupDescription:
         """Return the last decided batch and the open writers. Raises TransactionalIdNotFoundError."""
         request = DescribeTxnGroupRequest(application_id)
         response = await self._call_coordinator(TRANSACTION_KEY, application_id, request)
-        return transaction_group_description(response)
+        return described(TransactionGroupDescription, response)
 
     async def retire_transaction_group(self, application_id: str) -> int:
         """Call ``TransactionGroup.retire`` for an application that no longer runs."""
@@ -517,13 +510,11 @@ class Admin:
     async def abort_transaction(self, transactional_id: str) -> None:
         """Abort the open transaction of a transactional id, if any, and fence its producer (R34).
 
-        Raises TransactionalIdNotFoundError, InvalidTxnStateError for the application id of a
-        transaction group.
+        Raises TransactionalIdNotFoundError, and InvalidTxnStateError for the application id of a transaction
+        group.
         """
-        described = await self.describe_transaction(transactional_id)
-        request = InitProducerIdRequest(
-            transactional_id, described.timeout_ms, NO_PRODUCER_ID, NO_PRODUCER_EPOCH
-        )
+        timeout_ms = (await self.describe_transaction(transactional_id)).timeout_ms
+        request = InitProducerIdRequest(transactional_id, timeout_ms, NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
         with contextlib.suppress(ConcurrentTransactionsError):  # the abort is decided, but not complete yet
             await self._call_coordinator(TRANSACTION_KEY, transactional_id, request)
 
@@ -531,21 +522,21 @@ class Admin:
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, list[ProducerDescription]]:
         """Return the producers known to the leader of each partition (KIP-664). Stops at the first error."""
-        described: dict[TopicPartition, list[ProducerDescription]] = {}
+        found: dict[TopicPartition, list[ProducerDescription]] = {}
         for tp in partitions:
             leader = await self._leader(tp)
             response = await self._call(DescribeProducersRequest([TxnPartition(*tp)]), node_id=leader)
             _raise_first(response.partitions, str(tp))
-            described[tp] = [producer_description(one) for one in response.partitions[0].producers]
-        return described
+            found[tp] = [producer_description(one) for one in response.partitions[0].producers]
+        return found
 
     async def find_hanging_transactions(
         self, partitions: Iterable[TopicPartition], *, min_age_ms: int
     ) -> list[HangingTransaction]:
-        """Return transactions open in ``partitions`` that no coordinator knows (KIP-664).
+        """Return the transactions that are open in ``partitions`` and unknown to every coordinator (KIP-664).
 
-        Omits those whose last batch is younger than ``min_age_ms``, because a coordinator may not know
-        them yet.
+        Transactions whose last batch is younger than ``min_age_ms`` are omitted, because a coordinator may
+        not know them yet.
         """
         now_ms = self._clock.wall_ms()
         known: set[int] | None = None
@@ -608,9 +599,18 @@ class Admin:
             _raise_first([response], f"broker {node_id}")
         return dict(zip(nodes, responses, strict=True))
 
+    async def _list(self, kind: type[D], name: str, request: Any) -> list[D]:
+        """Return the items of the list ``name`` in the responses of all brokers, as ``kind``."""
+        responses = await self._call_every_broker(request)
+        return [
+            described(kind, one, coordinator_id=node_id)
+            for node_id, response in responses.items()
+            for one in getattr(response, name)
+        ]
+
     @property
     def _timeout_ms(self) -> int:
-        """Return the broker's time limit: below request.timeout.ms, so that its response arrives."""
+        """Return the broker's time limit, below request.timeout.ms so that its response arrives."""
         timeout_ms = self.config.request_timeout_ms
         return max(timeout_ms - RESPONSE_MARGIN_MS, (timeout_ms + 1) // 2)
 
@@ -623,7 +623,7 @@ def _error_of(result: Any, what: str) -> BrokerError | None:
 
 
 def _raise_first(results: Iterable[Any], what: str) -> None:
-    """Raise the first error among ``results``."""
+    """Raise the first error among ``results``, if there is one."""
     for result in results:
         error = _error_of(result, what)
         if error is not None:
@@ -631,7 +631,7 @@ def _raise_first(results: Iterable[Any], what: str) -> None:
 
 
 def _results(results: dict[T, Any], return_exceptions: bool) -> dict[T, Any]:
-    """Return the results, or raise the first error with a note on the others."""
+    """Return the results, or raise the first error with a note on the number of failures."""
     errors = [result for result in results.values() if isinstance(result, BrokerError)]
     if errors and not return_exceptions:
         if len(results) > 1:

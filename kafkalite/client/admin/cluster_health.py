@@ -1,4 +1,4 @@
-"""The state of a cluster from outside, and its problems. Requests first, then pure functions."""
+"""Fetches the state of a cluster, and finds its problems. Requests come first, then pure functions."""
 
 # Tests: tests/cli/test_cluster.py
 
@@ -21,12 +21,15 @@ from kafkalite.protocol.messages.metadata import (
     DescribeClusterResponse,
     DescribeQuorumRequest,
     DescribeQuorumResponse,
+    DescribeRecoveryRequest,
     MetadataRequest,
     MetadataResponse,
     PartitionMetadata,
+    RecoveringPartition,
 )
 
-#: The leader considers a controller gone after this silence; controllers send messages many times a second.
+#: If a controller is silent for longer, the leader considers it unavailable. Controllers send messages many
+#: times a second.
 VOTER_SILENCE_MS: Final = 2_000
 
 LIVE: Final = "live"
@@ -50,7 +53,7 @@ class PlacedPartition(NamedTuple):
 
     @property
     def is_led_by_another(self) -> bool:
-        """Whether the leader is a replica other than the preferred one, which is the first."""
+        """Whether the leader is not the preferred replica, which is the first replica."""
         return not self.is_leaderless and self.state.leader_id != self.state.replicas[0]
 
 
@@ -83,7 +86,7 @@ class ClusterView:
 
 
 class BrokerLoad(NamedTuple):
-    """One broker's share of the cluster."""
+    """The numbers of partitions that a broker leads, replicates, and replicates in sync."""
 
     leads: int
     replicas: int
@@ -128,11 +131,19 @@ async def look(client: ClusterClient) -> ClusterView:
     return view_of(cluster, topics)
 
 
+async def look_at_recovery(client: ClusterClient) -> list[RecoveringPartition]:
+    """Return the partitions that wait for a leader or have damaged or suspect replicas. Raises the same
+    errors as ``ClusterClient.call``."""
+    response = await client.call(DescribeRecoveryRequest(NO_NODE))
+    found: list[RecoveringPartition] = response.message.partitions
+    return found
+
+
 async def look_from(addresses: Iterable[str], *, timeout_ms: int) -> ClusterView:
     """Return a snapshot from the first of ``addresses`` that responds, each within ``timeout_ms``.
 
-    Asks no other brokers, unlike a client. Raises the last ConnectionFailedError or
-    RequestTimeoutError, and any error of a broker that did respond.
+    Unlike a client, sends requests to no other brokers. Raises the last ConnectionFailedError or
+    RequestTimeoutError, and any error in a response.
     """
     problem: KafkaliteError = ConnectionFailedError("no address was given")
     for address in addresses:
@@ -155,7 +166,7 @@ async def _look_at(address: str, timeout_ms: int) -> ClusterView:
 
 
 async def look_at_quorum(client: ClusterClient) -> DescribeQuorumResponse:
-    """Return the quorum as seen by its leader, which knows all offsets; if unreachable, by any node."""
+    """Return the quorum as seen by its leader, which knows all offsets, or else by any other node."""
     response: DescribeQuorumResponse = (await client.call(DescribeQuorumRequest())).message
     leader_id = response.leader_id
     if leader_id in {NO_NODE, response.node_id} or leader_id not in client.metadata.addresses:
@@ -165,20 +176,17 @@ async def look_at_quorum(client: ClusterClient) -> DescribeQuorumResponse:
     return response
 
 
-# --- problems --------------------------------------------------------------------------------------
-
-
 class RequestedState(NamedTuple):
     """The state of the cluster to wait for, besides an active controller."""
 
     broker_count: int = 1
     is_fully_in_sync: bool = False  #: every registered broker live, every partition led and fully in sync
     node_id: int | None = None  #: a broker that must be live
-    topics: frozenset[str] = frozenset()  #: topics that must exist and have leaders everywhere
+    topics: frozenset[str] = frozenset()  #: topics that must exist, with a leader for every partition
 
 
 def unmet_conditions(view: ClusterView, requested: RequestedState) -> list[str]:
-    """Return why the cluster is not in the requested state, most important first. Pure."""
+    """Return the reasons why the cluster is not in the requested state, the most important first. Pure."""
     found: list[str] = []
     live = view.live
     if view.controller_id < 0:
@@ -219,7 +227,7 @@ def counted(partitions: Iterable[PlacedPartition], how: str) -> str:
 
 
 def silent_voters(quorum: DescribeQuorumResponse) -> list[int]:
-    """Return controllers whose last message is too old. ``quorum`` must be the leader's response. Pure."""
+    """Return the controllers whose last message is too old. Pure. ``quorum`` is the leader's response."""
     if quorum.leader_id != quorum.node_id:
         return []
     return [
@@ -231,8 +239,31 @@ def silent_voters(quorum: DescribeQuorumResponse) -> list[int]:
     ]
 
 
-def problems(view: ClusterView, quorum: DescribeQuorumResponse | None = None) -> list[str]:
-    """Return everything that is wrong with the cluster. Pure."""
+def describe_recovery(partition: RecoveringPartition) -> str:
+    """Return what a partition waits for, or how it is repaired, and the state of each replica in question."""
+    name = f"{partition.topic}-{partition.partition}"
+    states = [
+        f"{each.node_id} {each.state}"
+        + (f", ends at {each.log_end_offset}" if each.log_end_offset >= 0 else "")
+        for each in partition.replicas
+    ]
+    replicas = f" (replicas: {', '.join(states)})" if states else ""
+    if partition.leader_id >= 0:
+        return f"{name} is led by {partition.leader_id} while replicas are repaired or compared{replicas}"
+    if partition.waits_for:
+        return f"{name} waits for replicas {partition.waits_for} before it elects a leader{replicas}"
+    return (
+        f"{name} has no leader and no complete replica{replicas};"
+        " 'kl cluster elect --unclean' accepts the loss"
+    )
+
+
+def problems(
+    view: ClusterView,
+    quorum: DescribeQuorumResponse | None = None,
+    recovering: Iterable[RecoveringPartition] = (),
+) -> list[str]:
+    """Return descriptions of all problems of the cluster. Pure."""
     found: list[str] = []
     known = {broker.node_id for broker in view.brokers if broker.is_fenced}
     for node_id in silent_voters(quorum) if quorum is not None else ():
@@ -244,4 +275,4 @@ def problems(view: ClusterView, quorum: DescribeQuorumResponse | None = None) ->
         state = state_of(broker)
         if state != LIVE:
             found.append(f"broker {broker.node_id} is {state}")
-    return found + _unwhole(view)
+    return found + _unwhole(view) + [describe_recovery(each) for each in recovering]

@@ -5,29 +5,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_type_hints
 
 from kafkalite.model import NO_OFFSET, OffsetAndMetadata, TopicPartition
-from kafkalite.protocol.messages.groups import AssignedTopic, DescribedGroup
-from kafkalite.protocol.messages.metadata import (
-    DescribeClusterResponse,
-    DescribeQuorumResponse,
-    TopicMetadata,
-)
-from kafkalite.protocol.messages.transactions import (
-    ActiveProducer,
-    DescribedTransaction,
-    DescribeTxnGroupResponse,
-    TxnPartition,
-)
+from kafkalite.protocol.messages.groups import AssignedTopic
+from kafkalite.protocol.messages.metadata import TopicMetadata
+from kafkalite.protocol.messages.transactions import ActiveProducer, TxnPartition
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 D = TypeVar("D", bound="DataclassInstance")
 
-BROKER_DEFAULT = -1  #: use the broker's own setting for the number of partitions or replicas
+_SOURCE: Final = "source"  # the key of a field's metadata for its name in the message, if it is another
+BROKER_DEFAULT = -1  #: selects the broker's own setting for the number of partitions or replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +45,7 @@ class CreatedTopic:
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
     partition: int
-    leader_id: int  #: -1 while there is none
+    leader_id: int  #: -1 while there is no leader
     leader_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
@@ -82,7 +76,7 @@ class NodeDescription:
     address: str
     rack: str | None
     broker_epoch: int  #: grows with every registration
-    is_fenced: bool  #: not live according to the controller, so it leads no partition
+    is_fenced: bool  #: not live according to the controller, so that it leads no partition
     is_shutting_down: bool
     registered_ms: int  #: wall clock
 
@@ -98,10 +92,10 @@ class ClusterDescription:
 @dataclass(frozen=True, slots=True)
 class QuorumMember:
     node_id: int
-    address: str  #: of its controller listener; "" when it is not known
+    address: str  #: of its controller listener; "" if it is not known
     is_voter: bool
     match_offset: int  #: the offset up to which its log matches the leader's; -1 if unknown
-    last_contact_ms: int  #: time since the last message from it; -1 if never
+    last_contact_ms: int  #: time since its last message; -1 if there was none
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +103,18 @@ class QuorumDescription:
     """The controller quorum as ``node_id`` sees it. Only the leader knows match offsets."""
 
     node_id: int
-    leader_id: int  #: -1 while there is none
+    leader_id: int  #: -1 while there is no leader
     term: int
     commit_offset: int
     applied_offset: int
     log_end_offset: int  #: exclusive
     snapshot_offset: int
-    members: tuple[QuorumMember, ...]
+    members: tuple[QuorumMember, ...] = field(metadata={_SOURCE: "nodes"})
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataDescription:
-    """Part of the metadata tree: {path: value}; None for a directory."""
+    """A part of the metadata tree: {path: value}. The value of a directory is None."""
 
     metadata_offset: int
     nodes: dict[str, Any]
@@ -161,9 +155,9 @@ class MemberDescription:
     host: str
     subscribed_topics: tuple[str, ...]
     subscribed_pattern: str | None
-    assignment: tuple[TopicPartition, ...]  #: the partitions it owns
-    target: tuple[TopicPartition, ...]  #: the partitions it is to own
-    awaited_revocation: tuple[TopicPartition, ...]  #: to be revoked before another member gets them
+    assignment: tuple[TopicPartition, ...]  #: the partitions that it owns
+    target: tuple[TopicPartition, ...]  #: the partitions that it is assigned
+    awaited_revocation: tuple[TopicPartition, ...]  #: to be revoked before another member can own them
     last_heartbeat_ms_ago: int
     state: str  #: Stable, Unrevoked, Unreleased
 
@@ -184,16 +178,16 @@ class Generation:
 class GroupDescription:
     group_id: str
     state: str
-    group_epoch: int  #: of the members and subscriptions
-    assignment_epoch: int  #: of the target that was computed from them
+    group_epoch: int  #: the epoch of the members and subscriptions
+    assignment_epoch: int  #: the epoch from which the target assignment was computed
     assignor: str
     members: tuple[MemberDescription, ...]
-    journal: tuple[Generation, ...]  #: oldest first; empty unless it was asked for
+    journal: tuple[Generation, ...]  #: oldest first; empty unless it was requested
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """A group's lag in one partition. Offsets are those of the next record; None if none is committed."""
+    """A group's lag in one partition. ``end_offset`` is exclusive. ``committed`` may be None."""
 
     partition: TopicPartition
     committed: OffsetAndMetadata | None
@@ -211,7 +205,7 @@ class TransactionListing:
     transactional_id: str
     producer_id: int
     state: str
-    duration_ms: int  #: since the open transaction began; 0 without one
+    duration_ms: int  #: since the open transaction began; 0 if none is open
     coordinator_id: int
 
 
@@ -222,21 +216,21 @@ class TransactionDescription:
     producer_epoch: int
     state: str
     timeout_ms: int
-    start_ms: int  #: wall clock; NO_TIMESTAMP without an open one
+    start_ms: int  #: wall clock; NO_TIMESTAMP if no transaction is open
     partitions: tuple[TopicPartition, ...]
     coordinator_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerDescription:
-    """A producer known to a partition's leader."""
+    """A producer that the partition's leader knows."""
 
     producer_id: int
     producer_epoch: int
     last_sequence: int
     last_timestamp_ms: int
     coordinator_epoch: int
-    transaction_start_offset: int | None  #: of its open transaction
+    transaction_start_offset: int | None  #: of its open transaction; None if none is open
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +243,7 @@ class HangingTransaction:
 
 @dataclass(frozen=True, slots=True)
 class TransactionGroupWriter:
-    writer: str
+    writer: str = field(metadata={_SOURCE: "member"})
     batch_id: int
     producer_id: int
     producer_epoch: int
@@ -261,65 +255,54 @@ class TransactionGroupWriter:
 @dataclass(frozen=True, slots=True)
 class TransactionGroupDescription:
     application_id: str
-    last_batch_id: int  #: the last decided batch; -1 before any
+    last_batch_id: int  #: the last decided batch; -1 if none is decided
     last_winners: tuple[str, ...]
     #: Writers whose transactions have not ended in every partition.
-    writers: tuple[TransactionGroupWriter, ...]
+    writers: tuple[TransactionGroupWriter, ...] = field(metadata={_SOURCE: "members"})
 
 
 def described(kind: type[D], message: Any, **converted: Any) -> D:
-    """Return a ``kind`` with the fields of ``message`` that have its names, lists as tuples.
+    """Return a ``kind`` made from the fields of ``message`` with the same names. Lists become tuples.
 
-    Lists of partitions become sorted tuples of TopicPartition. ``converted`` takes precedence.
+    Items of a list are converted if the field has descriptions. Lists of partitions become sorted tuples of
+    TopicPartition. ``converted`` takes precedence.
     """
-    names = [field.name for field in fields(kind) if field.name not in converted]
-    return kind(**{name: _value(getattr(message, name)) for name in names}, **converted)
+    for name, (source, item) in _fields(kind).items():
+        if name not in converted:
+            value = getattr(message, source)
+            converted[name] = _items(value, item) if isinstance(value, list) else value
+    return kind(**converted)
 
 
-def _value(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    if value and isinstance(value[0], AssignedTopic):
-        return tuple(sorted(TopicPartition(one.topic, number) for one in value for number in one.partitions))
-    if value and isinstance(value[0], TxnPartition):
-        return tuple(sorted(TopicPartition(one.topic, one.partition) for one in value))
-    return tuple(value)
+@cache
+def _fields(kind: type[DataclassInstance]) -> dict[str, tuple[str, Any]]:
+    """Return {field: (its name in the message, the type of its items)}."""
+    hints = get_type_hints(kind)
+    return {
+        field.name: (field.metadata.get(_SOURCE, field.name), next(iter(get_args(hints[field.name])), None))
+        for field in fields(kind)
+    }
+
+
+def _items(values: list[Any], kind: Any) -> tuple[Any, ...]:
+    if kind is TopicPartition:
+        return tuple(sorted(tp for one in values for tp in _partitions(one)))
+    if isinstance(kind, type) and is_dataclass(kind):
+        return tuple(described(kind, one) for one in values)
+    return tuple(values)
+
+
+def _partitions(item: AssignedTopic | TxnPartition) -> list[TopicPartition]:
+    numbers = item.partitions if isinstance(item, AssignedTopic) else (item.partition,)
+    return [TopicPartition(item.topic, number) for number in numbers]
 
 
 def topic_description(topic: TopicMetadata) -> TopicDescription:
-    partitions = sorted(topic.partitions, key=lambda partition: partition.partition)
-    of_topic = tuple(described(PartitionDescription, partition) for partition in partitions)
-    return described(TopicDescription, topic, partitions=of_topic)
-
-
-def group_description(group: DescribedGroup) -> GroupDescription:
-    members = tuple(described(MemberDescription, member) for member in group.members)
-    journal = tuple(Generation(*event) for event in group.journal)
-    return described(GroupDescription, group, members=members, journal=journal)
-
-
-def transaction_description(transaction: DescribedTransaction) -> TransactionDescription:
-    return described(TransactionDescription, transaction)
-
-
-def transaction_group_description(response: DescribeTxnGroupResponse) -> TransactionGroupDescription:
-    writers = tuple(described(TransactionGroupWriter, one, writer=one.member) for one in response.members)
-    return described(TransactionGroupDescription, response, writers=writers)
-
-
-def quorum_description(response: DescribeQuorumResponse) -> QuorumDescription:
-    return described(
-        QuorumDescription, response, members=tuple(QuorumMember(*node) for node in response.nodes)
-    )
-
-
-def cluster_description(response: DescribeClusterResponse) -> ClusterDescription:
-    return described(
-        ClusterDescription, response, brokers=tuple(NodeDescription(*broker) for broker in response.brokers)
-    )
+    description = described(TopicDescription, topic)
+    return replace(description, partitions=tuple(sorted(description.partitions, key=attrgetter("partition"))))
 
 
 def producer_description(producer: ActiveProducer) -> ProducerDescription:
     start_offset = producer.transaction_start_offset
-    description = ProducerDescription(*producer)
-    return replace(description, transaction_start_offset=None) if start_offset == NO_OFFSET else description
+    start = None if start_offset == NO_OFFSET else start_offset
+    return described(ProducerDescription, producer, transaction_start_offset=start)

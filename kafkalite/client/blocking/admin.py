@@ -8,7 +8,7 @@ from kafkalite.client.blocking.twin import Twin, blocking, opened_with, twin_of
 
 @twin_of(async_admin.Admin)
 class Admin(Twin[async_admin.Admin]):
-    """Administers a cluster; the blocking twin of ``kafkalite.Admin``, with the same arguments."""
+    """Administers a cluster. The blocking twin of ``kafkalite.Admin``, with the same arguments."""
 
     @opened_with(async_admin.Admin)
     def __init__(self, original: async_admin.Admin) -> None:
@@ -32,8 +32,6 @@ class Admin(Twin[async_admin.Admin]):
     controlled_shutdown = blocking(async_admin.Admin.controlled_shutdown)
     describe_log_dirs = blocking(async_admin.Admin.describe_log_dirs)
 
-    # --- groups --------------------------------------------------------------------------------
-
     list_groups = blocking(async_admin.Admin.list_groups)
     describe_group = blocking(async_admin.Admin.describe_group)
     committed_offsets = blocking(async_admin.Admin.committed_offsets)
@@ -41,8 +39,6 @@ class Admin(Twin[async_admin.Admin]):
     alter_group_offsets = blocking(async_admin.Admin.alter_group_offsets)
     delete_group_offsets = blocking(async_admin.Admin.delete_group_offsets)
     delete_groups = blocking(async_admin.Admin.delete_groups)
-
-    # --- transactions --------------------------------------------------------------------------
 
     list_transactions = blocking(async_admin.Admin.list_transactions)
     describe_transaction = blocking(async_admin.Admin.describe_transaction)

@@ -1,7 +1,7 @@
 """Runs a blocking consumer's rebalance listener in the thread that called the consumer.
 
-While that thread waits for the loop thread, the loop may pass it a call. The call may itself wait for the
-loop, so waits are nested.
+While that thread waits for the loop thread, the loop thread may pass it a call. The call may itself wait for
+the loop thread, so waits can be nested.
 """
 
 # Tests: tests/client/test_blocking_consumer.py
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from kafkalite.client.cluster.connection import wake
+from kafkalite.client.cluster.signal import wake
 from kafkalite.client.group.rebalance_listener import RebalanceListener
 from kafkalite.errors import ClientError
 from kafkalite.loop_thread import LoopThread
@@ -27,11 +27,11 @@ _Method = Callable[[Sequence[TopicPartition]], Awaitable[None] | None]
 
 
 class CallerThread:
-    """Runs coroutines for one thread at a time. While that thread waits, it makes their listener calls."""
+    """Runs coroutines for one thread at a time, which executes their listener calls while it waits."""
 
     def __init__(self, loop_thread: LoopThread) -> None:
         self._loop_thread = loop_thread
-        self._waits: list[_Calls] = []  # the innermost is last
+        self._waits: list[_Calls] = []  # the innermost wait is last
         self._has_listener = False
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -59,7 +59,7 @@ class CallerThread:
         return _ForwardingListener(self, listener)
 
     async def call_back(self, method: _Method, partitions: Sequence[TopicPartition]) -> None:
-        """In the loop thread: let the waiting thread call ``method`` and wait for it. Raise its error."""
+        """In the loop thread: let the waiting thread call ``method``, and wait for it. Raises its error."""
         if not self._waits:
             raise ClientError("no thread waits in a call that could run the rebalance listener")
         loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
-"""The blocking twin of Consumer, over the same object in the loop thread.
+"""The blocking twin of Consumer, which uses a Consumer in the loop thread.
 
-Records are taken from the loop thread in bulk and buffered here until they are returned to the caller.
-The positions that are read or committed do not include buffered records.
+Records are taken from the loop thread in bulk and buffered here until they are returned to the caller. The
+positions that are read or committed do not include buffered records.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from itertools import islice
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from kafkalite.client.blocking.caller_thread import CallerThread
 from kafkalite.client.blocking.twin import Twin, blocking, opened_with, twin_of
@@ -18,15 +18,7 @@ from kafkalite.client.consumer import consumer
 from kafkalite.client.consumer.consumer import Committable
 from kafkalite.client.group.rebalance_listener import RebalanceListener
 from kafkalite.errors import KafkaliteError
-from kafkalite.model import (
-    GroupMetadata,
-    OffsetAndMetadata,
-    Record,
-    TopicPartition,
-)
-
-if TYPE_CHECKING:
-    pass
+from kafkalite.model import GroupMetadata, OffsetAndMetadata, Record, TopicPartition
 
 T = TypeVar("T")
 
@@ -37,7 +29,7 @@ ITERATION_RECORDS: Final = 10_000
 
 @twin_of(consumer.Consumer)
 class Consumer(Twin[consumer.Consumer]):
-    """Reads records; the blocking twin of ``kafkalite.Consumer``, with the same arguments.
+    """Reads records. The blocking twin of ``kafkalite.Consumer``, with the same arguments.
 
     Use it in one thread at a time. A listener's methods are called in that thread, and may commit and seek.
 
@@ -54,7 +46,7 @@ class Consumer(Twin[consumer.Consumer]):
         self._calls = CallerThread(self._thread)
         original.wrap_listener(self._calls.listener)
         self._buffered: list[Record] = []  # the last records taken from the loop thread
-        self._remaining: Iterator[Record] = iter(self._buffered)  # those not returned to the caller yet
+        self._remaining: Iterator[Record] = iter(self._buffered)  # not returned to the caller yet
         self._last_call_from: int | None = None  # index of the first record that the last get_many() returned
 
     def _run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
@@ -72,8 +64,6 @@ class Consumer(Twin[consumer.Consumer]):
             if error is None:
                 raise
             error.add_note(f"kafkalite: {unfinished}")
-
-    # --- what to read --------------------------------------------------------------------------
 
     def subscribe(
         self,
@@ -100,8 +90,6 @@ class Consumer(Twin[consumer.Consumer]):
 
         return self._run(call())
 
-    # --- where to read -------------------------------------------------------------------------
-
     def position(self, tp: TopicPartition) -> int | None:
         for record in self._buffered[self._next_index() :]:
             if record.partition == tp.partition and record.topic == tp.topic:
@@ -114,7 +102,7 @@ class Consumer(Twin[consumer.Consumer]):
     def _rewind(self, *, is_done: bool = True) -> None:
         """Drop the buffered records and seek to the first of them.
 
-        Unless ``is_done``, seek to the first record that the last call returned, so that it is read again; an
+        Unless ``is_done``, seek to the first record that the last call returned, so that it is read again. An
         at-most-once consumer never reads it again.
         """
         first = self._next_index()
@@ -160,8 +148,6 @@ class Consumer(Twin[consumer.Consumer]):
                 behind[tp] = max(0, ends[tp] - position)
         return behind
 
-    # --- the group -----------------------------------------------------------------------------
-
     def commit(self, what: Committable = None) -> None:
         self._run(self._original.commit(self.positions() if what is None else what))
 
@@ -182,10 +168,8 @@ class Consumer(Twin[consumer.Consumer]):
     def group_metadata(self) -> GroupMetadata:
         return self._call(self._original.group_metadata)
 
-    # --- reading -------------------------------------------------------------------------------
-
     def __iter__(self) -> Iterator[Record]:
-        """Iterate over records without end, waiting for them. Leaving the loop loses no record."""
+        """Iterate over records without end, waiting for new ones. Leaving the loop loses no record."""
         at_once = ITERATION_RECORDS if self._original.config.group_id is None else None
         while True:
             self._last_call_from = None
@@ -193,7 +177,7 @@ class Consumer(Twin[consumer.Consumer]):
             self._take(at_once, None)
 
     def _take(self, max_records: int | None, timeout_ms: int | None) -> None:
-        """Take records from the loop thread, which stores them on this object, so that Ctrl-C loses none."""
+        """Take records from the loop thread, which stores them in this object, so that Ctrl-C loses none."""
 
         async def take() -> None:
             records = await self._original.get_many(max_records, timeout_ms=timeout_ms)

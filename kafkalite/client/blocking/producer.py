@@ -1,6 +1,6 @@
-"""The blocking twin of Producer, over the same object in the loop thread.
+"""The blocking twin of Producer, which uses a Producer in the loop thread.
 
-``Producer.send`` queues a record and wakes the loop once for many records.
+``Producer.send`` queues a record, and wakes the loop thread once for many records.
 """
 
 from __future__ import annotations
@@ -9,43 +9,45 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from kafkalite.client.blocking.consumer import Consumer
 from kafkalite.client.blocking.twin import Twin, blocking, opened_with, twin_of
+from kafkalite.client.cluster.signal import Signal
 from kafkalite.client.config import ConsumerConfig
 from kafkalite.client.producer import producer as async_producer
 from kafkalite.client.producer import transaction_manager
+from kafkalite.client.producer.bulk_sender import AnyBatch
 from kafkalite.client.producer.delivery import (
     BatchDelivery,
     BatchMetadata,
     Delivery,
+    PendingResult,
     wait_done,
 )
 from kafkalite.client.producer.sender import ProducerStatistics
 from kafkalite.client.producer.transaction_manager import GroupConsumer, Offsets
 from kafkalite.errors import BufferFullError, ClientClosedError, TransactionAbortedError
 from kafkalite.model import GroupMetadata, Headers, OffsetAndMetadata, RecordMetadata, TopicPartition
-from kafkalite.records.batch import RecordBatch
-from kafkalite.records.builder import RecordBatchBuilder
 
+D = TypeVar("D", bound=PendingResult[Any])
+R = TypeVar("R")
 T = TypeVar("T")
 
-# At most this many records wait for the loop thread; ``send`` blocks while the queue is full.
+# At most this many records wait for the loop thread. ``send`` blocks while the queue is full.
 MAX_QUEUED_RECORDS: Final = 20_000
 
 _ABORTED_WHILE_QUEUED: Final = "the transaction was aborted while the record was queued"
 
 
-class PendingDelivery:
-    """The future of one record: ``result(timeout)`` waits for its acknowledgement."""
+class _Pending(Generic[D, R]):
+    """The base of PendingDelivery and PendingBatchDelivery. ``_delivery`` belongs to the loop thread."""
 
-    __slots__ = ("_delivery", "_producer", "_record")
+    __slots__ = ("_delivery", "_producer")
 
-    def __init__(self, producer: Producer, record: tuple[Any, ...]) -> None:
+    def __init__(self, producer: Producer, delivery: D | None = None) -> None:
         self._producer = producer
-        self._record: tuple[Any, ...] | None = record
-        self._delivery: Delivery | None = None  # set once, in the loop thread
+        self._delivery = delivery  # None while the record is queued; set once, in the loop thread
 
     def __repr__(self) -> str:
         return (
@@ -53,16 +55,40 @@ class PendingDelivery:
         )
 
     def done(self) -> bool:
-        """Whether the record is acknowledged or has failed."""
+        """Whether the record or batch was acknowledged or has failed."""
         return self._delivery is not None and self._delivery.done()
 
-    def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Return where the record was stored. Raises its error, TimeoutError after ``timeout`` seconds."""
-        return self._wait(timeout).result()
+    def result(self, timeout: float | None = None) -> R:
+        """Return the position. Raises the delivery's error, or TimeoutError after ``timeout`` seconds."""
+        result: R = self._wait(timeout).result()
+        return result
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """Return the error of the record, or None. Raises TimeoutError after ``timeout`` seconds."""
+        """Return the delivery's error, or None. Raises TimeoutError after ``timeout`` seconds."""
         return self._wait(timeout).exception()
+
+    def _wait(self, timeout: float | None) -> D:
+        if not self.done():
+            self._producer._run(self._until_done(), timeout)
+        assert self._delivery is not None, "its record has left the queue"
+        return self._delivery
+
+    async def _until_done(self) -> None:
+        while self._delivery is None:
+            await self._producer._drained.wait()
+        while not self._delivery.done():  # a record whose topic was unknown changes its batch once
+            await wait_done(self._delivery.batch)
+
+
+class PendingDelivery(_Pending[Delivery, RecordMetadata]):
+    """The future of one record. ``result(timeout)`` waits for its acknowledgement."""
+
+    __slots__ = ("_record",)
+
+    def __init__(self, producer: Producer, record: tuple[Any, ...]) -> None:
+        self._producer = producer
+        self._record: tuple[Any, ...] | None = record
+        self._delivery = None
 
     def add_callback(self, callback: Callable[[PendingDelivery], object]) -> None:
         """Call ``callback(self)`` once when the record is done, in kafkalite's thread. It must not block."""
@@ -74,53 +100,16 @@ class PendingDelivery:
         else:
             self._delivery.add_callback(lambda _: callback(self))
 
-    def _wait(self, timeout: float | None) -> Delivery:
-        if not self.done():
-            self._producer._run(self._until_done(), timeout)
-        assert self._delivery is not None, "its record has left the queue"
-        return self._delivery
 
-    async def _until_done(self) -> None:
-        while self._delivery is None:
-            await self._producer._next_drain()
-        while not self._delivery.done():  # a record of a topic not known yet changes its batch once
-            await wait_done(self._delivery.batch)
+class PendingBatchDelivery(_Pending[BatchDelivery, BatchMetadata]):
+    """The future of one batch. ``result(timeout)`` waits for its acknowledgement."""
 
-
-class PendingBatchDelivery:
-    """The future of one batch: ``result(timeout)`` waits for its acknowledgement."""
-
-    __slots__ = ("_delivery", "_producer")
-
-    def __init__(self, producer: Producer, delivery: BatchDelivery) -> None:
-        self._producer = producer
-        self._delivery = delivery
-
-    def __repr__(self) -> str:
-        return f"<Pending{repr(self._delivery)[1:]}"
-
-    def done(self) -> bool:
-        """Whether the batch is acknowledged or has failed."""
-        return self._delivery.done()
-
-    def result(self, timeout: float | None = None) -> BatchMetadata:
-        """Return where the batch was stored. Raises its error, TimeoutError after ``timeout`` seconds."""
-        self._wait(timeout)
-        return self._delivery.result()
-
-    def exception(self, timeout: float | None = None) -> Exception | None:
-        """Return the error of the batch, or None. Raises TimeoutError after ``timeout`` seconds."""
-        self._wait(timeout)
-        return self._delivery.exception()
-
-    def _wait(self, timeout: float | None) -> None:
-        if not self.done():
-            self._producer._run(wait_done(self._delivery.batch), timeout)
+    __slots__ = ()
 
 
 @twin_of(async_producer.Producer)
 class Producer(Twin[async_producer.Producer]):
-    """Sends records to topics; the blocking twin of ``kafkalite.Producer``, with the same arguments.
+    """Sends records to topics. The blocking twin of ``kafkalite.Producer``, with the same arguments.
 
     ::
 
@@ -128,7 +117,7 @@ class Producer(Twin[async_producer.Producer]):
             pending = producer.send("orders", b"...", key=b"42")
             print(pending.result(timeout=10).offset)
 
-    May be used by several threads at once; the records of each keep their order.
+    Several threads may use it at once. The records of each thread keep their order.
     """
 
     @opened_with(async_producer.Producer)
@@ -140,7 +129,7 @@ class Producer(Twin[async_producer.Producer]):
         self._is_transactional = original.config.transactional_id is not None
         self._queue: deque[PendingDelivery] = deque()
         self._is_woken = False  # whether the loop thread will drain the queue soon
-        self._drained: asyncio.Future[None] | None = None  # resolved by the next drain
+        self._drained = Signal()
         self._waiting_for_room: asyncio.Task[None] | None = None
         self._has_room = threading.Condition()
         self._closed = False
@@ -164,8 +153,8 @@ class Producer(Twin[async_producer.Producer]):
         """Deliver all accepted records, then close the connections. May be called twice.
 
         After ``timeout`` seconds (None: the delivery.timeout.ms of each record), undelivered records fail
-        with ClientClosedError. An open transaction is aborted. Raises DeliveryFailedError if records failed
-        and their errors were not retrieved.
+        with ClientClosedError. An open transaction is aborted. Raises DeliveryFailedError for failed records
+        whose errors were not retrieved.
         """
         self._closed = True
         self._run(self._close(timeout))
@@ -191,10 +180,10 @@ class Producer(Twin[async_producer.Producer]):
         timestamp_ms: int | None = None,
         headers: Sequence[tuple[str, bytes | None]] = (),
     ) -> PendingDelivery:
-        """Queue one record and return at once; ``result()`` waits for its acknowledgement.
+        """Queue one record and return at once. ``result()`` waits for its acknowledgement.
 
-        Waits up to max.block.ms while the queue is full, then raises BufferFullError. The error of a record
-        that cannot be sent (too large, not bytes) is raised by ``result()``.
+        Waits up to max.block.ms while the queue is full, and then raises BufferFullError. The error of a
+        record that cannot be sent (too large, not bytes) is raised by ``result()``.
         """
         if self._closed:
             raise ClientClosedError("the producer is closed")
@@ -205,7 +194,7 @@ class Producer(Twin[async_producer.Producer]):
             self._wait_for_room()
         pending = PendingDelivery(self, (topic, value, key, partition, timestamp_ms, headers))
         queue.append(pending)
-        if not self._is_woken:  # set before the loop is woken, cleared before it drains: no record is missed
+        if not self._is_woken:  # set before waking the loop, cleared before draining: no record is missed
             self._is_woken = True
             self._thread.loop.call_soon_threadsafe(self._drain)
         return pending
@@ -239,9 +228,7 @@ class Producer(Twin[async_producer.Producer]):
                 pending._delivery = self._original.refuse(topic, error)
             pending._record = None
             queue.popleft()
-        drained, self._drained = self._drained, None
-        if drained is not None and not drained.done():
-            drained.set_result(None)
+        self._drained.fire()
         with self._has_room:
             self._has_room.notify_all()
 
@@ -257,15 +244,10 @@ class Producer(Twin[async_producer.Producer]):
             self._waiting_for_room = None
         self._drain()
 
-    async def _next_drain(self) -> None:
-        if self._drained is None:
-            self._drained = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._drained)
-
     async def _drain_all(self) -> None:
         self._drain()
         while self._queue:
-            await self._next_drain()
+            await self._drained.wait()
 
     def _run_drained(self, function: Callable[[], Coroutine[Any, Any, T]], timeout: float | None = None) -> T:
         """Run the coroutine that ``function`` returns, after all queued records."""
@@ -294,7 +276,7 @@ class Producer(Twin[async_producer.Producer]):
         headers: Sequence[tuple[str, bytes | None]] = (),
         timeout: float | None = None,
     ) -> RecordMetadata:
-        """Send one record and return when it is acknowledged as ``acks`` requires.
+        """Send one record and return when it is acknowledged according to ``acks``.
 
         Raises the same errors as ``send`` and ``PendingDelivery.result``.
         """
@@ -321,27 +303,17 @@ class Producer(Twin[async_producer.Producer]):
         )
 
     def send_batch(
-        self,
-        topic: str,
-        partition: int,
-        batch: RecordBatchBuilder | RecordBatch | bytes | bytearray | memoryview,
-        *,
-        timeout: float | None = None,
+        self, topic: str, partition: int, batch: AnyBatch, *, timeout: float | None = None
     ) -> BatchMetadata:
         return self._run_drained(lambda: self._original.send_batch(topic, partition, batch), timeout)
 
     def queue_batch(
-        self,
-        topic: str,
-        partition: int,
-        batch: RecordBatchBuilder | RecordBatch | bytes | bytearray | memoryview,
-        *,
-        timeout: float | None = None,
+        self, topic: str, partition: int, batch: AnyBatch, *, timeout: float | None = None
     ) -> PendingBatchDelivery:
-        """Like ``send_batch``, but return as soon as buffer.memory has room for the batch.
+        """Queue one prebuilt batch, and return when buffer.memory has room for it.
 
-        ``result()`` of the returned object waits for the acknowledgement, ``flush()`` for all of them. Raises
-        BufferFullError after max.block.ms, TimeoutError after ``timeout`` seconds.
+        ``result()`` of the returned object waits for its acknowledgement, and ``flush()`` for that of all
+        batches. Raises BufferFullError after max.block.ms, and TimeoutError after ``timeout`` seconds.
         """
         delivery = self._run_drained(lambda: self._original.queue_batch(topic, partition, batch), timeout)
         return PendingBatchDelivery(self, delivery)
@@ -349,7 +321,7 @@ class Producer(Twin[async_producer.Producer]):
     def flush(self, timeout: float | None = None) -> None:
         """Send all accepted records without lingering, and return when they are acknowledged.
 
-        Raises DeliveryFailedError if records failed whose errors were not retrieved, TimeoutError after
+        Raises DeliveryFailedError for failed records whose errors were not retrieved, and TimeoutError after
         ``timeout`` seconds.
         """
         self._run_drained(self._original.flush, timeout)
@@ -357,7 +329,7 @@ class Producer(Twin[async_producer.Producer]):
     # --- transactions --------------------------------------------------------------------------
 
     def transaction(self) -> Transaction:
-        """Return a transaction: at its end ``read_committed`` consumers see all of its records, or none.
+        """Return a transaction. After its commit, ``read_committed`` consumers receive all of its records.
 
         ::
 
@@ -365,9 +337,9 @@ class Producer(Twin[async_producer.Producer]):
                 producer.send("orders", b"...")
                 producer.send_offsets(consumer)
 
-        The end of the block commits, and raises TransactionAbortableError if a record failed; the transaction
-        is aborted then, as it is when an exception leaves the block. Raises ProducerFencedError if this
-        producer is fenced, RequestTimeoutError if the outcome is unknown.
+        The end of the block commits. If a record failed, it raises TransactionAbortableError and aborts the
+        transaction, as it does after an exception in the block. Raises ProducerFencedError if this producer
+        is fenced, and RequestTimeoutError if the outcome is unknown.
         """
         return Transaction(self, self._original.transaction())
 
@@ -387,8 +359,8 @@ class Producer(Twin[async_producer.Producer]):
         self, offsets: Consumer | GroupConsumer | Offsets, group: GroupMetadata | str | None = None
     ) -> None:
         if isinstance(offsets, Consumer):
-            original = offsets._original
-            offsets = _ConsumerSnapshot(offsets.positions(), original.group_metadata, original.config)
+            original, positions = offsets._original, offsets.positions()
+            offsets = _ConsumerSnapshot(lambda: positions, original.group_metadata, original.config)
         self._run(self._original.send_offsets(offsets, group))
 
     partitions_for = blocking(async_producer.Producer.partitions_for)
@@ -398,29 +370,17 @@ class Producer(Twin[async_producer.Producer]):
         return self._original.statistics()
 
 
-class _ConsumerSnapshot:
+class _ConsumerSnapshot(NamedTuple):
     """The positions of a blocking consumer. The loop thread reads its group metadata on demand."""
 
-    def __init__(
-        self,
-        positions: Mapping[TopicPartition, int | OffsetAndMetadata],
-        group_metadata: Callable[[], GroupMetadata],
-        config: ConsumerConfig,
-    ) -> None:
-        self.config = config
-        self._positions = positions
-        self._group_metadata = group_metadata
-
-    def positions(self) -> Mapping[TopicPartition, int | OffsetAndMetadata]:
-        return self._positions
-
-    def group_metadata(self) -> GroupMetadata:
-        return self._group_metadata()
+    positions: Callable[[], Mapping[TopicPartition, int | OffsetAndMetadata]]
+    group_metadata: Callable[[], GroupMetadata]
+    config: ConsumerConfig
 
 
 @twin_of(transaction_manager.Transaction)
 class Transaction:
-    """``with producer.transaction()``: the end of the block commits, an exception that leaves it aborts."""
+    """A transaction for ``with``. The end of the block commits; an exception in the block aborts."""
 
     def __init__(self, producer: Producer, transaction: transaction_manager.Transaction) -> None:
         self._producer = producer

@@ -10,7 +10,7 @@ from kafkalite.client.producer.transaction_group import PreparedWriter
 
 @twin_of(txn_group.TransactionGroupWriter)
 class TransactionGroupWriter(Producer):
-    """Writes one part of a batch; the blocking twin of ``kafkalite.TransactionGroupWriter``."""
+    """Writes one part of a batch. The blocking twin of ``kafkalite.TransactionGroupWriter``."""
 
     @opened_with(txn_group.TransactionGroupWriter)
     def __init__(self, original: txn_group.TransactionGroupWriter) -> None:
@@ -27,7 +27,7 @@ class TransactionGroupWriter(Producer):
 
 @twin_of(txn_group.TransactionGroup)
 class TransactionGroup(Twin[txn_group.TransactionGroup]):
-    """Decides the batches of one application; the blocking twin of ``kafkalite.TransactionGroup``."""
+    """Decides the batches of one application. The blocking twin of ``kafkalite.TransactionGroup``."""
 
     @opened_with(txn_group.TransactionGroup)
     def __init__(self, original: txn_group.TransactionGroup) -> None:

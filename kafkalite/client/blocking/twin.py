@@ -1,4 +1,4 @@
-"""The base of the blocking twins: the loop thread, opening and closing, the docstrings of the originals."""
+"""The base of the blocking twins: the loop thread, opening and closing, and the originals' docstrings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 def twin_of(original: type) -> Callable[[C], C]:
     """Give each public method without a docstring the docstring of the same method of ``original``.
 
-    A method with a ``timeout`` that the original lacks gets a sentence about it.
+    If the twin's method has a ``timeout`` that the original lacks, a sentence about it is appended.
     """
 
     def decorate(twin: C) -> C:
@@ -39,7 +39,7 @@ def twin_of(original: type) -> Callable[[C], C]:
             if name in vars(twin):
                 if member.__doc__ not in {None, doc}:
                     continue
-            elif name in vars(original) and isinstance(member, FunctionType):  # inherited by the twin alone
+            elif name in vars(original) and isinstance(member, FunctionType):  # inherited only by the twin
                 member = FunctionType(
                     member.__code__, member.__globals__, name, member.__defaults__, member.__closure__
                 )
@@ -75,7 +75,7 @@ class Twin(Generic[A]):
         return self._thread.run(coroutine, timeout_s)
 
     def start(self) -> Self:
-        """Connect to the cluster. Raises ConnectionFailedError. ``with`` does this."""
+        """Connect to the cluster. ``with`` calls this. Raises ConnectionFailedError."""
         self._run(self._original.start())
         return self
 
@@ -93,7 +93,7 @@ class Twin(Generic[A]):
 def opened_with(
     original: Callable[P, A],
 ) -> Callable[[Callable[[Any, A], None]], Callable[Concatenate[Any, P], None]]:
-    """Decorate an ``__init__`` that takes an ``original``, to take the original's arguments instead."""
+    """Decorate an ``__init__`` that takes an ``original``, so that it takes the original's arguments."""
 
     def decorate(init: Callable[[Any, A], None]) -> Callable[Concatenate[Any, P], None]:
         @wraps(original.__init__)
@@ -110,7 +110,7 @@ def blocking(
     *,
     after: Callable[[Any], object] | None = None,
 ) -> Callable[Concatenate[Twin[A], P], T]:
-    """Return a twin's method that runs ``method`` of the original, with its parameters and docstring.
+    """Return a method for a twin that runs ``method`` of the original. Copies its docstring.
 
     ``after`` is a method of the twin that is called first.
     """

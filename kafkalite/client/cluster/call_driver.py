@@ -26,13 +26,13 @@ async def drive(
     pause: Callable[[int], Awaitable[None]] = _sleep,
     chance: Callable[[], float] = lambda: 0.5,
 ) -> T:
-    """Take the steps of ``plan`` until a response arrives. Raises the error that the plan gives up with.
+    """Take the steps of ``plan`` until a response arrives. Raises the error with which the plan gives up.
 
-    ``locate()`` returns the node that is the target now (None: not exactly one). ``dial(node_id)`` returns
-    an open connection, an existing one if there is one; ``send(connection, timeout_ms)`` the response. The
-    plan judges a KafkaliteError of any of them; other exceptions end the call.
-    ``pause(duration_ms)`` may return earlier if the target may have changed. ``chance`` returns a random
-    number in [0, 1) for the jitter of the pauses.
+    ``locate()`` returns the node that is the current target (None if there is not exactly one).
+    ``dial(node_id)`` returns an open connection, if possible an existing one. ``send(connection,
+    timeout_ms)`` returns the response. The plan judges a KafkaliteError that one of them raises; other
+    exceptions end the call. ``pause(duration_ms)`` may return earlier if the target may have changed.
+    ``chance`` returns a random number in [0, 1) for the jitter of the pauses.
     """
     loop = asyncio.get_running_loop()
     connection: Any = None

@@ -1,9 +1,9 @@
 """Decides the steps of one request: locate the target, dial, send, pause, give up. Pure.
 
 The *target* of a request is any broker, one node, the leaders of partitions, a coordinator, or the
-controller. ``CallPlan`` names the next step; the caller takes it and reports the result. Every request
-loop of the project follows a plan: ``call_driver.drive`` on asyncio, ``Brokers.until_answered`` on
-blocking sockets. The loop is always this one::
+controller. ``CallPlan`` returns the next step; the caller takes it and reports the result. Every request loop
+of the project follows a plan: ``call_driver.drive`` on asyncio, ``Brokers.until_answered`` on blocking
+sockets. The loop always has this form::
 
     plan = CallPlan(rules, now_ms=now_ms(), timeout_ms=30_000)
     while True:
@@ -24,7 +24,7 @@ blocking sockets. The loop is always this one::
         except KafkaliteError as error:
             plan.failed(error, now_ms(), chance())
 
-The rules of targets differ in which errors are retried (``CallRules.judge``) and in the pauses.
+The rules for a kind of target define which errors are retried (``CallRules.judge``), and the pauses.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from kafkalite.errors import KafkaliteError
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an error means for its request."""
+    """The consequence of an error for its request."""
 
     is_final: bool = False  #: no retry can succeed
     must_locate: bool = False  #: another node may be the target now
-    limit_ms: int | None = None  #: retry only this long after the plan's start; None: as long as the plan
+    limit_ms: int | None = None  #: retry only this long after the plan's start; None: until its deadline
 
 
 FINAL: Final = Verdict(is_final=True)
@@ -56,8 +56,8 @@ Judge: TypeAlias = Callable[[KafkaliteError], Verdict]
 def judge_broker_error(error: KafkaliteError) -> Verdict:
     """Return the verdict for requests to any broker, to one node, and to the leaders of partitions.
 
-    Retries Kafka's retriable codes, lost connections and timeouts. Locates the target again after
-    errors that mean outdated metadata.
+    Retries Kafka's retriable codes, lost connections and timeouts. Locates the target again after errors that
+    mean outdated metadata.
     """
     if not is_retriable(error):
         return FINAL
@@ -67,7 +67,10 @@ def judge_broker_error(error: KafkaliteError) -> Verdict:
 def judge_by_class(
     moved: tuple[type[KafkaliteError], ...], passing: tuple[type[KafkaliteError], ...] = ()
 ) -> Judge:
-    """Return a judge: errors of ``moved`` relocate, those of ``passing`` resend, all others are final."""
+    """Return a judge that relocates after errors in ``moved`` and resends after errors in ``passing``.
+
+    All other errors are final.
+    """
 
     def judge(error: KafkaliteError) -> Verdict:
         if isinstance(error, moved):
@@ -79,16 +82,16 @@ def judge_by_class(
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """How a kind of request is retried."""
+    """The rules for retrying one kind of request."""
 
     judge: Judge
     backoff: Backoff
-    #: Of a single attempt. None: until the plan's deadline.
+    #: The time limit of a single attempt. None: until the plan's deadline.
     attempt_timeout_ms: int | None = None
-    #: Give up after so many failures. None: only the deadline ends the plan.
+    #: Give up after this many failures. None: only the deadline ends the plan.
     max_failures: int | None = None
-    #: Retry the first failure without a pause, because often the broker had closed an idle connection.
-    #: Locate the target again after every later failure.
+    #: Retry the first failure without a pause, because often the broker has closed an idle connection. Locate
+    #: the target again after every later failure.
     has_free_retry: bool = False
     #: ``locate`` only starts a lookup that continues in the background, so it precedes the pause.
     locates_in_background: bool = False
@@ -104,9 +107,9 @@ class Locate:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Get an open connection to the node, then report ``connected``. None: the target is not one node."""
+    """Open or reuse a connection to the target, then report ``connected``."""
 
-    node_id: int | None
+    node_id: int | None  #: None if the target is not exactly one node
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait for ``duration_ms``, then ask for the next step; ``wake`` ends the pause."""
+    """Wait for ``duration_ms``, then request the next step. ``wake`` ends the pause."""
 
     duration_ms: int
 
@@ -138,25 +141,10 @@ _LOCATE: Final = Locate()
 class CallPlan:
     """The plan of one request.
 
-    ``node_id`` is the target's node, if known. With ``is_located`` the first step is ``Dial``.
-    ``timeout_error`` converts the last error into the error to raise when time or attempts have run
-    out; without it, the last error is raised.
-
-    Invariant: after ``GiveUp`` every further step is the same ``GiveUp``.
+    ``node_id`` is the target's node, if known. If ``is_located``, the first step is ``Dial``. When time or
+    attempts have run out, ``timeout_error`` converts the last error into the error to raise; without it, the
+    last error is raised. Invariant: after ``GiveUp``, every further step is the same ``GiveUp``.
     """
-
-    __slots__ = (
-        "_deadline_ms",
-        "_give_up",
-        "_is_connected",
-        "_is_located",
-        "_not_before_ms",
-        "_rules",
-        "_started_ms",
-        "_timeout_error",
-        "failures",
-        "node_id",
-    )
 
     def __init__(
         self,
@@ -183,7 +171,7 @@ class CallPlan:
         return f"<CallPlan to node {self.node_id}, {self.failures} failures>"
 
     def next_step(self, now_ms: int) -> Step:
-        """Return the next step. Without a report in between, repeated calls return the same kind of step."""
+        """Return the next step. Until its result is reported, repeated calls return the same kind of step."""
         if self._give_up is not None:
             return self._give_up
         if not self._is_located and self._rules.locates_in_background:
@@ -200,7 +188,7 @@ class CallPlan:
         return Send(max(1, left_ms))
 
     def located(self, node_id: int | None = None) -> None:
-        """Record that the target is at ``node_id``; None if it is more than one node."""
+        """Record that the target is at ``node_id``, or None if it is more than one node."""
         self.node_id = node_id
         self._is_located = True
 
@@ -209,11 +197,11 @@ class CallPlan:
         self._is_connected = True
 
     def wake(self) -> None:
-        """End the pause, because the condition that the plan waits for may have changed."""
+        """End the pause, because the condition that caused it may have changed."""
         self._not_before_ms = self._started_ms
 
     def failed(self, error: KafkaliteError, now_ms: int, chance: float = 0.5) -> None:
-        """Record the failure of the last step. ``chance`` in [0, 1) is the jitter; 0.5 is none."""
+        """Record the failure of the last step. ``chance`` in [0, 1) sets the jitter; 0.5 means no jitter."""
         rules = self._rules
         self.failures += 1
         self._is_connected = False
@@ -240,7 +228,7 @@ class CallPlan:
         return self._rules.backoff.delay_ms(failures, chance) if failures else 0
 
     def _is_over(self, verdict: Verdict, now_ms: int, pause_ms: int) -> bool:
-        """Whether there is no time, or no attempt, left for a retry after ``pause_ms``."""
+        """Whether no time or no attempt is left for a retry after ``pause_ms``."""
         if self._rules.max_failures is not None and self.failures >= self._rules.max_failures:
             return True
         deadline_ms = self._deadline_ms

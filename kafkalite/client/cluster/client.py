@@ -1,9 +1,9 @@
 """The client's connections and metadata: bootstrap, refresh, one connection per broker and purpose.
 
-Responses on a connection arrive in the order of its requests, so a long poll holds up the requests behind it.
-Requests that must not wait have a connection of their own to the same broker, named by its ``Purpose``.
+Responses on a connection arrive in the order of its requests, so a long poll delays the requests after it.
+Requests that must not wait use another connection to the same broker, identified by its ``Purpose``.
 
-Every wait here is bounded by a deadline of the caller or by the client's closing; every pause by a backoff.
+Every wait is limited by a deadline of the caller or by the closing of the client, every pause by a backoff.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import enum
 import logging
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from kafkalite.client.cluster.call_driver import drive
@@ -20,6 +21,7 @@ from kafkalite.client.cluster.call_plan import CallPlan, CallRules, judge_broker
 from kafkalite.client.cluster.connection import Buffer, Connection, Response, connect
 from kafkalite.client.cluster.retry import Backoff, is_retriable
 from kafkalite.client.cluster.routing import MetadataCache
+from kafkalite.client.cluster.signal import Signal
 from kafkalite.client.config import CommonConfig
 from kafkalite.errors import (
     ClientClosedError,
@@ -36,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class Purpose(enum.IntEnum):
-    """What a connection to a broker is for. Each purpose has a connection of its own."""
+    """The purpose of a connection to a broker. Each purpose has its own connection."""
 
     MAIN = 0
     FETCH = 1
@@ -46,41 +48,39 @@ class Purpose(enum.IntEnum):
     __hash__ = int.__hash__  # Enum's own is a Python function, and links are looked up for every request
 
 
-# While a needed broker is away, metadata is requested repeatedly: the first pause, and the growth of each
-# pause without changes. On average, a new leader is found a twentieth of the outage late.
+# While a needed broker is away, metadata is requested repeatedly. These are the first pause, and the growth
+# of each pause without changes. On average, a new leader is found late by a twentieth of the outage.
 REFRESH_PAUSE_MS: Final = 50
 _REFRESH_GROWTH_PERCENT: Final = 110
 
-# With several brokers, try the next one when a broker has not responded for this long.
+# If there are several brokers, the next one is tried when a broker has not responded for this long.
 STAGGER_S: Final = 0.3
 
-# Opening a client tries every bootstrap address this many times before it fails. Once open, a client
-# reconnects until it is closed.
+# A client that opens tries every bootstrap address this many times before it fails. An open client reconnects
+# until it is closed.
 BOOTSTRAP_ROUNDS: Final = 3
 
 _NO_CLUSTER_HINT: Final = "is a broker running there? 'kl dev' starts one"
 
 
+@dataclass(slots=True, eq=False)
 class _Link:
     """The connection to one broker for one purpose.
 
     Invariant: ``task`` runs only while ``connection`` is None.
     """
 
-    __slots__ = ("connection", "failures", "is_away", "node_id", "not_before_ms", "purpose", "task")
-
-    def __init__(self, node_id: int, purpose: Purpose) -> None:
-        self.node_id = node_id
-        self.purpose = purpose
-        self.connection: Connection | None = None
-        self.task: asyncio.Task[Connection | KafkaliteError] | None = None
-        self.failures = 0
-        self.is_away = False  #: the connection was lost, or could not be established
-        self.not_before_ms = 0
+    node_id: int
+    purpose: Purpose
+    connection: Connection | None = None
+    task: asyncio.Task[Connection | KafkaliteError] | None = None
+    failures: int = 0
+    is_away: bool = False  #: the connection was lost, or could not be established
+    not_before_ms: int = 0
 
 
 class ClusterClient:
-    """Connections and metadata of one client.
+    """Owns the connections and metadata of one client.
 
     ``on_change`` is called after each refresh, connect and disconnect.
     """
@@ -97,9 +97,9 @@ class ClusterClient:
         self.metadata = MetadataCache()
         self.rng = rng or system_rng()
         self.allow_auto_topic_creation = allow_auto_topic_creation
-        #: How long a broker may hold the response to a long poll, in ms by purpose.
+        #: The maximum time that a broker may hold the response to a long poll, in ms by purpose.
         self.long_poll_ms: dict[int, int] = {}
-        #: Topics whose metadata is kept fresh; None is all of them.
+        #: Topics whose metadata is kept up to date. None means all topics.
         self.topics: set[str] | None = set()
         self.last_error: KafkaliteError | None = None
         self._on_change = on_change
@@ -113,13 +113,13 @@ class ClusterClient:
         self._hurry = asyncio.Event()
         self._first_pause_ms = min(REFRESH_PAUSE_MS, config.retry_backoff_ms)
         self._refresh_pause_ms = self._first_pause_ms
-        self._refreshed_ms = 0  #: the end of the last refresh
+        self._refreshed_ms = 0  #: when the last refresh ended
         self._refresh_started_ms: int | None = None
         self._age_timer: asyncio.TimerHandle | None = None
-        self._changed: asyncio.Future[None] | None = None
+        self._changed = Signal()
         self._retry_backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._reconnect_backoff = Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
-        #: For requests to one node, to any broker, or to the leaders of partitions.
+        #: The rules for requests to one node, to any broker, or to the leaders of partitions.
         self.call_rules = CallRules(
             judge_broker_error,
             self._retry_backoff,
@@ -151,7 +151,7 @@ class ClusterClient:
                 await asyncio.sleep(pause_ms / 1000)
 
     async def close(self) -> None:
-        """Close every connection; requests in flight fail with ClientClosedError. May be called twice."""
+        """Close every connection. Requests in flight fail with ClientClosedError. May be called twice."""
         self.is_closed = True
         if self._age_timer is not None:
             self._age_timer.cancel()
@@ -166,7 +166,7 @@ class ClusterClient:
         self._links.clear()
         self._bootstrap = None
         self._notify()
-        await asyncio.sleep(0)  # the transports call connection_lost
+        await asyncio.sleep(0)  # lets the transports call connection_lost
 
     def now_ms(self) -> int:
         """Return the time of the loop's monotonic clock in milliseconds."""
@@ -180,7 +180,7 @@ class ClusterClient:
         return connections
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run a background task of this client; ``close`` cancels it."""
+        """Run a background task of this client. ``close`` cancels it."""
         assert self._loop is not None, "start() first"
         task = self._loop.create_task(coroutine)
         self._tasks[task] = None
@@ -188,28 +188,26 @@ class ClusterClient:
         return task
 
     def _notify(self) -> None:
-        changed, self._changed = self._changed, None
-        if changed is not None and not changed.done():
-            changed.set_result(None)
+        self._changed.fire()
         if self._on_change is not None:
             self._on_change()
 
     # --- connections ---------------------------------------------------------------------------
 
     def connection_now(self, node_id: int, purpose: Purpose = Purpose.MAIN) -> Connection | None:
-        """Return the open connection; else start to dial and return None. ``on_change`` is called later."""
+        """Return the open connection. If there is none, dial in the background and return None."""
         link = self._links.get((node_id, purpose))
         if link is not None:
             if link.connection is not None and link.connection.is_open:
                 return link.connection
-            if link.is_away:  #: another broker may lead by now
+            if link.is_away:  #: another broker may lead now
                 self.request_refresh()
         if not self.is_closed:
             self._dial_soon(node_id, purpose)
         return None
 
     async def connection(self, node_id: int, purpose: Purpose = Purpose.MAIN) -> Connection:
-        """Return an open connection, dialled if necessary. Raises ConnectionFailedError after one attempt."""
+        """Return an open or a new connection. Raises ConnectionFailedError after one attempt."""
         connection = self.connection_now(node_id, purpose)
         if connection is not None:
             return connection
@@ -221,7 +219,7 @@ class ClusterClient:
         return outcome
 
     def drop_connection(self, node_id: int, purpose: Purpose) -> None:
-        """Close this connection to cancel its requests. The next one is dialled without a pause."""
+        """Close this connection to cancel its requests. The next connection is dialled without a pause."""
         link = self._links.get((node_id, purpose))
         if link is not None and link.connection is not None:
             connection, link.connection = link.connection, None
@@ -288,9 +286,9 @@ class ClusterClient:
         self.request_refresh()
 
     def give_up(self, node_id: int) -> bool:
-        """Close the connection to a broker if it is slow to respond; its requests fail then.
+        """Close the connection to a broker if it is slow to respond, so that its requests fail.
 
-        Called when other brokers lead the partitions that were requested from this one.
+        Called when other brokers lead the requested partitions. Returns whether the connection was closed.
         """
         link = self._links.get((node_id, Purpose.MAIN))
         if link is None or link.connection is None or not link.connection.is_slow:
@@ -314,7 +312,7 @@ class ClusterClient:
     # --- metadata ------------------------------------------------------------------------------
 
     def track(self, topic: str) -> None:
-        """Keep ``topic``'s metadata fresh from now on."""
+        """Keep the metadata of ``topic`` up to date from now on."""
         if self.topics is not None and topic not in self.topics:
             self.topics.add(topic)
             self.request_refresh(urgent=True)
@@ -322,7 +320,7 @@ class ClusterClient:
     def request_refresh(self, *, urgent: bool = False) -> None:
         """Fetch metadata in the background: after a pause, or at once if ``urgent``.
 
-        Pauses grow while the responses bring no changes, up to ``retry.backoff.max.ms``.
+        Pauses grow up to ``retry.backoff.max.ms`` while the responses contain no changes.
         """
         if self.is_closed or self._loop is None:
             return
@@ -360,7 +358,7 @@ class ClusterClient:
                 self._notify()
 
     async def _pause(self, duration_ms: int) -> None:
-        """Wait for ``duration_ms``. An urgent request ends the pause."""
+        """Wait for ``duration_ms``. An urgent refresh request ends the pause."""
         self._hurry.clear()
         if duration_ms > 0:
             with contextlib.suppress(TimeoutError):
@@ -368,7 +366,7 @@ class ClusterClient:
                     await self._hurry.wait()
 
     def _adapt_refresh_pause(self, *, has_changes: bool) -> None:
-        """Set the pause before the next refresh: longer without changes, short after a quiet time."""
+        """Increase the pause before the next refresh. Reset it after changes or a time without refreshes."""
         if has_changes or self._refreshed_ms + self._refresh_pause_ms * 4 < self.now_ms():
             self._refresh_pause_ms = self._first_pause_ms
         else:
@@ -389,7 +387,10 @@ class ClusterClient:
         self._adopt_bootstrap()
 
     async def call_any_broker(self, request: Any) -> Response:
-        """Return the first broker's response in time. A single broker may take request.timeout.ms."""
+        """Send the request to one broker after another, and return the first response.
+
+        Each broker has STAGGER_S to respond. If there is only one broker, it has request.timeout.ms.
+        """
         error: KafkaliteError | None = None
         timeout_ms = self.config.request_timeout_ms
         addresses = {*self.metadata.addresses.values(), *self.config.bootstrap_servers}
@@ -414,14 +415,14 @@ class ClusterClient:
         return sorted(connections, key=lambda connection: (connection.is_slow, connection.in_flight))
 
     async def _any_connection(self) -> Connection:
-        """Return an open connection, or a new one: to a known broker, or else to a bootstrap address."""
+        """Return an open connection, or a new one to a known broker or a bootstrap address."""
         connections = self._open_connections()
         return connections[0] if connections else await self._new_connection()
 
     async def _new_connection(self, tried: Collection[str] = ()) -> Connection:
         """Return the first connection that any broker accepts. Known brokers precede bootstrap addresses.
 
-        Addresses in ``tried`` are skipped unless there are no others.
+        Addresses in ``tried`` are skipped unless there are no others. Raises ConnectionFailedError.
         """
         known = list(dict.fromkeys((*self.metadata.addresses.values(), *self.config.bootstrap_servers)))
         addresses = [address for address in known if address not in tried] or known
@@ -440,7 +441,7 @@ class ClusterClient:
                     error = dial.exception()
                     if error is None:
                         if self._bootstrap is not None:
-                            self._bootstrap.give_up()  # it does not respond
+                            self._bootstrap.give_up()  # the old connection does not respond
                         self._bootstrap = dial.result()
                         self._bootstrap.on_lost = self._on_lost
                         return self._bootstrap
@@ -456,7 +457,7 @@ class ClusterClient:
         )
 
     def _adopt_bootstrap(self) -> None:
-        """Use the bootstrap connection as the connection to the broker that it leads to."""
+        """Use the bootstrap connection as the main connection to the broker at its other end."""
         connection = self._bootstrap
         if connection is None:
             return
@@ -477,24 +478,15 @@ class ClusterClient:
         self._schedule_by_age()
 
     async def changed(self, deadline_ms: int) -> bool:
-        """Wait for the next ``on_change``; False after ``deadline_ms``. Raises ClientClosedError."""
+        """Wait for the next ``on_change``. Return False after ``deadline_ms``. Raises ClientClosedError."""
         if self.is_closed:
             raise ClientClosedError("the client is closed")
-        assert self._loop is not None
-        if self._changed is None:
-            self._changed = self._loop.create_future()
-        try:
-            async with asyncio.timeout(max(0, deadline_ms - self.now_ms()) / 1000):
-                await asyncio.shield(self._changed)
-        except TimeoutError:
-            return False
-        return True
+        return await self._changed.wait(max(0, deadline_ms - self.now_ms()) / 1000)
 
     async def topic_partition_count(self, topic: str, deadline_ms: int) -> int:
         """Return the number of partitions of ``topic``, from a broker if necessary.
 
-        Raises the topic's BrokerError if the topic can't be used, or is still unknown at
-        ``deadline_ms``.
+        Raises the topic's BrokerError if the topic cannot be used, or is still unknown at ``deadline_ms``.
         """
         self.track(topic)
         while True:
@@ -509,7 +501,7 @@ class ClusterClient:
                 raise self.topic_error(topic)
 
     def topic_error(self, topic: str) -> KafkaliteError:
-        """Return why ``topic`` can't be used: its own error, or why there is no metadata."""
+        """Return the error of an unusable ``topic``: its own error, or the error of the metadata requests."""
         error = self.metadata.errors.get(topic)
         if error is not None:
             return broker_error(*error, about=f"topic {topic!r}")
@@ -527,10 +519,10 @@ class ClusterClient:
         timeout_ms: int | None = None,
         payload_parts: Sequence[Buffer] = (),
     ) -> Response:
-        """Send a request to ``node_id`` (None: any broker) and return the response. Retries until
-        ``timeout_ms``.
+        """Send a request to ``node_id`` (None: any broker) and return the response.
 
-        Raises the last error: BrokerError, ConnectionFailedError, RequestTimeoutError.
+        Retries until ``timeout_ms``, and then raises the last error: BrokerError, ConnectionFailedError,
+        RequestTimeoutError.
         """
         if self.is_closed or self._loop is None:
             raise ClientClosedError("the client is not open; use 'async with' or start()")
@@ -554,6 +546,6 @@ class ClusterClient:
 
 
 def _close_if_late(dial: asyncio.Task[Connection]) -> None:
-    """Close a connection that was established after another one won."""
+    """Close a connection that was established after another connection was chosen."""
     if not dial.cancelled() and dial.exception() is None:
         dial.result().close()

@@ -1,8 +1,8 @@
 """One connection to one broker: the asyncio shell around ``protocol.connection.ClientConnection``.
 
-A request carries a callback that runs inside ``buffer_updated`` as soon as the response is complete,
-without a task, a future or another iteration of the loop. ``call`` is the awaitable form. Only this
-module turns a response's error code, a lost connection or a missing response into an exception.
+A request has a callback that runs inside ``buffer_updated`` as soon as the response is complete, without a
+task, a future or another iteration of the loop. ``call`` is the awaitable form. Only this module turns a
+response's error code, a lost connection or a missing response into an exception.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ logger = logging.getLogger(__name__)
 
 Buffer = bytes | bytearray | memoryview
 
-# How often pending requests are checked; a timeout is late by at most this. One timer per connection, and
-# none while nothing is in flight.
+# How often pending requests are checked. A timeout is detected late by at most this time. There is one timer
+# per connection, and none while no request is in flight.
 SWEEP_INTERVAL_S: Final = 0.25
 
-# A broker that does not respond for longer may be dead without having closed the connection (stopped or cut
-# off), so other brokers should be asked for the new leader. A long poll extends this by its own wait.
+# A broker that does not respond for longer may be dead without having closed the connection, so other brokers
+# should be asked for the new leader. The wait of a long poll is added to this time.
 PATIENCE_S: Final = 1.0
 
 
 class Response(NamedTuple):
-    """A response without an error of the request as a whole."""
+    """A response without an error of the whole request."""
 
     message: Any
     payload: memoryview
 
 
 OnResponse = Callable[[Any, memoryview, Exception | None], None]
-"""What a request came to: (message, payload, None), or (anything, anything, the error)."""
+"""The result of a request: (message, payload, None), or (any, any, error) if it failed."""
 
 _NOTHING: Final = memoryview(b"")
 
@@ -56,7 +56,7 @@ _Pending = tuple[OnResponse, float, int]
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Invariant: every request given to ``request`` gets its callback called exactly once."""
+    """A connection. Invariant: the callback of every request passed to ``request`` is called exactly once."""
 
     def __init__(self, *, client_id: str, address: str, loop: asyncio.AbstractEventLoop) -> None:
         self.address = address
@@ -66,12 +66,12 @@ class Connection(asyncio.BufferedProtocol):
         #: Plain attributes, because sending a single record reads each of them.
         self.is_open = False
         self.can_write = True  #: False while the socket's buffer is above its high-water mark
-        self.pending: dict[int, _Pending] = {}  #: by correlation id; read only
+        self.pending: dict[int, _Pending] = {}  #: by correlation id; others only read it
         self._sweep: asyncio.TimerHandle | None = None
         self._reason: KafkaliteError | None = None
         #: Called once, after the callbacks of all requests in flight.
         self.on_lost: Callable[[Connection], None] | None = None
-        #: Called about every PATIENCE_S while a request is pending for longer than that.
+        #: Called about every PATIENCE_S while a request has been pending for longer than that.
         self.on_slow: Callable[[Connection], None] | None = None
         self.extra_patience_s = 0.0
         self._reported_slow_s = 0.0
@@ -89,22 +89,20 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def peer(self) -> str:
-        """The peer's host:port according to the operating system, or the dialled address."""
+        """The peer's host:port according to the operating system, or else the dialled address."""
         name = self._transport.get_extra_info("peername") if self._transport is not None else None
         if not isinstance(name, tuple):
             return self.address
         host, port = name[0], name[1]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    # --- requests ------------------------------------------------------------------------------
-
     def request(
         self, message: Any, on_response: OnResponse, timeout_ms: int, payload_parts: Sequence[Buffer] = ()
     ) -> None:
-        """Send ``message``; ``on_response`` is called once, never from inside this call.
+        """Send ``message``. ``on_response`` is called once, but never from inside this call.
 
-        Raises ConnectionFailedError when the connection is closed and LocalProtocolError when the broker has
-        no version of this API in common; then ``on_response`` is not called.
+        Raises ConnectionFailedError if the connection is closed, and LocalProtocolError if the broker has no
+        version of this API in common. ``on_response`` is not called in these cases.
         """
         transport = self._transport
         if not self.is_open or transport is None:
@@ -116,10 +114,10 @@ class Connection(asyncio.BufferedProtocol):
             self._sweep = self._loop.call_later(min(SWEEP_INTERVAL_S, timeout_ms / 1000), self._sweep_pending)
 
     async def call(self, message: Any, *, timeout_ms: int, payload_parts: Sequence[Buffer] = ()) -> Response:
-        """Send ``message`` and return the response. Raises BrokerError, RequestTimeoutError,
-        ConnectionFailedError.
+        """Send ``message`` and return the response.
 
-        Cancelling the wait leaves the request in flight; its response is dropped.
+        Cancelling the wait leaves the request in flight; its response is dropped. Raises BrokerError,
+        RequestTimeoutError, ConnectionFailedError.
         """
         responded: asyncio.Future[Response] = self._loop.create_future()
         self.request(message, partial(_resolve, responded), timeout_ms, payload_parts)
@@ -137,7 +135,7 @@ class Connection(asyncio.BufferedProtocol):
         await greeted
 
     def _sweep_pending(self) -> None:
-        """Close the connection if a request has timed out: later responses can only arrive after its own."""
+        """Close the connection if a request has timed out, because later responses must wait for its own."""
         self._sweep = None
         now_s = self._loop.time()
         for _, deadline_s, timeout_ms in self.pending.values():
@@ -163,14 +161,12 @@ class Connection(asyncio.BufferedProtocol):
             return self._loop.time() - (deadline_s - timeout_ms / 1000) > patience_s
         return False
 
-    # --- closing -------------------------------------------------------------------------------
-
     def close(self) -> None:
-        """Close now; requests in flight fail with ClientClosedError."""
+        """Close the connection. Requests in flight fail with ClientClosedError."""
         self._fail(ClientClosedError(f"the connection to {self.address} was closed by this client"))
 
     def give_up(self) -> None:
-        """Close as if the broker had closed; requests in flight fail with ConnectionFailedError."""
+        """Close as if the broker had closed. Requests in flight fail with ConnectionFailedError."""
         self._fail(ConnectionFailedError(f"{self.address} does not respond, and other brokers lead now"))
 
     def _fail(self, reason: KafkaliteError) -> None:
@@ -198,8 +194,6 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_exception_handler(
                 {"message": f"the handler of a response from {self.address} failed", "exception": failure}
             )
-
-    # --- asyncio.BufferedProtocol --------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -269,24 +263,13 @@ async def connect(address: str, *, client_id: str, timeout_ms: int) -> Connectio
         async with asyncio.timeout(timeout_ms / 1000):
             connection = cast(Connection, await transport_for(address).connect(address, make))
             await connection._handshake(timeout_ms)
-    except TimeoutError:
+    except BaseException as error:
         if connection is not None:
             connection.close()
-        raise ConnectionFailedError(
-            f"{address} did not complete a connection within {timeout_ms} ms"
-        ) from None
-    except (OSError, BrokerError) as error:
-        if connection is not None:
-            connection.close()
-        raise ConnectionFailedError(f"{address}: {error}") from error
-    except BaseException:
-        if connection is not None:
-            connection.close()
+        if isinstance(error, TimeoutError):
+            late = f"{address} did not complete a connection within {timeout_ms} ms"
+            raise ConnectionFailedError(late) from None
+        if isinstance(error, OSError | BrokerError):
+            raise ConnectionFailedError(f"{address}: {error}") from error
         raise
     return connection
-
-
-def wake(waiter: asyncio.Future[None]) -> None:
-    """Resolve ``waiter`` unless it is done or cancelled."""
-    if not waiter.done():
-        waiter.set_result(None)

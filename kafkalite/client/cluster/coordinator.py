@@ -1,8 +1,8 @@
 """Requests to a coordinator, which is located when it is first needed and again when it has moved.
 
-The coordinator of a group or a transactional id is the leader of a partition of an internal topic, and
-moves with that leader. ``CoordinatorLink.call`` hides this: it retries with the current coordinator
-until there is a response or the time is over.
+The coordinator of a group or a transactional id is the leader of a partition of an internal topic, and moves
+with that leader. ``CoordinatorLink.call`` hides this: it retries with the current coordinator until a
+response arrives or the time limit has passed.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ TRANSACTION_KEY: Final = 1  #: the key is a transactional id, or the application
 # The first pause before the coordinator is located again. It doubles up to retry.backoff.max.ms.
 FIRST_PAUSE_MS: Final = 10
 
-# When a response is late by this much, other brokers are asked who the coordinator is now.
+# If a response is late by this much, other brokers are asked for the current coordinator.
 PATIENCE_S: Final = 2.0
 
-# After these errors the coordinator is located again: it may have moved, or be available soon.
+# After these errors, the coordinator is located again, because it may have moved.
 _MOVED: Final = (
     NotCoordinatorError,
     CoordinatorNotAvailableError,
@@ -55,15 +55,15 @@ _MOVED: Final = (
     ShuttingDownError,
     KafkaStorageError,
 )
-# Temporary errors of any coordinator; the same one is tried again.
+# Temporary errors of any coordinator. The request is sent to the same one again.
 _PASSING: Final = (NotEnoughReplicasError, NotEnoughReplicasAfterAppendError, RequestTimedOutError)
 
 
 class CoordinatorLink:
     """Sends requests to the coordinator of ``key``.
 
-    ``key_type`` is GROUP_KEY or TRANSACTION_KEY. A request is sent again when its response is lost, so
-    only idempotent requests may be sent with ``call``.
+    ``key_type`` is GROUP_KEY or TRANSACTION_KEY. ``call`` sends a request again if its response is lost, so
+    only idempotent requests may be sent with it.
     """
 
     def __init__(self, cluster: ClusterClient, key_type: int, key: str) -> None:
@@ -87,14 +87,14 @@ class CoordinatorLink:
         """Send ``request`` and return the response struct.
 
         Retries while the coordinator moves, loads or is unreachable, until ``timeout_ms`` (None:
-        default.api.timeout.ms). Raises the response's BrokerError, and RequestTimeoutError, caused by the
-        last error, when the time is over.
+        default.api.timeout.ms). Raises the response's BrokerError. After the time limit, raises
+        RequestTimeoutError, caused by the last error.
         """
         what = type(request).__name__.removesuffix("Request")
         return await self._drive(what, timeout_ms, request, purpose)
 
     async def attempt(self, request: Any, *, wait_ms: int = 0, purpose: Purpose = Purpose.MAIN) -> Any:
-        """Send ``request`` once, without retries: for requests that must not be sent twice.
+        """Send ``request`` once, without retries. For requests that must not be sent twice.
 
         The coordinator may hold the response for up to ``wait_ms``.
         """
@@ -165,10 +165,10 @@ class CoordinatorLink:
             return asked.result().message
         finally:
             if not asked.cancel() and not asked.cancelled():
-                asked.exception()  # retrieve the error, also if the caller was cancelled
+                asked.exception()  # retrieves the error, even if the caller was cancelled
 
     async def _give_up_if_moved(self, connection: Connection, node_id: int) -> None:
-        """Close the connection to a silent coordinator if other brokers name a different one."""
+        """Close the connection to a silent coordinator if other brokers name a different coordinator."""
         self.node_id = None
         try:
             found = await self._locate()

@@ -1,4 +1,4 @@
-"""First and last offsets of partitions, and offsets by timestamp: ListOffsets with retries."""
+"""Looks up the first and last offsets of partitions, and offsets by timestamp (ListOffsets)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kafkalite.protocol.messages.data import (
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.header import total_length
 
-# An unknown topic is an error only after this time, because it may be about to be created.
+# A missing topic is an error only after this time, because it may be created soon.
 MISSING_TOPIC_GRACE_MS: Final = 1_000
 
 
@@ -50,9 +50,10 @@ async def list_offsets(
     isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     timeout_ms: int | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
-    """Return offsets by timestamp, exact to a batch, or for EARLIEST, LATEST, MAX_TIMESTAMP.
+    """Return each partition's offset for EARLIEST, LATEST, MAX_TIMESTAMP or a timestamp in ms.
 
-    Retries until ``timeout_ms``. Raises BrokerError, ConnectionFailedError, RequestTimeoutError.
+    For a timestamp, it is the base offset of the batch with the record. Retries until ``timeout_ms``. Raises
+    BrokerError, ConnectionFailedError, RequestTimeoutError.
     """
     if timeout_ms is None:
         timeout_ms = cluster.config.default_api_timeout_ms
@@ -64,7 +65,7 @@ async def list_offsets(
         cluster.request_refresh()
 
     async def dial(node_id: int | None) -> None:
-        """Do nothing: each leader is dialled when its request is sent."""
+        """Do nothing. Each leader is dialled when its request is sent."""
 
     async def send(_: None, timeout_ms: int) -> dict[TopicPartition, ListedOffset]:
         missing = {tp: time for tp, time in wanted.items() if tp not in found}
@@ -84,7 +85,7 @@ async def _ask_leaders(
     isolation_level: IsolationLevel,
     timeout_ms: int,
 ) -> tuple[dict[TopicPartition, ListedOffset], KafkaliteError | None]:
-    """Send one request to each leader. Returns the offsets, and an error if any partition has none."""
+    """Send one request to each leader. Return the offsets, and an error if any partition has no offset."""
     by_leader: dict[int, list[ListOffsetsPartition]] = {}
     error: KafkaliteError | None = None
     for tp, timestamp_ms in wanted.items():
@@ -129,10 +130,10 @@ async def offsets_for_times(
     *,
     isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """Return each partition's first record with at least the given timestamp; None if all are older.
+    """Return each partition's first record at or after the given timestamp, or None if all are older.
 
-    For MAX_TIMESTAMP, return the record with the highest timestamp. Brokers do not unpack batches, so
-    this function fetches the batch.
+    For MAX_TIMESTAMP, return the record with the highest timestamp. Brokers do not unpack batches, so this
+    function fetches the batch.
     """
     listed = await list_offsets(cluster, wanted, isolation_level=isolation_level)
     found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
@@ -147,7 +148,7 @@ async def offsets_for_times(
 async def _refine(
     cluster: ClusterClient, tp: TopicPartition, timestamp_ms: int, entry: ListedOffset
 ) -> OffsetAndTimestamp:
-    """Return the exact record within the batch at ``entry.offset``, or the batch's first if that fails."""
+    """Return the exact record within the batch at ``entry.offset``, or the batch's first if none is found."""
     leader = cluster.metadata.leader(tp)
     partition = FetchPartition(tp.topic, tp.partition, leader.leader_epoch, entry.offset, 1)
     request = FetchRequest(0, 0, 1, int(IsolationLevel.READ_UNCOMMITTED), [partition])

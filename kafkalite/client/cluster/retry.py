@@ -1,4 +1,4 @@
-"""Retry rules: which errors are retried, and how long to pause. Pure: time and chance are arguments."""
+"""Decides which errors are retried, and the pauses. Pure: the time and random numbers are arguments."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Final
 
 from kafkalite.errors import BrokerError, ConnectionFailedError, RequestTimeoutError
 
-# KIP-580: 20 % more or less, so that clients that failed together do not retry together.
+# KIP-580: up to 20 % more or less, so that clients that failed at the same time retry at different times.
 JITTER_PERCENT: Final = 20
-_MAX_DOUBLINGS: Final = 30  # 2**30 times any backoff is above every ceiling
+_MAX_DOUBLINGS: Final = 30  # 2**30 times any backoff exceeds every limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Backoff:
     max_ms: int
 
     def delay_ms(self, failures: int, chance: float) -> int:
-        """Return the pause after ``failures`` (1 or more) in a row. ``chance`` in [0, 1): 0.5 is none."""
+        """Return the pause after ``failures`` (1 or more) in a row. ``chance`` in [0, 1) sets the jitter."""
         assert failures >= 1, "there is no pause without a failure"
         doublings = min(failures - 1, _MAX_DOUBLINGS)
         base = min(max(self.initial_ms, 0) << doublings, max(self.max_ms, self.initial_ms))
@@ -28,7 +28,7 @@ class Backoff:
         return base * per_mille // 1000
 
 
-# For CONCURRENT_TRANSACTIONS: the markers of the previous transaction are being written, which takes
+# For CONCURRENT_TRANSACTIONS: the markers of the previous transaction are being written, which takes only
 # milliseconds.
 CONCURRENT_BACKOFF: Final = Backoff(2, 200)
 

@@ -1,7 +1,7 @@
 """The client's metadata: brokers, topics, and the leader of each partition. Pure.
 
-An older leader epoch never replaces a newer one (KIP-320), so a broker that lags behind can't send the
-client back to a former leader.
+An older leader epoch never replaces a newer one (KIP-320), so a broker that lags behind cannot direct the
+client to a former leader.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PASSING: Final = frozenset({ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.UNKNOWN_T
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The leader of a partition. ``node_id`` is NO_NODE while there is none."""
+    """The leader of a partition. ``node_id`` is NO_NODE while there is no leader."""
 
     node_id: int
     leader_epoch: int
@@ -33,7 +33,7 @@ _NO_LEADER: Final = Leader(NO_NODE, NO_EPOCH)
 
 @dataclass(slots=True)
 class KnownTopic:
-    """Invariant: ``leaders`` has partition_count entries, the index is the partition."""
+    """A topic in the metadata. ``leaders`` has one entry per partition, by partition number."""
 
     name: str
     topic_id: str
@@ -56,10 +56,11 @@ class MetadataCache:
     controller_id: int = NO_NODE
     addresses: dict[int, str] = field(default_factory=dict)
     topics: dict[str, KnownTopic] = field(default_factory=dict)
-    #: The error of each requested topic that can't be used now.
+    #: The error of each requested topic that cannot be used now.
     errors: dict[str, tuple[int, str]] = field(default_factory=dict)
     generation: int = 0
-    #: Responses from brokers that knew a controller. Others may be cut off and out of date.
+    #: The number of responses from brokers that knew a controller. Other brokers may be partitioned and out
+    #: of date.
     response_count: int = 0
 
     def update(self, response: MetadataResponse, *, complete: bool) -> bool:
@@ -113,7 +114,7 @@ class MetadataCache:
             topic.leaders[partition.partition] = leader
         elif partition.partition == topic.partition_count:
             topic.leaders.append(leader)
-        else:  # a gap: the partitions between have no known leader
+        else:  # a gap: the partitions in between have no known leader
             missing = partition.partition - topic.partition_count
             topic.leaders.extend([_NO_LEADER] * missing)
             topic.leaders.append(leader)
@@ -128,7 +129,7 @@ class MetadataCache:
         return topic.leaders[partition]
 
     def partition_count(self, topic: str) -> int | None:
-        """Return the number of partitions of ``topic``, or None if unknown."""
+        """Return the number of partitions of ``topic``, or None if it is unknown."""
         known = self.topics.get(topic)
         return known.partition_count if known is not None and known.leaders else None
 
@@ -144,6 +145,6 @@ class MetadataCache:
         return 0 <= tp.partition < (self.partition_count(tp.topic) or 0)
 
     def fatal_error(self, topic: str) -> tuple[int, str] | None:
-        """Return (code, message) if ``topic`` can't be used and a retry can't help; None otherwise."""
+        """Return (code, message) if ``topic`` cannot be used and a retry cannot help; None otherwise."""
         error = self.errors.get(topic)
         return None if error is None or error[0] in _PASSING else error

@@ -1,4 +1,4 @@
-"""Fetched batches as one Arrow table. Imported on first use, because it needs pyarrow."""
+"""Combines fetched batches into one Arrow table. Imported on first use, because it needs pyarrow."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def table(batches: Sequence[FetchedBatch]) -> pyarrow.Table:
     """Return one table of all ``batches``, in order. No column is copied."""
     parts = [_with_address(batch) for batch in batches]
     if not parts:
-        # The schema of a table without rows is that of any batch.
+        # A table without rows gets the schema from any batch.
         sample = FetchedBatch("", 0, RecordBatch(build_batch([None])), 0)
         return pyarrow.Table.from_batches([_with_address(sample)]).slice(0, 0)
     return pyarrow.Table.from_batches(parts)
 
 
 def _with_address(batch: FetchedBatch) -> pyarrow.RecordBatch:
-    """Return the batch's columns, preceded by topic (dictionary-encoded) and partition."""
+    """Return the batch's columns, preceded by the columns topic (dictionary-encoded) and partition."""
     columns = batch.to_arrow()
     count = columns.num_rows
     indices = pyarrow.array([0] * count, pyarrow.int32())

@@ -1,17 +1,17 @@
-"""The state of a consumer's partitions: positions, fetched batches, what to fetch next. Pure.
+"""The state of a consumer's partitions: positions, fetched batches, and the next requests. Pure.
 
-Metadata, responses and the user's calls go in; requests, batches and errors come out. Per partition::
+Metadata, responses and the user's calls are inputs; requests, batches and errors are results. Per partition::
 
     position         the next offset to return to the user; the result of ``position()``
     fetch_offset     the next offset to fetch
     buffered         the batches between the two, not unpacked yet
 
-The leader epoch of the last batch before the fetch offset is stored with that offset. Before fetching
-from a new leader, the consumer asks where that epoch ends in the leader's log (KIP-320). If it ends
-before the fetch offset, records that this consumer has fetched were lost.
+The leader epoch of the last batch before the fetch offset is stored with that offset. Before fetching from a
+new leader, the consumer requests the offset at which this epoch ends in the leader's log (KIP-320). If it
+ends before the fetch offset, records that this consumer has fetched were lost.
 
-Control batches, and with ``read_committed`` those of aborted transactions (``isolation``), are dropped
-on arrival; the position moves past them.
+Control batches, and with ``read_committed`` also batches of aborted transactions (see ``isolation``), are
+dropped when they arrive. The position moves past them.
 
 A *seek* discards the buffer and invalidates responses in flight. A partition is fetched while less than
 max.partition.fetch.bytes of it, and less than fetch.max.bytes of all partitions, are buffered.
@@ -29,7 +29,7 @@ from typing import Final
 from kafkalite.client.cluster.retry import Backoff
 from kafkalite.client.cluster.routing import Leader
 from kafkalite.client.config import ConsumerConfig
-from kafkalite.client.consumer.fetched_batch import FetchedBatch, RecordCursor
+from kafkalite.client.consumer.fetched_batch import FetchedBatch, RecordCursor, unreadable
 from kafkalite.client.consumer.isolation import FLAGS, FLAGS_POSITION, AbortedFilter
 from kafkalite.errors import (
     BrokerError,
@@ -39,6 +39,7 @@ from kafkalite.errors import (
     NoOffsetError,
     NotLeaderOrFollowerError,
     OffsetOutOfRangeError,
+    RecordError,
     broker_error,
 )
 from kafkalite.log_fields import Fields
@@ -56,22 +57,23 @@ from kafkalite.records.header import LENGTH_OVERHEAD_BYTES, scan
 logger = logging.getLogger(__name__)
 
 _INT32: Final = Struct(">i")
-# The maximum wait of a fetch while other partitions have records buffered: short, because those may need a
-# fetch soon.
+# The maximum wait of a fetch while other partitions have buffered records. It is short, because those
+# partitions may need a fetch soon.
 SHORT_WAIT_MS: Final = 10
 
 
 @dataclass(slots=True)
 class PartitionState:
-    """Invariants, if there is a position: position <= offsets in ``cursor`` < offsets in ``buffered`` <
-    fetch_offset; ``buffered`` begins with a batch.
+    """The state of one partition. ``buffered`` always begins with a batch.
+
+    With a position: position <= offsets in ``cursor`` < offsets in ``buffered`` < fetch_offset.
     """
 
     tp: TopicPartition
     reset: str  #: auto.offset.reset for this partition: earliest, latest or none
     base_position: int | None = None  #: the position while no cursor is open
     fetch_offset: int = 0
-    #: Batches. An (offset, leader epoch) between them: records below that offset are skipped.
+    #: Batches. An (offset, leader epoch) after a batch means that records below this offset are skipped.
     buffered: deque[memoryview | tuple[int, int]] = field(default_factory=deque)
     buffered_bytes: int = 0
     cursor: RecordCursor | None = None
@@ -79,14 +81,15 @@ class PartitionState:
     error: KafkaliteError | None = None
     failures: int = 0
     retry_at_ms: int = 0
-    #: As of the last fetch, exclusive: the last stable offset with read_committed, else the high watermark.
+    #: The exclusive end in the last fetch: the last stable offset with read_committed, else the high
+    #: watermark.
     readable_end: int | None = None
     seek_count: int = 0
-    batch_epoch: int = NO_EPOCH  #: leader epoch of the last batch before fetch_offset, if known
-    base_epoch: int = NO_EPOCH  #: leader epoch of the last batch before base_position, if known
-    #: Epoch of the leader whose log is known to contain everything up to fetch_offset.
+    batch_epoch: int = NO_EPOCH  #: the leader epoch of the last batch before fetch_offset, if known
+    base_epoch: int = NO_EPOCH  #: the leader epoch of the last batch before base_position, if known
+    #: The epoch of the leader whose log is known to contain all records below fetch_offset.
     checked_epoch: int = NO_EPOCH
-    seen_epoch: int = NO_EPOCH  #: the leader's epoch according to the last metadata
+    seen_epoch: int = NO_EPOCH  #: the leader's epoch in the latest metadata
 
     @property
     def position(self) -> int | None:
@@ -94,10 +97,10 @@ class PartitionState:
 
     @property
     def position_epoch(self) -> int:
-        """Leader epoch of the last batch before the position, if known. It is committed with the position
-        (R40).
+        """The leader epoch of the last batch before the position, if known.
 
-        With an older epoch the leader would respond that its log ended before the position.
+        It is committed with the position (R40). With an older epoch, the leader would respond that its log
+        ends before the position.
         """
         cursor = self.cursor
         if cursor is None or not cursor.remaining:
@@ -110,17 +113,17 @@ class PartitionState:
 
     @property
     def needs_offset(self) -> bool:
-        """Whether the start offset has to be looked up."""
+        """Whether the start offset must be looked up."""
         return self.base_position is None and self.error is None
 
     def seek(self, offset: int, batch_epoch: int = NO_EPOCH) -> None:
-        """Move to ``offset`` and discard fetched records."""
+        """Move to ``offset`` and discard the fetched records."""
         self.forget()
         self.base_position = self.fetch_offset = offset
         self.batch_epoch = self.base_epoch = batch_epoch
 
     def skip_to(self, next_offset: int, leader_epoch: int) -> None:
-        """Skip records up to ``next_offset``: the position moves there once those before are returned."""
+        """Skip to ``next_offset``. The position moves there after the buffered records."""
         if self.buffered:
             if isinstance(self.buffered[-1], tuple):
                 self.buffered.pop()
@@ -133,7 +136,7 @@ class PartitionState:
             self.base_position = next_offset
 
     def must_check(self, leader_epoch: int) -> bool:
-        """Whether the leader of that epoch must be asked for the ends of earlier epochs first (KIP-320)."""
+        """Whether the leader of this epoch must first return the ends of earlier epochs (KIP-320)."""
         return self.batch_epoch != NO_EPOCH and leader_epoch > self.checked_epoch
 
     def forget(self) -> None:
@@ -152,7 +155,7 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """One partition of a request in flight, to decide whether its response is still valid."""
+    """One partition of a request in flight. Its values show whether the response is still valid."""
 
     fetch_offset: int
     seek_count: int
@@ -178,7 +181,7 @@ class FetchPlan:
 
 
 class AssignedPartitions:
-    """All assigned partitions of one consumer, the least recently read first."""
+    """Owns all assigned partitions of one consumer. The least recently read partition is first."""
 
     def __init__(self, config: ConsumerConfig) -> None:
         self._config = config
@@ -197,7 +200,7 @@ class AssignedPartitions:
                 self.partitions[tp] = PartitionState(tp, reset)
 
     def restart(self, replaced: dict[TopicPartition, str]) -> None:
-        """Reset partitions of topics that were deleted and created again."""
+        """Reset the partitions of topics that were deleted and created again."""
         for tp, reset in replaced.items():
             state = self.partitions.get(tp)
             if state is not None:
@@ -209,7 +212,7 @@ class AssignedPartitions:
     def without_offset(self) -> dict[TopicPartition, int]:
         """Return the partitions that need ListOffsets, with the timestamp to request.
 
-        Partitions with policy none get a NoOffsetError instead, raised when they are read.
+        Partitions with policy none get a NoOffsetError instead. It is raised when they are read.
         """
         wanted = {}
         for tp, state in self.partitions.items():
@@ -226,9 +229,9 @@ class AssignedPartitions:
     # --- reading -------------------------------------------------------------------------------
 
     def next_batch(self) -> FetchedBatch | None:
-        """Return the next batch of the least recently read partition, or None, and move past the batch.
+        """Return the next batch of the least recently read partition, and move past the batch.
 
-        Raises the partition's error once its earlier batches are taken.
+        Returns None if there is no batch. Raises a partition's error after its earlier batches were returned.
         """
         for state in list(self.partitions.values()):
             if state.paused:
@@ -244,7 +247,7 @@ class AssignedPartitions:
         return None
 
     def next_cursor(self) -> RecordCursor | None:
-        """Return the next batch as records. The position moves as they are taken."""
+        """Return a cursor over the next batch, or None. The position moves as records are taken from it."""
         for state in self.partitions.values():
             if not state.paused and state.cursor is not None and state.cursor.remaining:
                 return state.cursor
@@ -255,14 +258,14 @@ class AssignedPartitions:
         try:
             state.cursor = RecordCursor(batch)
             assert state.base_position is not None, "the batch was taken from a position"
-            state.cursor.next_offset = state.base_position  # include skipped batches behind it
-        except KafkaliteError as error:
+            state.cursor.next_offset = state.base_position  # include skipped batches after it
+        except RecordError as error:
             self._fail_batch(state, batch.from_offset, error)
             raise
         return state.cursor
 
     def _take_batch(self, state: PartitionState) -> FetchedBatch | None:
-        """Return the next batch with records at or above the position."""
+        """Return the next batch with records at or after the position, or None."""
         if state.cursor is not None:
             cursor, state.cursor = state.cursor, None
             from_offset = cursor.position
@@ -279,8 +282,12 @@ class AssignedPartitions:
             assert position is not None, "records are only fetched from a position"
             try:
                 batch = RecordBatch(buffer, check_crc=self._config.check_crcs)
-            except KafkaliteError as error:
-                self._fail_batch(state, position, error)
+            except RecordError as error:
+                ((_, base_offset, last_offset_delta, *_),) = scan(buffer, 0, len(buffer))
+                next_offset = base_offset + last_offset_delta + 1
+                failed = unreadable(error, state.tp, position, next_offset)
+                failed.__cause__ = error
+                self._fail_batch(state, position, failed)
                 return None
             header = batch.header
             state.base_position = max(position, header.next_offset)
@@ -293,23 +300,18 @@ class AssignedPartitions:
                 return FetchedBatch(*state.tp, batch, position)
         return None
 
-    def _fail_batch(self, state: PartitionState, position: int, error: KafkaliteError) -> None:
-        """Stop before a batch that can't be read. The user may seek past it."""
+    def _fail_batch(self, state: PartitionState, position: int, error: RecordError) -> None:
+        """Stop before a batch that cannot be read. The user may seek past it."""
         state.forget()
         state.base_position = state.fetch_offset = position
-        failed = type(error)(
-            f"{state.tp}: the batch at offset {position} can't be read: {error.message}",
-            hint=error.hint or "seek() past it, or restore the partition from a replica",
-        )
-        failed.__cause__ = error
-        state.error = failed
+        state.error = error
 
     def _move_to_end(self, state: PartitionState) -> None:
         del self.partitions[state.tp]
         self.partitions[state.tp] = state
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
-        """Return no more records of these partitions; fetched ones are kept."""
+        """Return no more records of these partitions. Fetched records are kept."""
         for tp in tps:
             state = self.partitions[tp]
             state.paused = True
@@ -319,12 +321,9 @@ class AssignedPartitions:
     # --- what to fetch -------------------------------------------------------------------------
 
     def plan(
-        self,
-        now_ms: int,
-        leader_of: Callable[[TopicPartition], Leader],
-        busy: Callable[[int], bool],
+        self, now_ms: int, leader_of: Callable[[TopicPartition], Leader], busy: Callable[[int], bool]
     ) -> tuple[list[FetchPlan], bool]:
-        """Return the fetches to send now, one per broker not ``busy``, and whether a leader is missing."""
+        """Return the fetches to send, one per broker not ``busy``, and whether a leader is missing."""
         config = self._config
         if sum(state.buffered_bytes for state in self.partitions.values()) >= config.fetch_max_bytes:
             return [], False
@@ -361,7 +360,7 @@ class AssignedPartitions:
         return list(plans.values()), leaderless
 
     def is_wanted(self, state: PartitionState, now_ms: int) -> bool:
-        """Whether more of this partition should be fetched."""
+        """Whether more records of this partition should be fetched."""
         if (
             state.paused
             or state.base_position is None
@@ -371,7 +370,7 @@ class AssignedPartitions:
             return False
         if not state.has_records:
             return True
-        # Ahead of the user, fetch only records that exist: a seek can't cancel a long poll.
+        # While records are buffered, fetch only offsets that exist, because a seek cannot cancel a long poll.
         is_behind = state.readable_end is not None and state.fetch_offset < state.readable_end
         return is_behind and state.buffered_bytes < self._config.max_partition_fetch_bytes
 
@@ -381,7 +380,7 @@ class AssignedPartitions:
         now_ms: int,
         is_led: Callable[[TopicPartition], bool],
     ) -> bool:
-        """Whether a fetch in flight covers all partitions to fetch from its broker (``is_led`` by it)."""
+        """Whether a fetch in flight includes all wanted partitions that its broker leads (``is_led``)."""
         return all(
             (at := requested.get(tp)) is not None
             and (at.fetch_offset, at.seek_count) == (state.fetch_offset, state.seek_count)
@@ -390,7 +389,7 @@ class AssignedPartitions:
         )
 
     def next_retry_ms(self, now_ms: int) -> int | None:
-        """Return when the first failed partition may be fetched again, or None."""
+        """Return the time at which the first failed partition may be fetched again, or None."""
         pauses = [s.retry_at_ms for s in self.partitions.values() if s.retry_at_ms > now_ms]
         return min(pauses, default=None)
 
@@ -404,7 +403,7 @@ class AssignedPartitions:
         now_ms: int,
         chance: float,
     ) -> bool:
-        """Add the records of a response. Returns whether metadata must be fetched again."""
+        """Add the records of a response. Return whether metadata must be fetched again."""
         position = 0
         stale_metadata = False
         for result in results:
@@ -414,7 +413,7 @@ class AssignedPartitions:
             state = self.partitions.get(tp)
             wanted = requested.get(tp)
             if state is None or wanted is None or not wanted.is_of(state):
-                continue  # not assigned any more, moved by a seek, or a response of a former leader
+                continue  # no longer assigned, moved by a seek, or a response of a former leader
             if result.error_code:
                 error = broker_error(result.error_code, result.error_message or "", about=str(tp))
                 if isinstance(error, OffsetOutOfRangeError) and wanted.leader_epoch < state.seen_epoch:
@@ -447,11 +446,13 @@ class AssignedPartitions:
         if end:
             (state.batch_epoch,) = _INT32.unpack_from(data, last_start + LENGTH_OVERHEAD_BYTES)
         if end < len(data) and state.error is None:
-            state.error = CorruptBatchError(
+            error = CorruptBatchError(
                 f"{state.tp}: {len(data) - end} bytes of the response at offset {state.fetch_offset} "
                 "are not a record batch",
                 hint="seek() past them, or restore the partition from a replica",
             )
+            error.topic_partition, error.offset = state.tp, state.fetch_offset
+            state.error = error
 
     def _on_error(self, state: PartitionState, error: BrokerError, now_ms: int, chance: float) -> None:
         if error.retriable:
@@ -463,9 +464,9 @@ class AssignedPartitions:
             state.error = error
 
     def _on_out_of_range(self, state: PartitionState, error: OffsetOutOfRangeError) -> None:
-        """Apply auto.offset.reset, after all buffered records have been returned."""
+        """Apply auto.offset.reset, but only after all buffered records have been returned."""
         if state.has_records:
-            state.readable_end = None  # stops fetching until the user has read the buffer
+            state.readable_end = None  # stops fetching until the user has read the buffered records
             return
         if state.reset != "none":
             state.forget()
@@ -477,7 +478,7 @@ class AssignedPartitions:
         state.error.__cause__ = error
 
     def on_fetch_failed(self, requested: dict[TopicPartition, Requested], now_ms: int, chance: float) -> None:
-        """Handle a failed fetch: lost connection, timeout, or an error of the whole request."""
+        """Handle a failed fetch: a lost connection, a timeout, or an error of the whole request."""
         for tp in requested:
             state = self.partitions.get(tp)
             if state is not None:
@@ -487,7 +488,7 @@ class AssignedPartitions:
     # --- leader epochs -------------------------------------------------------------------------
 
     def on_leaders(self, leader_of: Callable[[TopicPartition], Leader]) -> None:
-        """Handle new metadata: partitions that waited because of a former leader need not wait longer."""
+        """Handle new metadata: end the retry pause of partitions that have a new leader."""
         for tp, state in self.partitions.items():
             epoch = leader_of(tp).leader_epoch
             if epoch > state.seen_epoch:
@@ -512,7 +513,7 @@ class AssignedPartitions:
     def on_checked(
         self, requested: dict[TopicPartition, Requested], ends: Iterable[EpochEnd], now_ms: int, chance: float
     ) -> bool:
-        """Apply responses about leader epochs. Returns whether metadata must be fetched again."""
+        """Apply responses to epoch requests. Return whether metadata must be fetched again."""
         stale_metadata = False
         for end in ends:
             tp = TopicPartition(end.topic, end.partition)
@@ -531,7 +532,7 @@ class AssignedPartitions:
         return stale_metadata
 
     def _on_truncated(self, state: PartitionState, diverging_offset: int) -> None:
-        """Refetch unread records, because the leader's log differs from ``diverging_offset`` on."""
+        """Fetch unread records again, because the leader's log differs from ``diverging_offset`` on."""
         position = state.position
         assert position is not None, "only a partition with a position is checked"
         if position <= diverging_offset:

@@ -1,8 +1,8 @@
 """Consumer: the public class. Reads records in offset order from assigned or subscribed partitions.
 
-``assigned_partitions`` decides what to fetch and which records come next, ``fetcher`` does the
-requests, and ``group.session`` the membership in a group. Nothing is fetched before the first call for
-records; from then on records are prefetched within the limits of the options.
+``assigned_partitions`` decides which partitions are fetched and which records are returned next, ``fetcher``
+sends the requests, and ``group.session`` maintains the membership in a group. Nothing is fetched before the
+first call for records. From then on, records are prefetched within the limits of the options.
 """
 
 # Long because Consumer is one class: subscriptions, positions, commits and reading share its state.
@@ -62,17 +62,17 @@ class Consumer:
                 print(record.address, record.key, record.value)
 
     ``topics``, or ``pattern`` (a regular expression for the whole name of a topic), subscribe to all
-    their partitions, also those added later. With ``group_id``, the group's members share the
-    partitions and the group stores committed offsets; ``listener`` is called when partitions are
-    assigned or revoked. Without a group, this consumer reads all partitions and nothing is stored.
-    ``assign`` names partitions instead.
+    partitions of these topics, including partitions that are added later. With ``group_id``, the members of
+    the group share the partitions, and the group stores committed offsets; ``listener`` is called when
+    partitions are assigned or revoked. Without a group, this consumer reads all partitions and no offsets are
+    stored. ``assign`` selects partitions instead.
 
-    A partition without a position starts at the committed offset, or else where ``auto_offset_reset``
-    points when the consumer opens. Partitions that appear later start at their beginning, so that
-    ``latest`` skips no new records. Settings are those of ``config.CONSUMER_OPTIONS``, as keyword
-    arguments or, dotted, in ``config``; arguments take precedence.
+    A partition without a position starts at the committed offset. If there is none, ``auto_offset_reset``
+    determines the start when the consumer opens. Partitions that appear later start at their beginning, so
+    that ``latest`` skips no new records. Settings are those of ``config.CONSUMER_OPTIONS``, given as keyword
+    arguments or, by dotted name, in ``config``. Keyword arguments take precedence.
 
-    Use it from one task at a time. Asking for records means that the records returned before are
+    Use a consumer from one task at a time. A call for records marks the records returned before as
     processed.
     """
 
@@ -100,7 +100,7 @@ class Consumer:
         self._life = "new"
         self._subscription: Subscription | None = None
         self._deferred_error: KafkaliteError | None = None
-        #: The partitions whose start offsets are being looked up, and the task.
+        #: The partitions whose start offsets are being looked up, and the task that does it.
         self._finding: tuple[dict[TopicPartition, int], asyncio.Task[None]] | None = None
         if self.config.group_id is not None:
             from kafkalite.client.group.session import GroupSession
@@ -130,8 +130,8 @@ class Consumer:
     async def start(self) -> Self:
         """Connect to the cluster, join the group, and find the start offsets. ``async with`` calls this.
 
-        Raises ConnectionFailedError, UnknownTopicOrPartitionError for a topic that does not exist and
-        was not created, and with a group the errors of joining it.
+        Raises ConnectionFailedError, UnknownTopicOrPartitionError for a topic that does not exist and was not
+        created, and with a group the errors of joining it.
         """
         if self._life != "new":
             raise ClientClosedError(f"a consumer starts once; this one is {self._life}")
@@ -144,7 +144,7 @@ class Consumer:
                 self._group.start()
                 if self._group.is_subscribed:
                     await self._group.joined()
-                # An offset may be part of a transaction that is still open; then the next call for records
+                # An offset may be part of a transaction that is still open. Then the next call for records
                 # waits.
                 await self._group.run_pending(self._cluster.now_ms() + _FIRST_ASSIGNMENT_MS)
             await self._find_positions(None)
@@ -156,8 +156,8 @@ class Consumer:
     async def close(self) -> None:
         """Leave the group and close the connections. May be called twice.
 
-        First commits the offsets of processed records (with auto-commit) and calls the listener's
-        ``on_revoked``. Callers waiting for records get ClientClosedError. Raises the error of a failed
+        Before leaving, commits the offsets of processed records (with auto-commit) and calls the listener's
+        ``on_revoked``. Callers that wait for records receive ClientClosedError. Raises the error of a failed
         ``commit_nowait``.
         """
         await self._close(is_done=True)
@@ -203,9 +203,9 @@ class Consumer:
         pattern: str | re.Pattern[str] | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Read all partitions of these topics, or this member's share, instead of the previous assignment.
+        """Read all partitions of these topics, or this member's share of them.
 
-        ``listener`` is called when the group assigns or revokes partitions.
+        Replaces the previous assignment. ``listener`` is called when the group assigns or revokes partitions.
         """
         if bool(topics) == (pattern is not None):
             raise ClientError("subscribe either to topics or to a pattern")
@@ -224,14 +224,14 @@ class Consumer:
             self._cluster.request_refresh(urgent=True)
 
     def wrap_listener(self, wrap: Callable[[RebalanceListener], RebalanceListener]) -> None:
-        """Replace the listener, if there is one."""
+        """Replace the listener with ``wrap(listener)``, if there is one."""
         if self._group is not None and type(self._group.listener) is not RebalanceListener:
             self._group.listener = wrap(self._group.listener)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions. Partitions that were read before keep their positions.
 
-        With a group, committed offsets are stored there, but this consumer is not a member.
+        With a group, committed offsets are stored in the group, but this consumer is not a member of it.
         """
         if self._group is not None:
             self._group.check_unsubscribed()
@@ -250,7 +250,7 @@ class Consumer:
         return sorted(self._assigned.partitions)
 
     async def _find_subscribed(self) -> None:
-        """Wait until the subscribed topics are known."""
+        """Wait until the metadata of the subscribed topics is known."""
         deadline_ms = self._cluster.now_ms() + offsets.MISSING_TOPIC_GRACE_MS
         for topic in sorted(self._cluster.topics or ()):
             await self._cluster.topic_partition_count(topic, deadline_ms)
@@ -268,7 +268,7 @@ class Consumer:
             self._cluster.request_refresh()
 
     def _on_cluster_change(self) -> None:
-        """Called when metadata arrived, or a connection opened or closed."""
+        """Called when metadata arrives, or when a connection opens or closes."""
         if self._life != "open":
             return
         self._assign_subscribed()
@@ -278,23 +278,23 @@ class Consumer:
     # --- the group -----------------------------------------------------------------------------
 
     async def commit(self, what: Committable = None) -> None:
-        """Commit ``what``, by default everything returned so far, and return when the group has stored it.
+        """Commit ``what`` and return when the group has stored it.
 
-        A record, or several, commits everything in its partition up to and including it. A mapping
-        commits the next offsets to read, {partition: offset}. Raises CommitFailedError if other members
-        own the partitions, and MaxPollIntervalError if the reason is that this consumer did not ask for
-        records for too long.
+        The default is all records returned so far. A record commits the offset after it in its partition; of
+        several records, the last in each partition counts. A mapping commits the next offsets to read,
+        {partition: offset}. Raises CommitFailedError if other members own the partitions, and
+        MaxPollIntervalError if they do because this consumer did not ask for records for too long.
         """
         await self._member().commit(self._offsets(what))
 
     def commit_nowait(self, what: Committable = None) -> None:
-        """Commit in the background. The next ``commit``, or ``close``, raises a failure."""
+        """Commit in the background. The next ``commit`` or ``close`` raises the error if it fails."""
         self._member().commit_later(self._offsets(what))
 
     async def committed(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the committed offsets of these (or all assigned) partitions; None where there is none."""
+        """Return the committed offset of each partition (default: all assigned); None if there is none."""
         wanted = [
             TopicPartition(*tp) for tp in (self._assigned.partitions if partitions is None else partitions)
         ]
@@ -304,14 +304,14 @@ class Consumer:
     def group_metadata(self) -> GroupMetadata:
         """Return the identity for a producer's ``send_offsets``. Brokers refuse an outdated identity.
 
-        Raises CommitFailedError if this consumer was expelled since it last asked for records.
+        Raises CommitFailedError if this consumer was expelled after its last call for records.
         """
         member = self._member()
         member.check_not_lost()
         return member.metadata
 
     def _member(self) -> GroupSession:
-        if self._life != "closing":  # its listener may still commit
+        if self._life != "closing":  # the listener may still commit
             self._check_open()
         if self._group is None:
             raise ClientError("this consumer has no group", hint="pass a group_id")
@@ -325,7 +325,7 @@ class Consumer:
     # --- positions -----------------------------------------------------------------------------
 
     def position(self, tp: TopicPartition) -> int | None:
-        """Return the offset of the next record to return, or None while unknown."""
+        """Return the offset of the next record to return, or None if it is not known yet."""
         return self._state_of(tp).position
 
     def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -333,7 +333,10 @@ class Consumer:
         return self._progress.positions()
 
     async def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Continue at ``offset``, or the first record after it. Out of range, auto.offset.reset applies."""
+        """Continue at ``offset`` or the first record after it.
+
+        If ``offset`` is out of range, auto.offset.reset applies.
+        """
         if offset < 0:
             raise ClientError(
                 f"{tp}: offset {offset} is below 0", hint="use seek_to_beginning() or seek_to_end()"
@@ -341,19 +344,19 @@ class Consumer:
         self._state_of(tp).seek(offset)
 
     async def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Continue at the oldest record of these partitions; of all assigned ones if none is given."""
+        """Continue at the oldest record of these partitions (default: all assigned partitions)."""
         tps = self._named(partitions)
         for tp, offset in (await self.beginning_offsets(tps)).items():
             self._state_of(tp).seek(offset)
 
     async def seek_to_end(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Continue with new records only, in these partitions; in all assigned ones if none is given."""
+        """Continue with new records only in these partitions (default: all assigned partitions)."""
         tps = self._named(partitions)
         for tp, offset in (await self.end_offsets(tps)).items():
             self._state_of(tp).seek(offset)
 
     async def seek_to_timestamp(self, tp: TopicPartition, timestamp_ms: int) -> None:
-        """Continue at the first record with this timestamp or a later one; at the end if there is none."""
+        """Continue at the first record at or after this timestamp, or at the end if there is none."""
         self._state_of(tp)
         found = (await self.offsets_for_times({tp: timestamp_ms}))[tp]
         offset = found.offset if found is not None else (await self.end_offsets([tp]))[tp]
@@ -364,7 +367,7 @@ class Consumer:
         self._assigned.pause(self._named(partitions))
 
     def resume(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Continue with paused partitions."""
+        """Return records of these paused partitions again."""
         hidden = self._group.hidden if self._group is not None else {}
         for tp in self._named(partitions):
             if tp in hidden:
@@ -379,7 +382,7 @@ class Consumer:
         return sorted(tp for tp, state in self._assigned.partitions.items() if hidden.get(tp, state.paused))
 
     def _named(self, partitions: Iterable[TopicPartition | Iterable[TopicPartition]]) -> list[TopicPartition]:
-        """Return partitions given singly or as iterables; all assigned ones if none is given."""
+        """Return partitions given singly or as iterables (default: all assigned partitions)."""
         translate: list[TopicPartition] = []
         for each in partitions:
             translate += [each] if isinstance(each, TopicPartition) else [TopicPartition(*tp) for tp in each]
@@ -416,7 +419,7 @@ class Consumer:
     async def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return each partition's first record with at least the timestamp, or None if all are older."""
+        """Return each partition's first record at or after a timestamp, or None if all records are older."""
         self._check_open()
         return await offsets.offsets_for_times(
             self._cluster, timestamps_ms, isolation_level=self.config.isolation_level
@@ -431,12 +434,12 @@ class Consumer:
     async def _find_positions(self, deadline_ms: int | None) -> bool:
         """Look up the start offsets of partitions without a position.
 
-        Returns False if ``deadline_ms`` passes first; the lookup then continues.
+        Returns False if ``deadline_ms`` passes first. The lookup then continues in the background.
         """
         wanted = self._assigned.without_offset()
         if self._subscription is not None or (self._group is not None and self._group.is_subscribed):
             known = {tp: at for tp, at in wanted.items() if self._cluster.metadata.knows(tp)}
-            if len(known) < len(wanted):  # the missing partitions are looked up in fresh metadata
+            if len(known) < len(wanted):  # look the missing partitions up in fresh metadata
                 self._cluster.request_refresh()
             wanted = known
         if not wanted:
@@ -462,7 +465,7 @@ class Consumer:
             state = self._assigned.partitions.get(tp)
             if state is not None and state.needs_offset and state.seek_count == seeks[tp]:
                 state.seek(entry.offset, entry.leader_epoch)
-                state.checked_epoch = max(epochs[tp], entry.leader_epoch)  # that leader has just responded
+                state.checked_epoch = max(epochs[tp], entry.leader_epoch)  # this leader has just responded
 
     def _seconds_until(self, deadline_ms: int | None) -> float | None:
         if deadline_ms is None or deadline_ms >= FOREVER_MS:
@@ -472,7 +475,7 @@ class Consumer:
     # --- reading -------------------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[Record]:
-        """Iterate over records without end. Leaving the loop and starting another loses no record."""
+        """Iterate over records without end. Leaving the loop and starting another loop loses no record."""
         if self._group is None:
             return self._iterate()
         return self._iterate_in_group(self._group)
@@ -488,7 +491,7 @@ class Consumer:
                 yield record
 
     async def _iterate_in_group(self, group: GroupSession) -> AsyncIterator[Record]:
-        """Iterate in a group, where asking for the next record means that the last one is processed."""
+        """Iterate in a group. A call for the next record marks the last record as processed."""
         progress, is_at_most_once = self._progress, self.config.is_at_most_once
         while True:
             progress.mark_processed()
@@ -511,9 +514,9 @@ class Consumer:
                     break
 
     async def _commit_ahead(self, group: GroupSession, cursor: RecordCursor) -> int:
-        """At most once: commit the next max.poll.records of a batch before the first is returned.
+        """At most once: commit the next max.poll.records of a batch before the first of them is returned.
 
-        Returns the end of the committed range, exclusive.
+        Returns the exclusive end of the committed range.
         """
         batch, position = cursor.batch, cursor.position
         tp = TopicPartition(batch.topic, batch.partition)
@@ -525,66 +528,74 @@ class Consumer:
         return end
 
     async def get_one(self, *, timeout_ms: int | None = None) -> Record | None:
-        """Return the next record, or None if none arrives within ``timeout_ms`` (None: wait)."""
+        """Return the next record, or None if none arrives within ``timeout_ms`` (None: no limit)."""
         records = await self.get_many(1, timeout_ms=timeout_ms)
         return records[0] if records else None
 
     async def get_many(
         self, max_records: int | None = None, *, timeout_ms: int | None = None
     ) -> list[Record]:
-        """Return up to ``max_records`` (default: max.poll.records) records, as soon as there is one.
+        """Return up to ``max_records`` (default: max.poll.records) records as soon as there is at least one.
 
-        Empty if none arrives within ``timeout_ms`` (None: wait). Raises the error of a partition
-        (NoOffsetError, CorruptBatchError, a BrokerError) after the records before it have been
-        returned. With a group, also raises errors of its coordinator and of the listener.
+        Returns [] if none arrives within ``timeout_ms`` (None: no limit). Raises the error of a partition
+        (NoOffsetError, CorruptBatchError, a BrokerError) after the records before it have been returned. With
+        a group, also raises errors of its coordinator and of the listener.
         """
         limit = max_records if max_records is not None else self.config.max_poll_records
         records: list[Record] = []
-        deadline_ms = self._deadline_ms(timeout_ms)
-        if not await self._begin_call(deadline_ms):
-            return records
-        while True:
-            try:
-                while len(records) < limit and (cursor := self._assigned.next_cursor()) is not None:
-                    if self._group is not None:
-                        batch = cursor.batch
-                        self._progress.mark_returned(
-                            TopicPartition(batch.topic, batch.partition), cursor.position
-                        )
-                    records += cursor.take(limit - len(records))
-            except KafkaliteError as error:
-                self._raise_or_defer(error, bool(records))
-            self._fetcher.fetch()
-            if records or limit <= 0 or not await self._wait_for_records(deadline_ms):
-                await self._commit_returned()
-                return records
+
+        def take() -> bool:
+            while len(records) < limit and (cursor := self._assigned.next_cursor()) is not None:
+                if self._group is not None:
+                    batch = cursor.batch
+                    self._progress.mark_returned(
+                        TopicPartition(batch.topic, batch.partition), cursor.position
+                    )
+                records.extend(cursor.take(limit - len(records)))
+            return limit <= 0
+
+        await self._collect(records, take, timeout_ms)
+        return records
 
     async def get_batches(self, *, timeout_ms: int | None = None) -> list[FetchedBatch]:
-        """Return all fetched batches as soon as there is one, for use as columns, records or Arrow.
+        """Return all fetched batches as soon as there is at least one, for use as columns, records or Arrow.
 
-        Empty if none arrives within ``timeout_ms`` (None: wait). Raises the same errors as
-        ``get_many``.
+        Returns [] if none arrives within ``timeout_ms`` (None: no limit). Raises the errors of ``get_many``.
         """
         batches: list[FetchedBatch] = []
-        deadline_ms = self._deadline_ms(timeout_ms)
+
+        def take() -> bool:
+            while (batch := self._assigned.next_batch()) is not None:
+                batches.append(batch)
+                self._progress.mark_returned(TopicPartition(batch.topic, batch.partition), batch.from_offset)
+            return False
+
+        await self._collect(batches, take, timeout_ms)
+        return batches
+
+    async def _collect(self, found: list[Any], take: Callable[[], bool], timeout_ms: int | None) -> None:
+        """Call ``take``, which appends to ``found``, until it returns True or ``found`` is not empty.
+
+        An error of ``take`` is raised at once if ``found`` is empty, and otherwise by the next call.
+        """
+        self._check_open()
+        deadline_ms = FOREVER_MS if timeout_ms is None else self._cluster.now_ms() + timeout_ms
         if not await self._begin_call(deadline_ms):
-            return batches
-        while True:
+            return
+        is_done = False
+        while not is_done:
             try:
-                while (batch := self._assigned.next_batch()) is not None:
-                    batches.append(batch)
-                    self._progress.mark_returned(
-                        TopicPartition(batch.topic, batch.partition), batch.from_offset
-                    )
+                is_done = take() or bool(found)
             except KafkaliteError as error:
-                self._raise_or_defer(error, bool(batches))
+                if not found:
+                    raise
+                self._deferred_error, is_done = error, True
             self._fetcher.fetch()
-            if batches or not await self._wait_for_records(deadline_ms):
-                await self._commit_returned()
-                return batches
+            is_done = is_done or not await self._wait_for_records(deadline_ms)
+        await self._commit_returned()
 
     async def _begin_call(self, deadline_ms: int) -> bool:
-        """Mark the records returned before as processed. Returns False if ``deadline_ms`` passes."""
+        """Mark the records returned before as processed. Return False if ``deadline_ms`` passes first."""
         self._check_open()
         self._progress.mark_processed()
         if self._group is not None:
@@ -596,7 +607,7 @@ class Consumer:
         return True
 
     async def _commit_returned(self) -> None:
-        """At most once: commit the records before they are returned. On failure they are not returned."""
+        """At most once: commit the records before they are returned. If that fails, they are not returned."""
         if self._group is None:
             return
         self._group.touch()
@@ -610,30 +621,21 @@ class Consumer:
     async def to_arrow(self, *, timeout_ms: int | None = None) -> pyarrow.Table:
         """Return the batches of ``get_batches`` as one Arrow table, without copying values.
 
-        Columns: topic, partition, offset, timestamp, key, value, headers. No rows if nothing arrived.
+        The columns are topic, partition, offset, timestamp, key, value and headers. The table has no rows if
+        no batch arrived.
         """
         from kafkalite.client.consumer.arrow import table
 
         return table(await self.get_batches(timeout_ms=timeout_ms))
 
-    def _raise_or_defer(self, error: KafkaliteError, has_records_or_error: bool) -> None:
-        """Raise ``error`` now, or in the next call if this call returns records that precede it."""
-        if not has_records_or_error:
-            raise error
-        self._deferred_error = error
-
     def _raise_deferred(self) -> None:
-        """Raise the error kept by the last call, unless a seek has cleared it."""
+        """Raise the error that the last call deferred, unless a seek has cleared it."""
         error, self._deferred_error = self._deferred_error, None
         if error is not None and any(state.error is error for state in self._assigned.partitions.values()):
             raise error
 
-    def _deadline_ms(self, timeout_ms: int | None) -> int:
-        self._check_open()
-        return FOREVER_MS if timeout_ms is None else self._cluster.now_ms() + timeout_ms
-
     async def _wait_for_records(self, deadline_ms: int) -> bool:
-        """Fetch, and return when records may have arrived. False if ``deadline_ms`` passes first."""
+        """Fetch, and return True when records may have arrived, or False if ``deadline_ms`` passes first."""
         self._check_open()
         if self._group is None:
             return await self._wait(deadline_ms)
@@ -657,7 +659,7 @@ class Consumer:
 
 
 def _pattern_text(pattern: str | re.Pattern[str] | None) -> str | None:
-    """Return the pattern as text for the coordinator, which matches it. Raises ClientError."""
+    """Return the pattern as text, because the coordinator matches it. Raises ClientError."""
     if pattern is None or isinstance(pattern, str):
         if pattern is not None:
             re.compile(pattern)

@@ -1,8 +1,8 @@
-"""Processes records with a unique id once, even if they were produced or returned several times.
+"""Detects records with a unique id that were produced or returned several times.
 
-A producer without idempotence, or an application that sends again after a restart, writes the same
-event twice; a restarted consumer receives some records twice. An id in each record reveals both cases.
-Only the last ``capacity`` ids of each partition are remembered, so later duplicates are not detected.
+A producer without idempotence, or an application that sends again after a restart, writes the same event
+twice. A restarted consumer receives some records twice. An id in each record reveals both cases. Only the
+last ``capacity`` ids of each partition are remembered, so later duplicates are not detected.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from kafkalite.errors import ClientError
 from kafkalite.model import Record, TopicPartition
 
 UniqueId = Callable[[Record], bytes | None]
-"""Returns a record's unique id, or None if it has none; such a record is never a duplicate."""
+"""Returns a record's unique id, or None if it has none. A record without an id is never a duplicate."""
 
-_DIGEST_BYTES = 16  # among 10**12 ids the chance that two collide is one in 10**14
+_DIGEST_BYTES = 16  # with 10**12 ids, the probability of a collision is about 10**-14
 
 
 def header_id(name: str) -> UniqueId:
-    """Return a function for the value of a record's header; the last one if there are several."""
+    """Return a function that returns the value of a record's last header called ``name``."""
 
     def find(record: Record) -> bytes | None:
         for header, value in reversed(record.headers):
@@ -32,7 +32,7 @@ def header_id(name: str) -> UniqueId:
 
 
 def key_id(record: Record) -> bytes | None:
-    """Return the record's key: for topics in which each key is produced once."""
+    """Return the record's key, for topics in which each key is produced only once."""
     return record.key
 
 
@@ -47,10 +47,10 @@ class Deduplicator:
                 process(record)
                 seen.add(record)
 
-    Ids are remembered per partition, because records with equal ids have the same key. Use ``dump`` and
-    ``load`` to keep a partition's ids across restarts: stored with the results, in one transaction of
-    the result store, each record takes effect exactly once. Call ``forget`` for partitions that go to
-    another member.
+    Ids are remembered per partition, so records with equal ids must have the same key. Use ``dump`` and
+    ``load`` to keep a partition's ids across restarts. If they are stored together with the results, in one
+    transaction of the result store, each record takes effect exactly once. Call ``forget`` for partitions
+    that are assigned to another member.
     """
 
     def __init__(self, unique_id: UniqueId, *, capacity: int = 100_000) -> None:
@@ -85,7 +85,7 @@ class Deduplicator:
         return True
 
     def new(self, records: Iterable[Record]) -> list[Record]:
-        """Return the records not seen before, each id once, and remember them."""
+        """Return the records that were not seen before, and remember their ids. Each id is returned once."""
         return [record for record in records if self.add(record)]
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
@@ -98,7 +98,7 @@ class Deduplicator:
         return b"".join(self._seen.get(tp, ()))
 
     def load(self, tp: TopicPartition, dumped: bytes) -> None:
-        """Replace the ids of a partition by those from ``dump``. Raises ClientError for other bytes."""
+        """Replace the ids of a partition with the result of ``dump``. Raises ClientError for other bytes."""
         if len(dumped) % _DIGEST_BYTES:
             raise ClientError(f"{len(dumped)} bytes are not a dump of a Deduplicator")
         digests = [dumped[at : at + _DIGEST_BYTES] for at in range(0, len(dumped), _DIGEST_BYTES)]

@@ -11,7 +11,8 @@ from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING
 
-from kafkalite.model import Record
+from kafkalite.errors import RecordError
+from kafkalite.model import Record, TopicPartition
 from kafkalite.records.batch import RecordBatch
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FetchedBatch:
-    """A batch as fetched. Records below ``from_offset`` (inclusive) were not requested."""
+    """A fetched batch. Records below ``from_offset`` are skipped, because they were not requested."""
 
     topic: str
     partition: int
@@ -33,17 +34,41 @@ class FetchedBatch:
         return header.record_count - max(0, self.from_offset - header.base_offset)
 
     def records(self) -> list[Record]:
-        """Return the records from ``from_offset`` on. Raises CorruptBatchError."""
-        return self.batch.records(self.topic, self.partition, from_offset=self.from_offset)
+        """Return the records from ``from_offset`` on.
+
+        Raises RecordError with the partition, the offset and the ``next_offset`` behind the batch.
+        """
+        try:
+            return self.batch.records(self.topic, self.partition, from_offset=self.from_offset)
+        except RecordError as error:
+            raise self._unreadable(error) from error
 
     def to_arrow(self) -> pyarrow.RecordBatch:
         """Return the records as columns offset, timestamp, key, value, headers, without copying values."""
         skipped = max(0, self.from_offset - self.batch.header.base_offset)
-        return self.batch.to_arrow().slice(skipped)
+        try:
+            return self.batch.to_arrow().slice(skipped)
+        except RecordError as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: RecordError) -> RecordError:
+        tp = TopicPartition(self.topic, self.partition)
+        return unreadable(error, tp, self.from_offset, self.batch.header.next_offset)
+
+
+def unreadable(error: RecordError, tp: TopicPartition, offset: int, next_offset: int) -> RecordError:
+    """Return ``error`` with the offsets of the batch that it is about. Both are those of ``RecordError``."""
+    failed = type(error)(
+        f"{tp}: the batch at offset {offset} can't be read: {error.message}",
+        hint=error.hint
+        or f"seek() to offset {next_offset} skips it; or restore the partition from a replica",
+    )
+    failed.topic_partition, failed.offset, failed.next_offset = tp, offset, next_offset
+    return failed
 
 
 class RecordCursor:
-    """The records of one batch. Several loops may take from it; each record is returned once."""
+    """The records of one batch. Several loops may share it; each record is returned only once."""
 
     __slots__ = ("batch", "iterator", "next_offset", "records")
 
@@ -59,7 +84,7 @@ class RecordCursor:
 
     @property
     def position(self) -> int:
-        """The offset of the next record, or the offset after the batch."""
+        """The offset of the next record; the offset after the batch if there is no next record."""
         remaining = length_hint(self.iterator)
         return self.records[-remaining].offset if remaining else self.next_offset
 

@@ -1,7 +1,7 @@
 """Sends fetches, adds their responses to ``AssignedPartitions``, and waits for them.
 
-``assigned_partitions`` decides what to fetch. At most one fetch per broker is in flight, and only while
-a caller waits for records or reads behind the known end of a partition.
+``assigned_partitions`` decides what is fetched. At most one fetch per broker is in flight. Fetches are sent
+only while a caller waits for records, or for partitions that have more records than were fetched.
 """
 
 # Tests: tests/client/test_consumer.py
@@ -13,25 +13,22 @@ from functools import partial
 from typing import Any, Final
 
 from kafkalite.client.cluster.client import ClusterClient, Purpose
-from kafkalite.client.cluster.connection import Connection, wake
+from kafkalite.client.cluster.connection import Connection
+from kafkalite.client.cluster.signal import Signal
 from kafkalite.client.config import ConsumerConfig
-from kafkalite.client.consumer.assigned_partitions import (
-    AssignedPartitions,
-    FetchPlan,
-    Requested,
-)
+from kafkalite.client.consumer.assigned_partitions import AssignedPartitions, FetchPlan, Requested
 from kafkalite.errors import KafkaliteError
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.data import FetchRequest, OffsetsForLeaderEpochRequest
 
 FOREVER_MS: Final = 2**53
 
-# A long poll that ends within this time is not cancelled.
+# A long poll that ends within this time, in milliseconds, is not cancelled.
 _WORTH_DROPPING_MS: Final = 20
 
 
 class _Fetch:
-    """A fetch in flight. One per broker."""
+    """A fetch in flight. There is at most one per broker."""
 
     __slots__ = ("connection", "plan", "waits_until_ms")
 
@@ -51,18 +48,16 @@ class Fetcher:
         cluster.long_poll_ms[Purpose.FETCH] = config.fetch_max_wait_ms
         self._fetches: dict[int, _Fetch] = {}
         self._checking: set[int] = set()  # nodes with an epoch request in flight
-        self._waiters: list[asyncio.Future[None]] = []
+        self._arrived = Signal()  # records or errors
         self._retry_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
     def close(self) -> None:
-        """Send nothing more and wake all waiting callers."""
+        """Stop sending requests and wake all waiting callers."""
         self._is_closed = True
         if self._retry_timer is not None:
             self._retry_timer.cancel()
         self.wake()
-
-    # --- waiting -------------------------------------------------------------------------------
 
     @property
     def has_records_or_error(self) -> bool:
@@ -74,32 +69,16 @@ class Fetcher:
         )
 
     async def wait(self, deadline_ms: int) -> bool:
-        """Return when there may be new records. Returns False if ``deadline_ms`` has already passed."""
+        """Wait for new records until ``deadline_ms``. If the deadline has passed, return False at once."""
         now_ms = self._cluster.now_ms()
         if deadline_ms <= now_ms:
             return False
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-        self._waiters.append(waiter)
-        timer = None
-        if deadline_ms < FOREVER_MS:
-            timer = loop.call_later((deadline_ms - now_ms) / 1000, wake, waiter)
-        try:
-            await waiter
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+        await self._arrived.wait((deadline_ms - now_ms) / 1000 if deadline_ms < FOREVER_MS else None)
         return True
 
     def wake(self) -> None:
         """Wake all waiting callers."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            wake(waiter)
-
-    # --- sending -------------------------------------------------------------------------------
+        self._arrived.fire()
 
     def fetch(self) -> None:
         """Send the fetches that are due."""
@@ -116,7 +95,7 @@ class Fetcher:
         self._arm_retry_timer(now_ms)
 
     def _check_epochs(self, now_ms: int) -> None:
-        """Ask new leaders whether their logs contain what was read from the former ones."""
+        """Send epoch requests to new leaders, to verify that their logs contain the fetched records."""
         for node_id, questions in self.assigned.checks(now_ms, self._cluster.metadata.leader).items():
             connection = self._cluster.connection_now(node_id)
             if connection is None or node_id in self._checking:
@@ -147,11 +126,11 @@ class Fetcher:
             self._cluster.request_refresh()
         elif self.assigned.on_checked(requested, message.partitions, now_ms, chance):
             self._cluster.request_refresh()
-        if self._waiters:
+        if self._arrived.is_awaited:
             self._fetch_for_waiters()
 
     def _is_busy(self, node_id: int) -> bool:
-        """Whether no fetch can be sent to this broker now. ``on_change`` is called when that changes."""
+        """Whether a fetch to this broker is in flight or no connection is open. Dials if necessary."""
         return node_id in self._fetches or self._cluster.connection_now(node_id, Purpose.FETCH) is None
 
     def _send(self, plan: FetchPlan, now_ms: int) -> None:
@@ -169,9 +148,7 @@ class Fetcher:
         fetch = _Fetch(plan, connection, now_ms)
         try:
             connection.request(
-                request,
-                partial(self._on_response, fetch),
-                config.request_timeout_ms + plan.max_wait_ms,
+                request, partial(self._on_response, fetch), config.request_timeout_ms + plan.max_wait_ms
             )
         except KafkaliteError:
             self.assigned.on_fetch_failed(plan.requested, now_ms, self._cluster.rng.random())
@@ -179,9 +156,9 @@ class Fetcher:
         self._fetches[plan.node_id] = fetch
 
     def _drop_stale_polls(self) -> None:
-        """Close connections whose long poll is useless after a seek: the next response would wait for it.
+        """Close connections whose long poll is useless after a seek and would delay the next response.
 
-        Dialling again takes a millisecond.
+        Connecting again takes about a millisecond.
         """
         now_ms = self._cluster.now_ms()
         for node_id, fetch in list(self._fetches.items()):
@@ -206,11 +183,11 @@ class Fetcher:
             self._cluster.request_refresh()
         elif self.assigned.on_fetched(fetch.plan.requested, message.partitions, payload, now_ms, chance):
             self._cluster.request_refresh()
-        if self._waiters:
+        if self._arrived.is_awaited:
             self._fetch_for_waiters()
 
     def _fetch_for_waiters(self) -> None:
-        """Wake waiting callers if there are records or an error for them; else send the next fetch."""
+        """Wake waiting callers if there are records or an error for them. Otherwise send the next fetch."""
         states = [state for state in self.assigned.partitions.values() if not state.paused]
         if any(state.has_records or state.error or state.needs_offset for state in states):
             self.wake()

@@ -1,9 +1,9 @@
 """Filters control batches and records of aborted transactions out of fetch responses. Pure.
 
-Brokers do not read records, so they send batches of aborted transactions, too, up to the last stable
-offset. A response lists the aborted transactions that reach into it by their first offset (KIP-98).
-Each extends to its producer's next marker. A control batch without the transactional bit is left over
-from compaction.
+Brokers do not read records, so they also send batches of aborted transactions, up to the last stable offset.
+A response lists the aborted transactions that overlap with it by their first offsets (KIP-98). Each
+transaction ends at the next marker of its producer. A control batch without the transactional bit is left
+over from compaction.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ _INT64: Final = Struct(">q")
 
 #: Both bits are in the lower of the two attribute bytes.
 FLAGS_POSITION: Final = ATTRIBUTES_POSITION + 1
-#: Batches with neither bit are always returned.
+#: Batches without these bits are always returned.
 FLAGS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
 
 class AbortedFilter:
-    """Decides which batches of one response to drop. Called in offset order.
+    """Decides which batches of one response are dropped. ``drops`` must be called in offset order.
 
-    Invariant: each of ``_producers`` has an aborted transaction that was open at the end of the last
-    batch.
+    Invariant: each of ``_producers`` has an aborted transaction that was open at the end of the last batch.
     """
 
     __slots__ = ("_coming", "_producers")
@@ -38,7 +37,7 @@ class AbortedFilter:
         self._producers: set[int] = set()
 
     def drops(self, data: memoryview, start: int, flags: int, next_offset: int) -> bool:
-        """Whether to drop the transactional or control batch at ``start``, which ends at ``next_offset``."""
+        """Whether to drop the transactional or control batch at ``start``. It ends before ``next_offset``."""
         if not self._coming and not self._producers:
             return bool(flags & CONTROL_BIT)
         (producer_id,) = _INT64.unpack_from(data, start + PRODUCER_POSITION)

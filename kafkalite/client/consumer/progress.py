@@ -1,7 +1,7 @@
-"""Tracks which records were returned, which of them are processed, and which offsets may be committed. Pure.
+"""Tracks returned and processed records, and the offsets that may be committed. Pure.
 
-Asking for records, or closing normally, means that the records returned before are processed. Until
-then they are *unprocessed*: only an explicit commit covers them, never auto-commit.
+A call for records, or a normal close, marks the records returned before as processed. Until then they are
+*unprocessed*: only an explicit commit includes them, never auto-commit.
 """
 
 # Tests: tests/client/test_session.py
@@ -16,22 +16,20 @@ from kafkalite.model import NO_EPOCH, OffsetAndMetadata, Record, TopicPartition
 
 
 class Progress:
-    """The positions of one consumer, for its group."""
+    """The positions of one consumer, for the membership in its group."""
 
     def __init__(self, assigned: AssignedPartitions, *, is_at_most_once: bool) -> None:
         self._assigned = assigned
         #: The record that iteration returned last, while it is unprocessed.
         self.current_record: Record | None = None
         self._is_at_most_once = is_at_most_once
-        self._unprocessed: dict[TopicPartition, int] = {}  # the first unprocessed offset of each
+        self._unprocessed: dict[TopicPartition, int] = {}  # the first unprocessed offset of each partition
         self._seen_record: Record | None = None
 
     @property
     def partitions(self) -> Collection[TopicPartition]:
         """The partitions that are read."""
         return self._assigned.partitions.keys()
-
-    # --- returned and processed ----------------------------------------------------------------
 
     def mark_processed(self) -> None:
         """Mark all records returned so far as processed."""
@@ -44,7 +42,7 @@ class Progress:
         self._unprocessed.setdefault(tp, offset)
 
     def unprocessed(self) -> list[TopicPartition]:
-        """Return the partitions of the records returned last."""
+        """Return the partitions that have unprocessed records."""
         return list(self._unprocessed)
 
     def has_moved(self) -> bool:
@@ -65,7 +63,10 @@ class Progress:
         }
 
     def committable(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the offsets for auto-commit: after the processed (at most once: returned) records."""
+        """Return the offsets to auto-commit: the positions after the processed records.
+
+        With at_most_once, they are the positions after the returned records.
+        """
         positions = self.positions()
         if self._is_at_most_once:
             return positions
@@ -78,10 +79,8 @@ class Progress:
                 positions[tp] = positions[tp]._replace(offset=offset)
         return positions
 
-    # --- changes of the assignment -------------------------------------------------------------
-
     def add(self, partitions: Mapping[TopicPartition, str]) -> None:
-        """Read these partitions, too, {partition: reset policy}."""
+        """Also read these partitions, {partition: reset policy}."""
         states = self._assigned.partitions
         self._assigned.assign({tp: state.reset for tp, state in states.items()} | dict(partitions))
 
@@ -102,7 +101,7 @@ class Progress:
             self._unprocessed.pop(tp, None)
 
     def hide(self, tp: TopicPartition) -> bool:
-        """Stop returning records of the partition; keep its position. Returns whether the user paused it."""
+        """Return no more records, but keep the position. Return whether the user had paused ``tp``."""
         state = self._assigned.partitions[tp]
         was_paused = state.paused
         _rewind(state, state.position)
@@ -110,11 +109,11 @@ class Progress:
         return was_paused
 
     def show(self, tp: TopicPartition, *, paused: bool) -> None:
-        """Undo ``hide``."""
+        """Undo ``hide``. ``paused`` is its result."""
         self._assigned.partitions[tp].paused = paused
 
     def rewind_returned(self) -> None:
-        """Rewind records that were about to be returned, so that they are returned again."""
+        """Rewind the records that were about to be returned, so that they are returned again."""
         unprocessed, self._unprocessed = self._unprocessed, {}
         for tp, offset in unprocessed.items():
             state = self._assigned.partitions.get(tp)
@@ -123,7 +122,7 @@ class Progress:
 
 
 def _rewind(state: PartitionState, offset: int | None) -> None:
-    """Move to ``offset`` and discard fetched records."""
+    """Move to ``offset`` and discard the fetched records."""
     if offset is not None:
         epoch = state.position_epoch
         state.seek(offset, NO_EPOCH)

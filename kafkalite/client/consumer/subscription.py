@@ -1,13 +1,12 @@
-"""Applies metadata to a subscription: which partitions to read, and whether their positions are still
-valid. Pure.
+"""Applies metadata to a subscription: determines the partitions to read and the invalid positions. Pure.
 
-A position belongs to a topic id. No single response invalidates it, because a broker that lags behind
-or is cut off does not know all topics. A topic that has been found
+A position belongs to a topic id. No single response invalidates it, because a broker that lags behind or is
+partitioned does not know all topics. A topic that has been found
 
 - keeps its partitions until all responses have omitted it for ``FORGET_AFTER_MS``; responses of brokers
   that know no controller do not count, because they may be out of date;
-- keeps its partitions when it reappears with the same id, even if the response lists fewer;
-- starts over at once when it appears with another id, because it was deleted and created again.
+- keeps its partitions when it reappears with the same id, even if the response lists fewer partitions;
+- is read from its start when it appears with another id, because it was deleted and created again.
 """
 
 from __future__ import annotations
@@ -20,42 +19,42 @@ from typing import Final, NamedTuple
 from kafkalite.client.cluster.routing import MetadataCache
 from kafkalite.model import TopicPartition
 
-# Brokers that follow a controller are seconds behind, not minutes.
+# Brokers that are connected to a controller lag behind by seconds, not minutes.
 FORGET_AFTER_MS: Final = 60_000
 
 
 class Selection(NamedTuple):
     """The partitions to read."""
 
-    partitions: dict[TopicPartition, str]  #: {partition: its reset policy if it is new}
+    partitions: dict[TopicPartition, str]  #: partitions to read, and the reset policy of each new one
     replaced: dict[TopicPartition, str]  #: partitions of topics created again; their positions are invalid
-    is_missing_some: bool  #: a topic is kept although the metadata omits it
+    is_missing_some: bool  #: whether a topic is kept although the metadata omits it
 
 
 @dataclass(slots=True)
 class _Found:
-    """A topic that metadata has listed."""
+    """A topic that was in the metadata."""
 
     topic_id: str
     partition_count: int = 0
-    missing_since_ms: int | None = None  #: the time of the first counted response without it
+    missing_since_ms: int | None = None  #: the time of the first response without it that counts
 
 
 class Subscription:
-    """Topics by name, or by a pattern for their whole names."""
+    """The subscribed topics: their names, or a pattern for whole names."""
 
     def __init__(
         self, topics: Iterable[str], pattern: str | re.Pattern[str] | None, auto_offset_reset: str
     ) -> None:
         self.topics = list(dict.fromkeys(topics))
         self.pattern = re.compile(pattern) if pattern is not None else None
-        self.is_late = False  #: partitions found from now on are new, and are read from their beginning
+        self.is_late = False  #: whether partitions found later are new and read from the beginning
         self._reset = auto_offset_reset
         self._found: dict[str, _Found] = {}
         self._response_count = 0
 
     def select(self, metadata: MetadataCache, now_ms: int) -> Selection:
-        """Return the partitions to read by the metadata. May be called repeatedly for one response."""
+        """Return the partitions to read. May be called repeatedly for the same metadata."""
         is_new_response = metadata.response_count != self._response_count
         self._response_count = metadata.response_count
         selection = Selection({}, {}, False)
@@ -92,7 +91,7 @@ class Subscription:
         return sorted({*translate, *self._found})
 
     def _is_gone(self, found: _Found, now_ms: int) -> bool:
-        """Count another response without this topic. Returns whether enough time has passed to drop it."""
+        """Count another response without this topic. Return whether the topic can be dropped now."""
         if found.missing_since_ms is None:
             found.missing_since_ms = now_ms
         return now_ms - found.missing_since_ms >= FORGET_AFTER_MS

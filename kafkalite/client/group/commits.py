@@ -1,4 +1,4 @@
-"""Commits and reads the offsets of one group."""
+"""Commits and fetches the offsets of one group."""
 
 # Tests: tests/client/test_session.py
 
@@ -47,11 +47,11 @@ _EXPELLED: Final = (UnknownMemberIdError, FencedMemberEpochError, FencedInstance
 
 
 class OffsetCommits:
-    """Writes and reads a group's offsets. Commits are sent one at a time, in order.
+    """Commits and fetches a group's offsets. Commits are sent one at a time, in order.
 
-    ``identity`` returns the committing member; ``next_identity`` waits, up to a deadline, for a newer
-    one; ``on_expelled`` is called when the coordinator does not know the member any more. ``is_ours``
-    tells whether the member owns a partition, which the coordinator does not check.
+    ``identity`` returns the committing member. ``next_identity`` waits until a deadline for a newer identity.
+    ``on_expelled`` is called when the coordinator no longer knows the member. ``is_ours`` returns whether the
+    member owns a partition, which the coordinator does not check.
     """
 
     def __init__(
@@ -77,15 +77,13 @@ class OffsetCommits:
         self._queued_quietly: set[TopicPartition] = set()
         self._worker: asyncio.Task[None] | None = None
         self._failed: tuple[KafkaliteError, set[TopicPartition]] | None = None
-        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}  #: the offsets last committed or read
-
-    # --- writing -------------------------------------------------------------------------------
+        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}  #: the offsets last committed or fetched
 
     async def commit(self, offsets: Offsets) -> None:
-        """Return when the coordinator has committed ``offsets`` and everything queued before.
+        """Commit ``offsets``, after all queued commits, and return when the coordinator has stored them.
 
-        Raises CommitFailedError if this member may not commit any more, another error of the request,
-        or the error of an earlier ``commit_later`` that these offsets do not replace.
+        Raises CommitFailedError if this member may not commit any more, another error of the request, or the
+        error of an earlier ``commit_later`` unless ``offsets`` replaces its offsets.
         """
         await self.write(offsets)
         self._raise_failed(offsets)
@@ -98,12 +96,12 @@ class OffsetCommits:
                 await self._commit(offsets, timeout_ms)
 
     def commit_later(self, offsets: Offsets) -> None:
-        """Commit in the background. The next ``commit`` or ``drain`` raises a failure."""
+        """Commit in the background. The next ``commit`` or ``drain`` raises the error if it fails."""
         self._queued_quietly -= offsets.keys()
         self._queue(offsets)
 
     def commit_quietly(self, offsets: Offsets) -> None:
-        """Commit in the background and only log a failure, because these offsets will be committed again."""
+        """Commit in the background. A failure is only logged: the offsets will be committed again."""
         self._queued_quietly |= offsets.keys() - self._queued.keys()
         self._queue(offsets)
 
@@ -113,12 +111,12 @@ class OffsetCommits:
             self._worker = self._cluster.spawn(self._work())
 
     async def drain(self) -> None:
-        """Return when nothing is queued. Raises the error of a queued commit once."""
+        """Wait until no commit is queued. Raises the error of a queued commit, only once."""
         await self.wait_queued()
         self._raise_failed({})
 
     async def wait_queued(self) -> None:
-        """Return when nothing is queued, regardless of errors."""
+        """Wait until no commit is queued. Errors are not raised."""
         while self._worker is not None and not self._worker.done():
             await asyncio.wait({self._worker})
 
@@ -153,7 +151,7 @@ class OffsetCommits:
             try:
                 if ours:
                     await self._commit_as(identity, ours, deadline_ms - self._cluster.now_ms())
-            except StaleMemberEpochError as error:  # during a rebalance: the newer epoch is about to arrive
+            except StaleMemberEpochError as error:  # during a rebalance, the newer epoch will soon arrive
                 if not await self._next_identity(identity, deadline_ms):
                     raise _refused(identity, ours, error) from error
             except _EXPELLED as error:
@@ -179,8 +177,6 @@ class OffsetCommits:
         )
         response = await self._link.call(request, timeout_ms=max(1, left_ms))
         _raise_first(response.offsets, "commit")
-
-    # --- reading -------------------------------------------------------------------------------
 
     async def fetch(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the committed offset of each partition. Partitions without one are omitted.
@@ -254,7 +250,7 @@ def _refused(identity: GroupMetadata, offsets: Offsets, cause: BrokerError) -> C
 
 
 def to_commit(tp: TopicPartition, at: int | OffsetAndMetadata) -> CommittedOffset:
-    """Return the entry of a commit. The coordinator sets its time and topic id."""
+    """Return the entry of a commit request. The coordinator sets its time and topic id."""
     if isinstance(at, int):
         at = OffsetAndMetadata(at)
     topic, partition = tp
@@ -264,5 +260,5 @@ def to_commit(tp: TopicPartition, at: int | OffsetAndMetadata) -> CommittedOffse
 
 
 def as_committed(entry: CommittedOffset) -> OffsetAndMetadata:
-    """Return the committed offset in a response; NO_OFFSET if there is none."""
+    """Return the committed offset in a response. Its offset is NO_OFFSET if there is none."""
     return OffsetAndMetadata(entry.offset, entry.leader_epoch, entry.metadata)

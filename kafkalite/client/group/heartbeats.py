@@ -1,6 +1,6 @@
-"""A member's heartbeats. At any time the coordinator holds one, and responds when something changes.
+"""Sends a member's heartbeats. The coordinator holds one of them, and responds when something changes.
 
-Responses go into ``Membership``. The owner is notified of possible changes, of an expulsion, and of
+``Membership`` handles the responses. Callbacks notify the owner of a new assignment, of an expulsion, and of
 errors that no heartbeat can resolve.
 """
 
@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kafkalite.client.cluster.client import ClusterClient, Purpose
-from kafkalite.client.cluster.connection import wake
 from kafkalite.client.cluster.coordinator import FIRST_PAUSE_MS, CoordinatorLink
 from kafkalite.client.cluster.retry import Backoff, is_retriable
+from kafkalite.client.cluster.signal import Signal
 from kafkalite.client.config import ConsumerConfig
 from kafkalite.client.group.membership import JOINING, Membership
 from kafkalite.errors import (
@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 EXPELLED: Final = (UnknownMemberIdError, FencedMemberEpochError)
 
-# How long leaving the group may take: when the consumer closes, and when it continues and will join again.
+# The time limits, in milliseconds, for leaving the group: when the consumer closes, and when it continues and
+# will join again.
 CLOSE_LEAVE_MS: Final = 1_000
 LEAVE_MS: Final = 5_000
 
@@ -51,7 +52,7 @@ class _Call(NamedTuple):
 class Heartbeats:
     """Keeps one member in its group, from ``start`` to ``stop``.
 
-    No heartbeats are sent while it ``is_away`` or after an ``error``: the member is out of the group.
+    While it ``is_away`` and after an ``error``, the member is not in the group, and no heartbeats are sent.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Heartbeats:
     ) -> None:
         self.membership = membership
         self.is_away = False  #: out of the group because the user does not ask for records
-        self.error: KafkaliteError | None = None  #: why this consumer can't be a member
+        self.error: KafkaliteError | None = None  #: why this consumer cannot be a member
         cluster.long_poll_ms[Purpose.HEARTBEAT] = _LONG_POLL_MS
         self._cluster = cluster
         self._config = config
@@ -76,28 +77,27 @@ class Heartbeats:
         self._on_expelled = on_expelled
         self._on_failed = on_failed
         self._poked = asyncio.Event()
-        self._epoch_waiters: list[asyncio.Future[None]] = []  # callers that wait for another epoch
+        #: Fired when the epoch has changed, or will not change any more.
+        self.epoch_changed = Signal()
         self._task: asyncio.Task[None] | None = None
         self._farewell: asyncio.Task[None] | None = None
         self._sent_ms = 0
-        # A join was sent without a response yet: the coordinator may have added the member.
+        # A join was sent and has no response yet. The coordinator may have added the member.
         self._is_join_under_way = False
-        self._last_could_wait = self._last_had_changes = False  # of the last response
+        self._last_could_wait = self._last_had_changes = False  # about the last response
         self._last_error: KafkaliteError | None = None
 
-    # --- life ----------------------------------------------------------------------------------
-
     def start(self) -> None:
-        """Start the background task, once."""
+        """Start the background task, if it has not been started."""
         if self._task is None:
             self._task = self._cluster.spawn(self._run())
 
     def poke(self) -> None:
-        """Send what has changed, if anything."""
+        """Send changes of the member, if there are any, without waiting for the next heartbeat."""
         self._poked.set()
 
     async def stop(self) -> None:
-        """Stop, and leave the group: temporarily if static, otherwise for good."""
+        """Stop, and leave the group: temporarily if the member is static, otherwise for good."""
         if self._task is not None:
             self._task.cancel()
         if self.membership.is_member or self._is_join_under_way:
@@ -117,17 +117,16 @@ class Heartbeats:
             logger.info("group left without notice %s", Fields(group=leave.group_id, error=error))
 
     async def joined(self) -> None:
-        """Return when this consumer is a member. Raises the reason if it can't be one."""
+        """Wait until this consumer is a member. Raises the error that prevents it."""
         limit_ms = self._config.default_api_timeout_ms
-        try:
-            async with asyncio.timeout(limit_ms / 1000):
-                while not self.membership.is_member:
-                    if self.error is not None:
-                        raise self.error.with_traceback(None)
-                    await self._next_epoch()
-        except TimeoutError:
+        deadline_ms = self._cluster.now_ms() + limit_ms
+        while not self.membership.is_member:
+            if self.error is not None:
+                raise self.error.with_traceback(None)
+            if await self._wait_for_epoch(deadline_ms):
+                continue
             if isinstance(self._last_error, UnreleasedInstanceIdError):
-                raise self._last_error.with_traceback(None) from None
+                raise self._last_error.with_traceback(None)
             reason = "its coordinator did not respond" if self._last_error is None else self._last_error
             raise RequestTimeoutError(
                 f"group {self._config.group_id!r} was not joined within {limit_ms} ms: {reason}",
@@ -135,29 +134,15 @@ class Heartbeats:
             ) from self._last_error
 
     async def wait_for_new_epoch(self, epoch: int, deadline_ms: int) -> bool:
-        """Wait until the member's epoch differs from ``epoch``. False if ``deadline_ms`` passes first."""
+        """Wait for another epoch. Return False after ``deadline_ms``, or if the member was expelled."""
         self.poke()
         while self.membership.epoch == epoch:
-            try:
-                async with asyncio.timeout(max(0, deadline_ms - self._cluster.now_ms()) / 1000):
-                    await self._next_epoch()
-            except TimeoutError:
+            if not await self._wait_for_epoch(deadline_ms):
                 return False
         return self.membership.is_member
 
-    async def _next_epoch(self) -> None:
-        """Return when the epoch has changed, or will not change any more."""
-        moved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._epoch_waiters.append(moved)
-        await moved
-
-    def notify_new_epoch(self) -> None:
-        """Wake the callers that wait for another epoch."""
-        moved, self._epoch_waiters = self._epoch_waiters, []
-        for future in moved:
-            wake(future)
-
-    # --- the loop ------------------------------------------------------------------------------
+    async def _wait_for_epoch(self, deadline_ms: int) -> bool:
+        return await self.epoch_changed.wait(max(0, deadline_ms - self._cluster.now_ms()) / 1000)
 
     async def _run(self) -> None:
         backoff = Backoff(
@@ -176,7 +161,7 @@ class Heartbeats:
             except EXPELLED as error:
                 self._on_expelled(error)
             except UnreleasedInstanceIdError as error:
-                # A predecessor that crashed remains a member until its session times out.
+                # A predecessor that crashed stays a member until its session times out.
                 now_ms = self._cluster.now_ms()
                 self._last_error = error
                 if unreleased_since_ms is None:
@@ -203,10 +188,10 @@ class Heartbeats:
         self.error = error
         logger.error("not a member %s", Fields(group=self._config.group_id, error=error))
         self._on_failed(error)
-        self.notify_new_epoch()
+        self.epoch_changed.fire()
 
     async def _until_wanted(self) -> None:
-        """Wait while this consumer must stay out of the group, then for the last leave request."""
+        """Wait until this consumer may join the group, and until the last leave request is done."""
         while self.is_away or self.error is not None:
             self._poked.clear()
             await self._poked.wait()
@@ -215,9 +200,9 @@ class Heartbeats:
             self._farewell = None
 
     async def _heartbeat(self, *, is_retry: bool) -> None:
-        """Send a heartbeat and pause. Raises the error of the heartbeat.
+        """Send a heartbeat, handle its response and pause. Raises the error of the heartbeat.
 
-        Changes by the user meanwhile go into a second request, which ends the wait of the first.
+        If the user makes changes meanwhile, a second request is sent, which ends the wait of the first.
         Responses are handled in order.
         """
         membership = self.membership
@@ -259,7 +244,7 @@ class Heartbeats:
         """Handle a response. Raises RequestTimeoutError if it is read after the session may have ended."""
         membership, request, response = self.membership, call.request, call.responded.result()
         took_ms = self._cluster.now_ms() - call.sent_ms
-        # This process was stopped; another member may own the partitions.
+        # This process was suspended, and another member may own the partitions.
         if took_ms >= response.session_timeout_ms:
             raise RequestTimeoutError(
                 f"a heartbeat of group {request.group_id!r} was answered after {took_ms} ms, later "
@@ -275,11 +260,11 @@ class Heartbeats:
                 "member epoch changed %s",
                 Fields(group=request.group_id, member_id=response.member_id, member_epoch=membership.epoch),
             )
-            self.notify_new_epoch()
+            self.epoch_changed.fire()
         self._on_assignment()
 
     async def _pause(self) -> None:
-        """Wait until the next heartbeat is due: at once if the member or the coordinator has changes."""
+        """Wait until the next heartbeat is due: at once if the member or coordinator has changes."""
         membership = self.membership
         interval_ms = membership.heartbeat_interval_ms
         took_ms = self._cluster.now_ms() - self._sent_ms

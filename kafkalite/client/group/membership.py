@@ -1,15 +1,15 @@
-"""A consumer's membership in a group (KIP-848). Pure: responses go in, requests come out.
+"""A consumer's membership in a group (KIP-848). Pure: responses are inputs, requests are results.
 
-The coordinator assigns partitions; the member adds and revokes them at its own pace::
+The coordinator assigns partitions. The member adds and revokes them at its own pace::
 
     assigned    the partitions that the coordinator assigned in its last response
     owned       the partitions that the member holds: the user reads or still processes them
     revoking    owned but not assigned: to be revoked
     adding      assigned but not owned: to be added
 
-Only ``release`` and ``take`` change ``owned``, and the coordinator gives a partition to another member
-only after this one has reported that it is not in ``owned`` any more (R38). So between the response
-that revokes a partition and ``release``, the member may still commit.
+Only ``release``, ``take`` and ``on_expelled`` change ``owned``. The coordinator assigns a partition to
+another member only after this member has reported an ``owned`` without it (R38). So the member may still
+commit between the response that revokes a partition and ``release``.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from kafkalite.protocol.messages.groups import (
 
 JOINING: Final = 0  #: the member epoch before joining
 LEAVING: Final = -1
-LEAVING_FOR_A_WHILE: Final = -2  #: for a static member that will return
+LEAVING_FOR_A_WHILE: Final = -2  #: of a static member that will return
 _UNCHANGED: Final = -1
 
 Partitions = Mapping[TopicPartition, str]
-"""{partition: topic id}. A topic that is created again has a new id, and so new partitions."""
+"""{partition: topic id}. A topic that is created again has a new id, and therefore new partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,10 @@ class MemberSettings:
 
 
 class Membership:
-    """Invariants: with epoch JOINING nothing is assigned; every owned partition was assigned."""
+    """The state of one member.
+
+    Invariants: ``assigned`` is empty with epoch JOINING. All ``owned`` partitions have been assigned.
+    """
 
     def __init__(self, settings: MemberSettings) -> None:
         self.settings = settings
@@ -77,8 +80,6 @@ class Membership:
         settings = self.settings
         return GroupMetadata(settings.group_id, settings.member_id, self.epoch, settings.instance_id)
 
-    # --- changes by the user -------------------------------------------------------------------
-
     def subscribe(self, topics: Iterable[str], pattern: str | None) -> None:
         """Subscribe to these topics, or to whole names that match ``pattern``, with the next request."""
         self._topics = tuple(dict.fromkeys(topics))
@@ -94,15 +95,13 @@ class Membership:
         return {tp: topic_id for tp, topic_id in self.assigned.items() if tp not in self.owned}
 
     def release(self, partitions: Iterable[TopicPartition]) -> None:
-        """Remove partitions that the user has finished with."""
+        """Remove partitions that the user has finished processing from ``owned``."""
         for tp in partitions:
             del self.owned[tp]
 
     def take(self, partitions: Partitions) -> None:
-        """Own these partitions from now on."""
+        """Add these partitions to ``owned``."""
         self.owned.update(partitions)
-
-    # --- requests ------------------------------------------------------------------------------
 
     @property
     def has_changes_to_send(self) -> bool:
@@ -111,11 +110,11 @@ class Membership:
 
     @property
     def waits_for_user(self) -> bool:
-        """Whether the user must add or revoke partitions before there is anything to report."""
+        """Whether the user must add or revoke partitions before there is a change to report."""
         return bool(self.revoking() or self.adding())
 
     def request(self, max_wait_ms: int) -> ConsumerGroupHeartbeatRequest:
-        """Return the next request. Its response may wait ``max_wait_ms`` for a change."""
+        """Return the next request. The coordinator may hold its response for ``max_wait_ms``."""
         settings = self.settings
         is_joining = not self.is_member
         tells_all = is_joining or not self._is_subscription_sent
@@ -134,7 +133,7 @@ class Membership:
         )
 
     def leave_request(self, *, is_for_good: bool) -> ConsumerGroupHeartbeatRequest:
-        """Return the last request. Unless for good, a static member keeps its partitions."""
+        """Return the request to leave. A static member keeps its partitions unless ``is_for_good``."""
         settings = self.settings
         stays = settings.instance_id is not None and not is_for_good
         epoch = LEAVING_FOR_A_WHILE if stays else LEAVING
@@ -151,12 +150,10 @@ class Membership:
             0,
         )
 
-    # --- responses -----------------------------------------------------------------------------
-
     def on_response(
         self, request: ConsumerGroupHeartbeatRequest, response: ConsumerGroupHeartbeatResponse
     ) -> bool:
-        """Apply a response and return whether the assignment changed. Outdated ones are ignored."""
+        """Apply a response and return whether the assignment changed. Outdated responses are ignored."""
         if request.member_epoch == JOINING:
             if self.is_member:
                 return False  # the response to a repeated join
@@ -166,7 +163,7 @@ class Membership:
         self.session_timeout_ms = response.session_timeout_ms
         self.epoch = response.member_epoch
         if response.member_epoch != request.member_epoch:
-            self._sent_owned = None  # repeat it, because it counts only at the new epoch (R38)
+            self._sent_owned = None  # send it again, because it counts only at the new epoch (R38)
         elif request.owned is not None:
             self._sent_owned = _as_partitions(request.owned)
         if request.subscribed_topics is not None:
@@ -180,12 +177,11 @@ class Membership:
         return self.assigned != before
 
     def on_failure(self) -> None:
-        """Handle a lost response: report the owned partitions again."""
+        """Handle a lost response: the next request reports the owned partitions again."""
         self._sent_owned = None
 
     def on_expelled(self) -> dict[TopicPartition, str]:
-        """Handle an expulsion or a leave, and return the partitions owned so far, which other members may
-        own already.
+        """Handle an expulsion or a leave. Return the lost partitions, which other members may already own.
 
         The next request joins again.
         """

@@ -1,9 +1,9 @@
 """A consumer's membership in its group. Partitions are added and revoked inside the user's calls.
 
-Heartbeats in the background only record the coordinator's responses. Everything that the user could
-notice happens in ``run_pending``, which the consumer awaits whenever the user asks for records:
-commits, listener calls, first positions. One exception: as soon as a revocation or loss is known, no
-more records of the partition are returned (``hidden``).
+Heartbeats in the background only record the coordinator's responses. All visible effects (commits, listener
+calls, first positions) happen in ``run_pending``, which the consumer awaits whenever the user asks for
+records. There is one exception: when a revocation or loss becomes known, no more records of the partition are
+returned (``hidden``).
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from kafkalite.model import GroupMetadata, OffsetAndMetadata, TopicPartition
 
 logger = logging.getLogger(__name__)
 
-# The time limit of automatic commits, at a rebalance or when the consumer closes.
+# The time limit of automatic commits at a rebalance and when the consumer closes.
 AUTO_COMMIT_MS: Final = 5_000
 
-# The shortest interval of commits, whatever auto.commit.interval.ms is.
+# The shortest interval of automatic commits, whatever auto.commit.interval.ms is.
 _MIN_COMMIT_INTERVAL_MS: Final = 10
 
 # The longest interval between checks of max.poll.interval.ms.
 _WATCH_MS: Final = 1_000
 
-# A wait without a limit, as a number that timers accept.
+# A number that timers accept, for a wait without a limit.
 _LONG_S: Final = 86_400.0
 
 _Committed = dict[TopicPartition, OffsetAndMetadata]
 
 
 class ReadingProgress(Protocol):
-    """The positions of the member's consumer; implemented by ``consumer.progress``."""
+    """The positions of the member's consumer. ``consumer.progress`` implements it."""
 
     @property
     def partitions(self) -> Collection[TopicPartition]: ...
@@ -116,7 +116,7 @@ class GroupSession:
         self._partition_counts: dict[str, int] = {}  # partition count of each topic at its first assignment
         self._pending_task: asyncio.Task[Any] | None = None
         self._pending_lock = asyncio.Lock()
-        #: The partitions whose committed offsets are being read, while they are to be added.
+        #: The partitions to be added whose committed offsets are being fetched, and the task that does it.
         self._reading_offsets: tuple[dict[TopicPartition, str], asyncio.Task[_Committed]] | None = None
         self._asked_ms = 0
         self._watch_timer: asyncio.TimerHandle | None = None
@@ -139,13 +139,13 @@ class GroupSession:
 
     @property
     def metadata(self) -> GroupMetadata:
-        """The identity for commits: of this member, or of no member if the user assigned partitions."""
+        """The identity for commits: this member, or no member if the user assigned partitions."""
         if self.is_subscribed:
             return self.membership.metadata
         return GroupMetadata(self.membership.settings.group_id)
 
     def subscribe(self, topics: Sequence[str], pattern: str | None, listener: RebalanceListener) -> None:
-        """Subscribe to these topics. The coordinator revokes partitions of other topics."""
+        """Subscribe to these topics. The coordinator then revokes the partitions of other topics."""
         self.is_subscribed = True
         self.listener = listener
         self._heartbeats.error = None
@@ -153,7 +153,7 @@ class GroupSession:
         self._heartbeats.poke()
 
     def check_unsubscribed(self) -> None:
-        """Raise ClientError for a member, whose partitions are assigned by the coordinator."""
+        """Raise ClientError for a member, because the coordinator assigns its partitions."""
         if self.is_subscribed:
             raise ClientError(
                 "a member of a group is assigned its partitions by the coordinator",
@@ -161,14 +161,14 @@ class GroupSession:
             )
 
     def on_assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Handle the user's ``assign``: read the committed offsets of the new partitions."""
+        """Handle the user's ``assign``: fetch the committed offsets of the new partitions."""
         kept = set(partitions)
         self.membership.release([tp for tp in self.membership.owned if tp not in kept])
         self._cancel_reading(dict.fromkeys(kept, ""))
         self._notify_pending()
 
     def start(self) -> None:
-        """Start the background work, once."""
+        """Start the background work, if it has not been started."""
         self.touch()
         if self._watch_timer is None:
             self._watch()
@@ -177,7 +177,7 @@ class GroupSession:
             self._heartbeats.start()
 
     async def joined(self) -> None:
-        """Return when this consumer is a member, if it subscribed. Raises the reason if it can't be one."""
+        """Wait until this consumer is a member, if it subscribed. Raises the error that prevents it."""
         if self.is_subscribed:
             await self._heartbeats.joined()
 
@@ -186,9 +186,9 @@ class GroupSession:
         self._asked_ms = self._cluster.now_ms()
 
     async def close(self, *, commits: Offsets) -> None:
-        """Commit, revoke everything, leave. Raises the error of a commit in the background.
+        """Commit, revoke all partitions and leave. Raises the error of a commit in the background.
 
-        Every step has a time limit, so an unreachable coordinator does not delay closing for long.
+        Every step has a time limit, so that an unreachable coordinator does not delay closing for long.
         """
         self._is_closing = True
         for timer in (self._watch_timer, self._commit_timer):
@@ -219,14 +219,13 @@ class GroupSession:
     # --- pending work --------------------------------------------------------------------------
 
     async def run_pending(self, deadline_ms: int) -> bool:
-        """Do all pending work. Returns False if ``deadline_ms`` passes first; the next call continues.
+        """Do all pending work. Return False if ``deadline_ms`` passes first; the next call then continues.
 
-        Raises the error that ended the membership, exceptions of the listener, and errors of the
-        coordinator.
+        Raises the error that ended the membership, exceptions of the listener, and errors of the coordinator.
         """
         self.touch()
         if self._pending_task is asyncio.current_task():
-            return True  # the listener seeks or commits
+            return True  # called by the listener, which seeks or commits
         async with self._pending_lock:
             self._pending_task = asyncio.current_task()
             try:
@@ -258,7 +257,7 @@ class GroupSession:
                 return True
 
     def _without_start(self) -> dict[TopicPartition, str]:
-        """Return partitions that the user assigned and whose committed offsets have not been read."""
+        """Return the partitions that the user assigned and whose committed offsets have not been fetched."""
         placed = self.membership.owned
         return {tp: "" for tp in self._progress.partitions if tp not in placed}
 
@@ -279,9 +278,9 @@ class GroupSession:
         self._remove(lost)
 
     async def _revoke(self, partitions: dict[TopicPartition, str]) -> None:
-        """Commit processed records, call the listener, release the partitions, even if a step fails.
+        """Commit processed records, call the listener and release the partitions, even if a step fails.
 
-        If cancelled, the partitions stay owned and the next call repeats it.
+        If this is cancelled, the partitions stay owned and the next call repeats it.
         """
         problem: Exception | None = None
         try:
@@ -301,8 +300,10 @@ class GroupSession:
             raise problem
 
     async def _wait_queued_commits(self) -> None:
-        """Wait until ``commit_later`` commits are written: after the next owner's commits, they would move
-        offsets back. Commits that take too long are dropped when the partition is revoked.
+        """Wait until the commits of ``commit_later`` are written.
+
+        If they were written after the next owner's commits, they would move offsets back. Commits that take
+        too long are dropped when the partition is revoked.
         """
         try:
             async with asyncio.timeout(AUTO_COMMIT_MS / 1000):
@@ -319,7 +320,7 @@ class GroupSession:
         self._heartbeats.poke()
 
     async def _add_partitions(self, partitions: dict[TopicPartition, str], deadline_ms: int) -> bool:
-        """Add assigned partitions at their committed offsets."""
+        """Add partitions at their committed offsets. Return False after ``deadline_ms``."""
         try:
             committed = await self._committed(partitions, deadline_ms)
         except EXPELLED:
@@ -328,7 +329,7 @@ class GroupSession:
             self.has_pending = True
             raise
         if committed is None:
-            return self._reading_offsets is None  # they are not assigned any more; continue
+            return self._reading_offsets is None  # no longer assigned; continue
         if self.is_subscribed:
             adding = self.membership.adding()
             partitions = {tp: topic_id for tp, topic_id in partitions.items() if adding.get(tp) == topic_id}
@@ -341,7 +342,7 @@ class GroupSession:
         try:
             if partitions and self.is_subscribed:
                 await self._call_listener(self.listener.on_assigned, partitions)
-        except BaseException:  # the listener may not have set positions: add them again in the next call
+        except BaseException:  # the listener may not have set positions, so add them again in the next call
             self.has_pending = True
             self._release(partitions)
             raise
@@ -349,8 +350,9 @@ class GroupSession:
         return True
 
     async def _committed(self, partitions: dict[TopicPartition, str], deadline_ms: int) -> _Committed | None:
-        """Return the committed offsets; None if ``deadline_ms`` passes first, while reading continues, or
-        if the partitions were revoked meanwhile.
+        """Return the committed offsets, or None if ``deadline_ms`` passes first; fetching then continues.
+
+        Also returns None if the partitions were revoked meanwhile.
         """
         if self._reading_offsets is None or self._reading_offsets[0] != partitions:
             task = self._cluster.spawn(self._find_committed(list(partitions)))
@@ -370,14 +372,15 @@ class GroupSession:
         return reading[1].result()
 
     def _cancel_reading(self, adding: dict[TopicPartition, str]) -> None:
-        """Stop reading committed offsets unless all their partitions are in ``adding``: the offsets would
-        be outdated when the partitions are assigned again.
+        """Stop fetching committed offsets unless all their partitions are in ``adding``.
+
+        The offsets would be outdated when the partitions are assigned again.
         """
         if self._reading_offsets is not None and not self._reading_offsets[0].items() <= adding.items():
             self._reading_offsets = None
 
     async def _find_committed(self, partitions: list[TopicPartition]) -> _Committed:
-        """Read committed offsets, and fetch the topics' metadata for partitions without one."""
+        """Fetch committed offsets, and the metadata of the topics for partitions without an offset."""
         try:
             found = await self.commits.fetch(partitions)
             deadline_ms = self._cluster.now_ms() + MISSING_TOPIC_GRACE_MS
@@ -391,8 +394,8 @@ class GroupSession:
     def _reset_of(self, tp: TopicPartition) -> str:
         """Return auto.offset.reset for a partition without a committed offset.
 
-        A new partition has "earliest" instead of "latest", which would skip records. A partition is new
-        if its topic did not have it when a partition of that topic was first assigned here.
+        A new partition gets "earliest" instead of "latest", which would skip records. A partition is new if
+        its topic did not have it when a partition of that topic was first assigned to this consumer.
         """
         reset = self._config.auto_offset_reset
         known = self._partition_counts.get(tp.topic)
@@ -441,9 +444,9 @@ class GroupSession:
         self.commits.commit_later(offsets)
 
     def check_not_lost(self) -> None:
-        """Raise CommitFailedError after an expulsion that the user has not been notified of.
+        """Raise CommitFailedError after an expulsion of which the user has not been notified.
 
-        A new membership must not commit what an old one read (KIP-447).
+        A new membership must not commit records that an old one read (KIP-447).
         """
         if self._lost_because is not None and (self._lost or self._heartbeats.is_away):
             raise self._lost_error(self._lost_because)
@@ -491,7 +494,7 @@ class GroupSession:
         }
 
     def _arm_auto_commit(self) -> None:
-        """Schedule a commit in auto.commit.interval.ms. Not needed with at most once."""
+        """Schedule a commit after auto.commit.interval.ms, unless the consumer commits at most once."""
         if self._config.is_at_most_once or self._is_closing:
             return
         if self._config.enable_auto_commit and self._commit_timer is None:
@@ -540,7 +543,7 @@ class GroupSession:
         self._hide(lost)
         self._lost |= {tp: topic_id for tp, topic_id in lost.items() if tp in self._progress.partitions}
         self._lost_because = error
-        self._heartbeats.notify_new_epoch()
+        self._heartbeats.epoch_changed.fire()
         self._heartbeats.poke()
         if self._lost:
             self._notify_pending()

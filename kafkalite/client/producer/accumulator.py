@@ -1,19 +1,19 @@
-"""Records waiting to be sent, by partition: batches, memory, order, retries, deadlines.
+"""Holds the records that wait to be sent, by partition: batches, memory, order, retries, deadlines.
 
-Pure: time and chance are arguments, completed batches are return values. The states of a batch::
+Pure: the time and random numbers are arguments, completed batches are return values. The states of a batch::
 
     open --close--> closed --drain--> in flight --on_acknowledged--> done (offsets known)
                                         |  ^
                                         |  '-- on_failed, retriable: resend the same bytes after a pause
                                         '----- on_failed, final, or expire: done (error known)
 
-Order. ``partition_queue`` decides what is sent for a partition, and in which order: one batch at a
-time, or five in flight whose sequence numbers the leader checks. So a retry never reorders records
-(B7), with any number of requests in flight. Closed batches that have to wait are *coalesced* into one
-record batch.
+Order. ``partition_queue`` decides which batches of a partition are sent, and in which order: one batch at a
+time, or up to five in flight whose sequence numbers the leader checks. So a retry never reorders records
+(B7), with any number of requests in flight. Closed batches that must wait are *coalesced* into one record
+batch.
 
-Memory. A batch reserves ``batch.size`` of ``buffer.memory`` when it opens, returns the unused part when
-it closes, and the rest when it is done.
+Memory. A batch reserves ``batch.size`` of ``buffer.memory`` when it is opened. It releases the unused part
+when it is closed, and the rest when it is done.
 """
 
 from __future__ import annotations
@@ -26,11 +26,7 @@ from typing import Final
 from kafkalite.client.cluster.retry import CONCURRENT_BACKOFF, Backoff
 from kafkalite.client.config import ProducerConfig
 from kafkalite.client.producer.partition_queue import MAX_IN_FLIGHT, Fate, InFlightBatch, PartitionQueue
-from kafkalite.client.producer.pending_batch import (
-    BATCH_OVERHEAD_BYTES,
-    RECORD_OVERHEAD_BYTES,
-    PendingBatch,
-)
+from kafkalite.client.producer.pending_batch import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, PendingBatch
 from kafkalite.errors import DeliveryTimeoutError
 from kafkalite.limits import MAX_RECORDS_PER_BATCH
 from kafkalite.model import NO_OFFSET, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
@@ -39,7 +35,7 @@ from kafkalite.records.single import build_single
 
 @dataclass(slots=True)
 class _Filling:
-    """The request being filled for one node. ``room`` is the number of requests that the node still takes."""
+    """The request being filled for one node. ``room`` is the number of further requests that it accepts."""
 
     room: int
     flights: list[InFlightBatch] = field(default_factory=list)
@@ -48,9 +44,9 @@ class _Filling:
 
 @dataclass(slots=True)
 class Drained:
-    """What to send now: (node, batches of one request), in this order for each node.
+    """The requests to send now, as (node, batches), in the order in which each node must receive them.
 
-    ``leaderless`` means that metadata must be fetched.
+    ``leaderless`` means that a partition has no known leader, so metadata must be fetched.
     """
 
     requests: list[tuple[int, list[InFlightBatch]]] = field(default_factory=list)
@@ -60,31 +56,31 @@ class Drained:
 class Accumulator:
     """Owns all batches of a producer that are neither acknowledged nor failed.
 
-    Invariants: ``free_bytes`` + reservations of the incomplete batches = buffer.memory (it may fall
-    below zero by one record larger than the room); every batch in ``incomplete`` is open, closed or in
-    flight, and not done.
+    Invariants: ``free_bytes`` plus the reservations of the incomplete batches is buffer.memory
+    (``free_bytes`` may be negative after one record that is larger than the free memory). Every batch in
+    ``incomplete`` is open, closed or in flight, and not done.
     """
 
     def __init__(self, config: ProducerConfig) -> None:
         self.config = config
         self.backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self.free_bytes = config.buffer_memory
-        #: In order of opening, and therefore of deadline.
+        #: In the order of opening, which is also the order of the deadlines.
         self.incomplete: dict[PendingBatch, None] = {}
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         self._lingering: deque[tuple[PendingBatch, PartitionQueue]] = deque()
-        #: Queues that may have something to send now, in the order they became ready.
+        #: Queues that may have a batch to send now, in the order in which they became ready.
         self.ready: dict[PartitionQueue, None] = {}
-        #: For partitions without a producer id. Nothing is sent while it is missing; see
-        # ``needs_producer_id``.
+        #: The id for partitions without a producer id. While it is missing, ``needs_producer_id`` is set and
+        #: these partitions send nothing.
         self.producer_id = NO_PRODUCER_ID
         self._is_idempotent = config.enable_idempotence
         self._is_transactional = config.transactional_id is not None
         self.needs_producer_id = self._is_idempotent and not self._is_transactional
         #: (producer id, epoch) of the open transaction. A transactional producer sends nothing without one.
         self._transaction: tuple[int, int] | None = None
-        self._joined: list[PartitionQueue] = []  # queues that use that identity
-        #: Without sequence numbers only one, because nothing would keep the order of two through a retry.
+        self._joined: list[PartitionQueue] = []  # queues that use this identity
+        #: Without sequence numbers only one batch, because a retry could otherwise reorder batches.
         self._max_in_flight = (
             min(config.max_in_flight_requests_per_connection, MAX_IN_FLIGHT) if self._is_idempotent else 1
         )
@@ -104,22 +100,17 @@ class Accumulator:
     def open_batch(
         self, queue: PartitionQueue, first_size_bytes: int, now_ms: int, *, forced: bool = False
     ) -> PendingBatch | None:
-        """Return a new open batch for ``queue`` with room for a first record, or None if buffer.memory is
-        full.
+        """Return a new open batch with room for a first record, or None if buffer.memory is full.
 
-        ``forced`` ignores the limit: the record was accepted earlier, when its topic was unknown.
+        ``forced`` ignores this limit, for a record that was accepted while the metadata of its topic was
+        missing.
         """
         assert queue.open is None, "close the open batch first"
         config = self.config
         need = max(config.batch_size, first_size_bytes + BATCH_OVERHEAD_BYTES)
         if need > self.free_bytes and self.incomplete and not forced:
             return None
-        batch = PendingBatch(
-            queue.tp.topic,
-            queue.tp.partition,
-            limit_bytes=config.batch_size,
-            limit_records=self._records_per_batch,
-        )
+        batch = PendingBatch(*queue.tp, limit_bytes=config.batch_size, limit_records=self._records_per_batch)
         self._accept(batch, need, now_ms)
         queue.open = batch
         if config.linger_ms > 0:
@@ -137,7 +128,7 @@ class Accumulator:
         self.incomplete[batch] = None
 
     def close_batch(self, queue: PartitionQueue, now_ms: int) -> None:
-        """Close the open batch, if any. It accepts no more records and may be sent."""
+        """Close the open batch, if any. It then accepts no more records and may be sent."""
         batch = queue.open
         if batch is None:
             return
@@ -158,10 +149,10 @@ class Accumulator:
         now_ms: int,
         node_id: int,
     ) -> InFlightBatch | None:
-        """Return a batch of one record, encoded and marked as sent; None if others precede it or there is
-        no room.
+        """Return a batch of one record, encoded and marked as sent.
 
-        Does ``open_batch``, ``close_batch`` and ``take`` in one step for a record that need not wait.
+        Return None if other batches precede it or buffer.memory is full. Performs ``open_batch``,
+        ``close_batch`` and ``take`` in one step, for a record that need not wait.
         """
         size_bytes = len(value) + BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES
         if key is not None:
@@ -176,15 +167,18 @@ class Accumulator:
         ):
             return None
         topic, partition = queue.tp
-        batch = PendingBatch(topic, partition, limit_bytes=0, limit_records=0)
-        batch.values.append(value)  # encoded again if the producer gets a new identity
-        if key is not None:
-            batch.keys = [key]
-        batch.timestamps.append(timestamp_ms)
-        batch.size_bytes = batch.reserved_bytes = size_bytes
-        batch.record_count = 1
-        batch.closed = True
-        batch.deadline_ms = now_ms + self.config.delivery_timeout_ms
+        batch = PendingBatch(
+            topic,
+            partition,
+            values=[value],  # encoded again if the producer gets a new identity
+            keys=None if key is None else [key],
+            timestamps=[timestamp_ms],
+            size_bytes=size_bytes,
+            reserved_bytes=size_bytes,
+            record_count=1,
+            closed=True,
+            deadline_ms=now_ms + self.config.delivery_timeout_ms,
+        )
         self.free_bytes -= size_bytes
         self.incomplete[batch] = None
         flight = InFlightBatch(queue, [batch], size_bytes)
@@ -193,11 +187,11 @@ class Accumulator:
         return flight
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether a batch of ``size_bytes`` may be added. A single one always may."""
+        """Whether a batch of ``size_bytes`` may be added. If there is no other batch, it always may."""
         return size_bytes <= self.free_bytes or not self.incomplete
 
     def add_batch(self, queue: PartitionQueue, batch: PendingBatch, now_ms: int) -> None:
-        """Add a prebuilt batch (send_many, send_batch) behind the batches that its partition already has."""
+        """Add a prebuilt batch (send_many, send_batch) after the batches that its partition already has."""
         assert batch.prebuilt is not None and batch.closed, "the caller builds and closes it"
         self.close_batch(queue, now_ms)
         self._accept(batch, batch.size_bytes, now_ms)
@@ -211,7 +205,7 @@ class Accumulator:
     # --- time ----------------------------------------------------------------------------------
 
     def on_tick(self, now_ms: int) -> list[PendingBatch]:
-        """Mark queues ready whose batch has lingered or retry pause is over. Returns the expired batches."""
+        """Mark queues as ready if their linger or retry pause is over. Return the expired batches."""
         self._forget_closed_lingerers()
         while self._lingering and self._lingering[0][0].linger_until_ms <= now_ms:
             _, queue = self._lingering.popleft()
@@ -223,13 +217,13 @@ class Accumulator:
         return expired
 
     def _release(self, queue: PartitionQueue) -> None:
-        """Resend after the pause."""
+        """End the retry pause of ``queue``, so that its batches are resent."""
         del self._retrying[queue]
         queue.is_held = False
         self.ready[queue] = None
 
     def next_deadline_ms(self) -> int | None:
-        """Return when ``on_tick`` is due next, or None."""
+        """Return the time of the next required call of ``on_tick``, or None if there is no deadline."""
         deadline_ms = None
         for batch in self.incomplete:  # the first has the earliest deadline
             deadline_ms = batch.deadline_ms
@@ -245,7 +239,7 @@ class Accumulator:
 
     @property
     def deadlines_only_recede(self) -> bool:
-        """Whether the next deadline can only be later: no batch lingers, none is retried."""
+        """Whether the next deadline can only become later: no batch lingers and none waits for a retry."""
         return not self._lingering and not self._retrying
 
     def _forget_closed_lingerers(self) -> None:
@@ -253,23 +247,25 @@ class Accumulator:
             self._lingering.popleft()
 
     def close_all(self, now_ms: int) -> None:
-        """Close every open batch, also one that has not lingered yet (flush)."""
+        """Close every open batch, even if it still lingers (flush)."""
         for queue in self._queues.values():
             self.close_batch(queue, now_ms)
 
     def expire(self, now_ms: int) -> list[PendingBatch]:
-        """Fail every batch whose delivery.timeout.ms has passed, in flight or not. Returns them."""
+        """Fail every batch whose delivery.timeout.ms has passed, and return these batches."""
         expired = []
         for batch in self.incomplete:
             if batch.deadline_ms > now_ms:
                 break
             expired.append(batch)
         for batch in expired:
-            self._drop(batch, _delivery_timeout(batch, self.config.delivery_timeout_ms), now_ms)
+            last_error = self._queues[TopicPartition(batch.topic, batch.partition)].last_error
+            error = _delivery_timeout(batch, self.config.delivery_timeout_ms, last_error)
+            self._drop(batch, error, now_ms)
         return expired
 
     def abort_all(self, error: Exception, now_ms: int) -> list[PendingBatch]:
-        """Fail all incomplete batches with ``error``. Returns them."""
+        """Fail all incomplete batches with ``error``, and return them."""
         aborted = list(self.incomplete)
         for batch in aborted:
             self._drop(batch, error, now_ms)
@@ -277,20 +273,20 @@ class Accumulator:
 
     @property
     def awaits_response(self) -> bool:
-        """Whether any request has no response yet."""
+        """Whether any batch in flight awaits a response."""
         return any(queue.awaits_response for queue in self._joined or self._queues.values())
 
     # --- transactions --------------------------------------------------------------------------
 
     def begin_transaction(self, producer_id: int, producer_epoch: int) -> None:
-        """Send everything that is added from here on under this identity, each partition from sequence 0."""
+        """Send all batches added from now on with this identity, from sequence 0 in each partition."""
         assert not self.incomplete and not self._joined, "the previous transaction has ended"
         self._transaction = producer_id, producer_epoch
 
     def end_transaction(self, error: Exception) -> list[PendingBatch]:
-        """Drop the identity and fail all incomplete batches with ``error``. Returns them.
+        """Drop the identity, fail all incomplete batches with ``error``, and return them.
 
-        Later responses to batches in flight are ignored.
+        Responses that arrive later for batches in flight are ignored.
         """
         for queue in self._queues.values() if self.incomplete else self._joined:
             if queue.open is not None:
@@ -309,7 +305,7 @@ class Accumulator:
         return ended
 
     def _drop(self, batch: PendingBatch, error: Exception, now_ms: int) -> None:
-        """Fail ``batch`` in any state. A batch in flight keeps its position until the response arrives."""
+        """Fail ``batch`` in any state. A batch in flight keeps its position until its response arrives."""
         queue = self._queues[TopicPartition(batch.topic, batch.partition)]
         if queue.open is batch:
             self.close_batch(queue, now_ms)
@@ -326,16 +322,15 @@ class Accumulator:
     def drain(
         self, now_ms: int, leader_of: Callable[[TopicPartition], int], room: Callable[[int], int]
     ) -> Drained:
-        """Take what can be sent now, grouped into requests of at most max.request.size.
+        """Take the batches that can be sent now, grouped into requests of at most max.request.size.
 
-        ``leader_of`` returns a node id, negative if there is no known leader; ``room`` returns how many
-        more requests a node takes. Batches taken are in flight until ``on_acknowledged`` or
-        ``on_failed``.
+        ``leader_of`` returns a node id, which is negative if no leader is known. ``room`` returns how many
+        more requests a node accepts. The batches are in flight until ``on_acknowledged`` or ``on_failed``.
         """
         drained = Drained()
         filling: dict[int, _Filling] = {}
         due = list(self.ready)
-        while due:  # another round for partitions with more to send: a request holds one batch of each
+        while due:  # a request holds one batch of each partition, so there may be several rounds
             due = [queue for queue in due if self._fill(queue, now_ms, leader_of, room, filling, drained)]
             for request in filling.values():
                 request.flights = []
@@ -350,7 +345,7 @@ class Accumulator:
         filling: dict[int, _Filling],
         drained: Drained,
     ) -> bool:
-        """Put the next batch of ``queue`` into a request. Returns whether another one might follow."""
+        """Put the next batch of ``queue`` into a request. Return whether another batch may follow."""
         node_id = leader_of(queue.tp)
         if node_id < 0:
             drained.leaderless = True
@@ -378,7 +373,7 @@ class Accumulator:
         return queue in self.ready
 
     def take(self, queue: PartitionQueue, now_ms: int, node_id: int) -> InFlightBatch | None:
-        """Take the next batch of one ready queue whose leader has room, as ``drain`` would."""
+        """Take the next batch of a ready queue whose leader has room, as ``drain`` does."""
         if not self._may_go_to(queue, node_id):
             return None
         flight = self._next_flight(queue, now_ms, _ANY_BYTES)
@@ -390,16 +385,16 @@ class Accumulator:
         return flight
 
     def _may_go_to(self, queue: PartitionQueue, node_id: int) -> bool:
-        """Whether sending to this node keeps the order, and the queue has an identity if it needs one."""
+        """Whether sending to this node keeps the order, and the queue has the identity that it needs."""
         if queue.node_id != node_id and queue.awaits_response:
-            return False  # wait for the responses of the former leader first
+            return False  # responses of the former leader are outstanding
         return not self._is_idempotent or self._has_identity(queue)
 
     def _has_identity(self, queue: PartitionQueue) -> bool:
         if queue.producer_id != NO_PRODUCER_ID and not queue.needs_producer_id:
             return True
         if queue.in_flight:
-            return queue.producer_id != NO_PRODUCER_ID  # a batch is resent under its own identity
+            return queue.producer_id != NO_PRODUCER_ID  # batches are resent with the identity that they have
         if self._is_transactional:
             if self._transaction is None or queue.needs_producer_id:
                 return False
@@ -424,9 +419,9 @@ class Accumulator:
             self.ready.pop(queue, None)
 
     def _next_flight(self, queue: PartitionQueue, now_ms: int, room_bytes: int) -> InFlightBatch | None:
-        """Return the batch to send next for ``queue``: a retry, or one made of closed batches.
+        """Return the batch to send next for ``queue``: a retry, or a batch made of closed batches.
 
-        None if there is none, or if it is larger than ``room_bytes``.
+        Return None if there is no such batch, or if the batch is larger than ``room_bytes``.
         """
         again = queue.next_resend()
         if again is not None:
@@ -444,7 +439,7 @@ class Accumulator:
         return InFlightBatch(queue, [first], first.size_bytes)
 
     def _coalesce(self, queue: PartitionQueue, first: PendingBatch, limit_bytes: int) -> InFlightBatch:
-        """Combine ``first`` with as many closed batches behind it as one record batch may hold."""
+        """Combine ``first`` with as many of the following closed batches as one record batch may hold."""
         batches, size_bytes, record_count = [first], first.size_bytes, first.record_count
         while queue.closed:
             more = queue.closed[0]
@@ -463,7 +458,7 @@ class Accumulator:
     def on_acknowledged(
         self, flight: InFlightBatch, base_offset: int, log_append_time_ms: int, now_ms: int
     ) -> list[PendingBatch]:
-        """Complete the batches appended at ``base_offset`` (NO_OFFSET with acks=0). Returns them."""
+        """Complete the batches appended at ``base_offset`` (NO_OFFSET with acks=0), and return them."""
         if not flight.awaits_response:
             return []  # its transaction has ended
         offset = base_offset
@@ -475,6 +470,7 @@ class Accumulator:
             if base_offset != NO_OFFSET:
                 offset += batch.record_count
         queue = flight.queue
+        queue.last_error = None
         queue.acknowledge(flight)
         self._resume(queue, now_ms, 0.5)
         return finished
@@ -482,10 +478,11 @@ class Accumulator:
     def on_failed(
         self, flight: InFlightBatch, error: Exception, now_ms: int, chance: float, *, was_sent: bool = True
     ) -> list[PendingBatch]:
-        """Retry, split or fail a batch after an error or a missing response. Returns failed batches."""
+        """Retry, split or fail a batch after an error or a missing response. Return the failed batches."""
         if not flight.awaits_response:
             return []  # its transaction has ended
         queue = flight.queue
+        queue.last_error = error
         live = [batch for batch in flight.batches if not batch.done]
         fate = queue.judge(flight, error, self.config.retries, was_sent=was_sent)
         if fate is not Fate.FAIL:
@@ -500,7 +497,7 @@ class Accumulator:
         return failed
 
     def nodes_of_old_leaders(self, leader_of: Callable[[TopicPartition], int]) -> list[int]:
-        """Return the nodes with batches in flight for partitions that another node leads now."""
+        """Return the nodes with batches in flight for partitions that another node now leads."""
         nodes: dict[int, None] = {}
         for queue in self._queues.values():
             if queue.awaits_response and leader_of(queue.tp) not in {queue.node_id, -1}:
@@ -508,12 +505,12 @@ class Accumulator:
         return list(nodes)
 
     def retry_now(self) -> None:
-        """End every pause, because the metadata has just changed."""
+        """End every retry pause, because the metadata has just changed."""
         for queue in list(self._retrying):
             self._release(queue)
 
     def _resume(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
-        """Continue after a response or a failure: resend, or send the batches behind."""
+        """Continue after a response or a failure: resend batches, or send the following batches."""
         self.ready.pop(queue, None)
         if queue.must_resolve:
             if queue.resolve():
@@ -524,7 +521,7 @@ class Accumulator:
         self._maybe_ready(queue, now_ms)
 
     def _pause(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
-        """Resume after the longest retry backoff in flight; at once if no batch failed on its own."""
+        """Pause for the longest retry backoff in flight; resume at once if no batch failed on its own."""
         failures = max(flight.failures for flight in queue.in_flight)
         collisions = max(flight.collisions for flight in queue.in_flight)
         pause_ms = self.backoff.delay_ms(failures, chance) if failures else 0
@@ -551,9 +548,12 @@ class Accumulator:
 _ANY_BYTES: Final = 2**62
 
 
-def _delivery_timeout(batch: PendingBatch, timeout_ms: int) -> DeliveryTimeoutError:
+def _delivery_timeout(
+    batch: PendingBatch, timeout_ms: int, last_error: Exception | None
+) -> DeliveryTimeoutError:
+    reason = f"; the last attempt failed: {last_error}" if last_error is not None else ""
     return DeliveryTimeoutError(
         f"{batch.topic}-{batch.partition}: no acknowledgement for {batch.record_count} records "
-        f"within {timeout_ms} ms; they may or may not be in the log",
+        f"within {timeout_ms} ms; they may or may not be in the log{reason}",
         hint="check whether the partition has a leader, or raise delivery.timeout.ms",
     )

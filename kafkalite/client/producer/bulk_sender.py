@@ -1,6 +1,6 @@
-"""Sends many records at once: columns of records, and prebuilt batches.
+"""Sends many records at once: columns of records, or prebuilt batches.
 
-Creates no object per record. Every call waits for room in buffer.memory. The records of one partition
+No object is created per record. Every call waits for room in buffer.memory. The records of each partition
 keep their order.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kafkalite.client.producer.columns import RecordColumns, split_by_partition, split_by_size
-from kafkalite.client.producer.delivery import BatchMetadata, batch_metadata, wait_done
+from kafkalite.client.producer.delivery import BatchDelivery, BatchMetadata, wait_done
 from kafkalite.client.producer.pending_batch import Encoded, PendingBatch
 from kafkalite.client.producer.placement import Placement, TopicQueues
 from kafkalite.client.producer.sender import Sender
@@ -20,9 +20,12 @@ from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import RecordBatchBuilder, build_batch
 from kafkalite.records.header import parse_header
 
+AnyBatch = RecordBatchBuilder | RecordBatch | Encoded
+"""A built batch, the bytes of a batch, or a builder."""
+
 
 class BulkSender:
-    """Sends columns and batches. ``check_may_send`` is called before and after waits."""
+    """Sends columns and batches. ``check_may_send`` is called before and after each wait."""
 
     def __init__(self, sender: Sender, placement: Placement, check_may_send: Callable[[int], int]) -> None:
         self._sender = sender
@@ -33,7 +36,7 @@ class BulkSender:
     async def send_columns(
         self, topic: str, columns: RecordColumns, partition: int | None, number: int
     ) -> list[BatchMetadata]:
-        """Implement ``Producer.send_many`` in transaction ``number`` (see ``check_may_send``)."""
+        """Implement ``Producer.send_many`` for transaction ``number`` (see ``check_may_send``)."""
         target = await self._placement.topic(topic)
         self._check_may_send(number)
         plan = self._plan(target, columns, partition)
@@ -47,7 +50,7 @@ class BulkSender:
                     part.headers,
                     codec=self.config.codec,
                     level=self.config.compression_level,
-                    is_sealed=not self.config.enable_idempotence,  # else sealed when its sequence is known
+                    is_sealed=not self.config.enable_idempotence,  # else sealed when the sequence is known
                 )
                 if chosen is None:
                     chosen = self._placement.next_partition(target)
@@ -61,12 +64,10 @@ class BulkSender:
             for batch in batches:
                 await wait_done(batch)
         for batch in batches:
-            batch.observe_all()
-        return [batch_metadata(batch) for batch in batches]
+            batch.observe()
+        return [BatchDelivery(batch).result() for batch in batches]
 
-    async def queue(
-        self, topic: str, partition: int, batch: RecordBatchBuilder | RecordBatch | Encoded
-    ) -> PendingBatch:
+    async def queue(self, topic: str, partition: int, batch: AnyBatch) -> PendingBatch:
         """Implement ``Producer.queue_batch``."""
         number = self._check_may_send(0)
         encoded: Encoded
@@ -93,7 +94,7 @@ class BulkSender:
     def _plan(
         self, topic: TopicQueues, columns: RecordColumns, partition: int | None
     ) -> list[tuple[int | None, RecordColumns]]:
-        """Return (partition, records) of each batch. Partition None is chosen when the batch is sent."""
+        """Return (partition, records) of each batch. A partition of None is chosen when the batch is sent."""
         by_partition: list[tuple[int | None, RecordColumns]] = []
         if partition is not None:
             by_partition.append((self._placement.choose(topic, None, None, partition), columns))
@@ -119,19 +120,22 @@ class BulkSender:
         *,
         is_own: bool,
     ) -> PendingBatch:
-        """Add a built batch when there is room, and send. ``is_own``: its buffer is not shared."""
+        """Wait for room, add a built batch and send it. If ``is_own``, its buffer is not shared."""
         sender = self._sender
         if not sender.accumulator.has_room(len(encoded)):
             number = self._check_may_send(0)
             await sender.wait_for_bytes(len(encoded))
             self._check_may_send(number)
-        batch = PendingBatch(topic, partition, limit_bytes=0, limit_records=0)
-        batch.prebuilt = encoded
-        batch.owns_prebuilt = is_own
-        batch.size_bytes = len(encoded)
-        batch.common_timestamp_ms = timestamp_ms
-        batch.close()
-        batch.record_count = record_count
+        batch = PendingBatch(
+            topic,
+            partition,
+            common_timestamp_ms=timestamp_ms,
+            prebuilt=encoded,
+            owns_prebuilt=is_own,
+            size_bytes=len(encoded),
+            record_count=record_count,
+            closed=True,
+        )
         queue = sender.accumulator.queue(TopicPartition(topic, partition))
         sender.accumulator.add_batch(queue, batch, sender.now_ms())
         sender.drain()

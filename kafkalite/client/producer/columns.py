@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
-from kafkalite.client.producer.pending_batch import (
-    BATCH_OVERHEAD_BYTES,
-    RECORD_OVERHEAD_BYTES,
-    record_size,
-)
+from kafkalite.client.producer.pending_batch import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, record_size
 from kafkalite.errors import RecordError, RecordTooLargeError
 from kafkalite.model import Headers
 
@@ -20,7 +17,7 @@ Item = bytes | None
 
 @dataclass(frozen=True, slots=True)
 class RecordColumns:
-    """Invariant: ``keys``, ``headers`` and a list of ``timestamps_ms`` are as long as ``values``."""
+    """Invariant: ``keys``, ``headers`` and ``timestamps_ms``, if sequences, are as long as ``values``."""
 
     values: Sequence[Item]
     keys: Sequence[Item] | None
@@ -44,28 +41,22 @@ class RecordColumns:
                 )
 
     def part(self, start: int, stop: int) -> RecordColumns:
-        """Return the records [start, stop)."""
-        timestamps = self.timestamps_ms
-        return RecordColumns(
-            self.values[start:stop],
-            None if self.keys is None else self.keys[start:stop],
-            timestamps if isinstance(timestamps, int) else timestamps[start:stop],
-            None if self.headers is None else self.headers[start:stop],
-        )
+        """Return the records from ``start`` (inclusive) to ``stop`` (exclusive)."""
+        return self._each(lambda column: column[start:stop])
 
     def pick(self, indexes: Sequence[int]) -> RecordColumns:
-        """Return the records at ``indexes``, in that order."""
-        timestamps = self.timestamps_ms
-        return RecordColumns(
-            [self.values[index] for index in indexes],
-            None if self.keys is None else [self.keys[index] for index in indexes],
-            timestamps if isinstance(timestamps, int) else [timestamps[index] for index in indexes],
-            None if self.headers is None else [self.headers[index] for index in indexes],
-        )
+        """Return the records at ``indexes``, in this order."""
+        return self._each(lambda column: [column[index] for index in indexes])
+
+    def _each(self, select: Callable[[Any], Any]) -> RecordColumns:
+        def selected(column: Any) -> Any:
+            return column if column is None or isinstance(column, int) else select(column)
+
+        return RecordColumns(*map(selected, (self.values, self.keys, self.timestamps_ms, self.headers)))
 
 
 def split_by_partition(columns: RecordColumns, partitions: Sequence[int]) -> list[tuple[int, RecordColumns]]:
-    """Return (partition, its records in order), ascending. ``partitions`` has one entry per record."""
+    """Return (partition, records) pairs, sorted by partition. ``partitions`` has one entry per record."""
     present = sorted(set(partitions))
     if len(present) == 1:
         return [(present[0], columns)]
@@ -76,10 +67,9 @@ def split_by_partition(columns: RecordColumns, partitions: Sequence[int]) -> lis
 
 
 def split_by_size(columns: RecordColumns, limit_bytes: int, limit_records: int) -> Iterator[RecordColumns]:
-    """Yield parts of at most ``limit_bytes`` on the wire, before compression, and ``limit_records``, in
-    order.
+    """Yield, in order, parts of at most ``limit_records`` and ``limit_bytes`` on the wire, uncompressed.
 
-    Raises RecordTooLargeError before the first part if a single record is larger.
+    Raises RecordTooLargeError before the first part if a single record exceeds the limit.
     """
     count = len(columns)
     if columns.headers is None:

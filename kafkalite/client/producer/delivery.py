@@ -1,7 +1,7 @@
 """The awaitables that a producer returns for records and batches.
 
-A ``Delivery`` is a batch and an index in it. A future is created only when one is awaited. All
-deliveries of a batch complete with the batch.
+A ``Delivery`` refers to a batch and to an index in it. A future is created only for a delivery that is
+awaited. All deliveries of a batch complete together with the batch.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from kafkalite.client.cluster.connection import wake
-from kafkalite.client.producer.pending_batch import (
-    WHOLE_BATCH,
-    PendingBatch,
-)
+from kafkalite.client.cluster.signal import wake
+from kafkalite.client.producer.pending_batch import WHOLE_BATCH, PendingBatch
 from kafkalite.model import NO_OFFSET, RecordMetadata
 
+R = TypeVar("R")
+
 DeliveryCallback = Callable[["Delivery"], object]
-"""Called once per record, on the event loop, with its delivery, which is done by then."""
+"""Called on the event loop when a record is done, with the delivery of the record."""
 
 
 class BatchMetadata(NamedTuple):
@@ -29,7 +28,7 @@ class BatchMetadata(NamedTuple):
     partition: int
     base_offset: int
     record_count: int
-    timestamp_ms: int  #: of its first record; the append time if the topic uses it
+    timestamp_ms: int  #: the timestamp of the first record; the append time if the topic uses it
 
     @property
     def last_offset(self) -> int:
@@ -37,16 +36,55 @@ class BatchMetadata(NamedTuple):
         return NO_OFFSET if self.base_offset == NO_OFFSET else self.base_offset + self.record_count - 1
 
 
-class Delivery:
-    """The future of one record sent with ``send_nowait``.
+class PendingResult(Generic[R]):
+    """The base of BatchDelivery and Delivery."""
 
-    Await it, add a callback, or leave it to flush(). Cancelling a task that awaits it does not cancel
-    the record, which shares a batch with others.
-    """
-
-    __slots__ = ("batch", "index")
+    __slots__ = ("batch",)
 
     batch: PendingBatch
+    index: int  #: of the record, or WHOLE_BATCH
+
+    def done(self) -> bool:
+        return self.batch.done
+
+    def result(self) -> R:
+        """Return the position. Raises the error, or asyncio.InvalidStateError while it is pending."""
+        error = self.exception()
+        if error is not None:
+            raise error.with_traceback(None)
+        return self._metadata()
+
+    def exception(self) -> Exception | None:
+        """Return the error, or None if there is none. Raises InvalidStateError while it is pending."""
+        if not self.batch.done:
+            raise asyncio.InvalidStateError(f"{self!r}: await it, or wait for flush()")
+        self._see()
+        return self.batch.error
+
+    def _see(self) -> None:
+        if self.batch.error is not None:
+            self.batch.observe(self.index)
+
+    def _metadata(self) -> R:
+        raise NotImplementedError
+
+    def __await__(self) -> Generator[Any, None, R]:
+        if not self.batch.done:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.batch.listeners.append((self.index, partial(wake, waiter)))
+            yield from waiter
+        return self.result()
+
+
+class Delivery(PendingResult[RecordMetadata]):
+    """The future of one record sent with ``send_nowait``.
+
+    Await it, add a callback, or leave it to flush(). Cancelling a task that awaits it does not cancel the
+    record, because other records share its batch.
+    """
+
+    __slots__ = ("index",)
+
     index: int
 
     def __init__(self, batch: PendingBatch, index: int) -> None:
@@ -54,49 +92,21 @@ class Delivery:
         self.index = index
 
     def __repr__(self) -> str:
-        batch = self.batch
-        if not batch.done:
-            return f"<Delivery to {_place(batch)}, pending>"
+        batch, state = self.batch, "pending"
         if batch.error is not None:
-            return f"<Delivery to {_place(batch)}, failed: {batch.error}>"
-        return f"<Delivery to {_place(batch)}, acknowledged at offset {self._offset()}>"
-
-    def done(self) -> bool:
-        return self.batch.done
-
-    def result(self) -> RecordMetadata:
-        """Return the position. Raises the record's error, or asyncio.InvalidStateError while pending."""
-        error = self.exception()
-        if error is not None:
-            raise error.with_traceback(None)
-        return self._metadata()
-
-    def exception(self) -> Exception | None:
-        """Return the error, or None if acknowledged. Raises InvalidStateError while pending."""
-        batch = self.batch
-        if not batch.done:
-            raise asyncio.InvalidStateError(f"{self!r}: await it, or wait for flush()")
-        self._see()
-        return batch.error
+            state = f"failed: {batch.error}"
+        elif batch.done:
+            state = f"acknowledged at offset {self._offset()}"
+        where = batch.topic if batch.partition < 0 else f"{batch.topic}-{batch.partition}"
+        return f"<Delivery to {where}, {state}>"
 
     def add_callback(self, callback: DeliveryCallback) -> None:
-        """Call ``callback(delivery)`` once the record is acknowledged or failed. The error counts as seen."""
+        """Call ``callback(delivery)`` when the record is done. Its error then counts as seen."""
         if self.batch.done:
             self._see()
             asyncio.get_running_loop().call_soon(callback, self)
         else:
             self.batch.listeners.append((self.index, partial(callback, self)))
-
-    def _see(self) -> None:
-        if self.batch.error is not None:
-            self.batch.observed.add(self.index)
-
-    def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        if not self.batch.done:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.batch.listeners.append((self.index, partial(wake, waiter)))
-            yield from waiter
-        return self.result()
 
     def _offset(self) -> int:
         base_offset = self.batch.base_offset
@@ -107,10 +117,12 @@ class Delivery:
         return RecordMetadata(batch.topic, batch.partition, self._offset(), batch.timestamp_ms(self.index))
 
 
-class BatchDelivery:
+class BatchDelivery(PendingResult[BatchMetadata]):
     """The future of one batch queued with ``queue_batch``. Await it, or leave it to flush()."""
 
-    __slots__ = ("batch",)
+    __slots__ = ()
+
+    index = WHOLE_BATCH
 
     def __init__(self, batch: PendingBatch) -> None:
         self.batch = batch
@@ -118,46 +130,16 @@ class BatchDelivery:
     def __repr__(self) -> str:
         return f"<BatchDelivery of {self.batch!r}>"
 
-    def done(self) -> bool:
-        return self.batch.done
-
-    def result(self) -> BatchMetadata:
-        """Return the batch's position. Raises its error, or asyncio.InvalidStateError while it is pending."""
-        if not self.batch.done:
-            raise asyncio.InvalidStateError(f"{self!r}: await it, or wait for flush()")
-        return batch_metadata(self.batch)
-
-    def exception(self) -> Exception | None:
-        """Return the error, or None if acknowledged. Raises InvalidStateError while pending."""
-        if not self.batch.done:
-            raise asyncio.InvalidStateError(f"{self!r}: await it, or wait for flush()")
-        if self.batch.error is not None:
-            self.batch.observe_all()
-        return self.batch.error
-
-    def __await__(self) -> Generator[Any, None, BatchMetadata]:
-        yield from wait_done(self.batch).__await__()
-        return batch_metadata(self.batch)
-
-
-def _place(batch: PendingBatch) -> str:
-    return batch.topic if batch.partition < 0 else f"{batch.topic}-{batch.partition}"
+    def _metadata(self) -> BatchMetadata:
+        batch = self.batch
+        return BatchMetadata(
+            batch.topic, batch.partition, batch.base_offset, batch.record_count, batch.timestamp_ms(0)
+        )
 
 
 async def wait_done(batch: PendingBatch) -> None:
-    """Return when ``batch`` is done, with or without an error. Cancelling this does not affect the batch."""
+    """Wait until ``batch`` is done or has failed. Cancelling the wait does not affect the batch."""
     if not batch.done:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         batch.listeners.append((WHOLE_BATCH, partial(wake, waiter)))
         await waiter
-
-
-def batch_metadata(batch: PendingBatch) -> BatchMetadata:
-    """Return the metadata of a completed batch. Raises its error, which then counts as seen."""
-    assert batch.done, "wait for it first"
-    if batch.error is not None:
-        batch.observe_all()
-        raise batch.error.with_traceback(None)
-    return BatchMetadata(
-        batch.topic, batch.partition, batch.base_offset, batch.record_count, batch.timestamp_ms(0)
-    )

@@ -1,22 +1,22 @@
 """The batches of one partition, waiting and in flight, in the order of its log. Pure.
 
-An *in-flight batch* is sent as one record batch. On its first send it gets a position among the
-partition's in-flight batches and, from an idempotent producer, a *sequence number*. It keeps both, so
-that every retry sends the same bytes and the leader recognises duplicates (KIP-98, KIP-360, R28)::
+An *in-flight batch* is sent as one record batch. When it is first sent, it gets a position among the
+partition's in-flight batches and, from an idempotent producer, a *sequence number*. It keeps both, so that
+every retry sends the same bytes and the leader recognises duplicates (KIP-98, KIP-360, R28)::
 
     normal      all in-flight batches await responses, in order; more may join up to the limit
-    held        a batch failed: nothing is sent until all responses are in, then all are resent in order
-    abandoned   a batch expired or failed for good: it keeps its position, because the leader refuses what
-                follows a gap in the sequence. If a later batch is acknowledged, there is no gap; otherwise
-                the partition continues in the next producer epoch
+    held        a batch failed: nothing is sent until all responses have arrived, then all are resent
+    abandoned   a batch expired or failed for good. It keeps its position, because the leader refuses
+                batches after a gap in the sequence. If a later batch is acknowledged, there is no gap;
+                otherwise the partition continues in the next producer epoch
 
-A batch is *maybe written* after an attempt whose result is unknown; from then on it is only resent,
-byte for byte. A batch that is certainly not written may be packed again under the next epoch; nothing
-behind it in the same epoch can be written either.
+A batch is *maybe written* after an attempt whose result is unknown. From then on it is only resent, byte for
+byte. A batch that is certainly not written may be packed again under the next epoch. Later batches of the
+same epoch cannot be written either.
 
-In a transaction the identity is the transaction's: one epoch, and sequences from 0 in each partition
-(R31). Partitions have no next epoch of their own. A batch packed again reuses its unused sequence
-numbers. Nothing is sent behind an abandoned batch, because such a transaction can only be aborted.
+In a transaction, all partitions use the identity of the transaction: one epoch, and sequences from 0 in each
+partition (R31). There is no next epoch, so a batch that is packed again reuses its unused sequence numbers.
+No batch is sent after an abandoned batch, because such a transaction can only be aborted.
 """
 
 from __future__ import annotations
@@ -38,25 +38,19 @@ from kafkalite.errors import (
     OutOfOrderSequenceNumberError,
     UnknownProducerIdError,
 )
-from kafkalite.model import (
-    MAX_PRODUCER_EPOCH,
-    NO_PRODUCER_EPOCH,
-    NO_PRODUCER_ID,
-    NO_SEQUENCE,
-    TopicPartition,
-)
+from kafkalite.model import MAX_PRODUCER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, TopicPartition
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import Codec, parse_header, stamp_producer
 from kafkalite.records.single import NO_PRODUCER, build_single
 
-#: Leaders remember this many batches of a producer, so they can't detect duplicates of more.
+#: Leaders remember this many batches of a producer, so they cannot detect duplicates of older ones.
 MAX_IN_FLIGHT: Final = 5
-SEQUENCES: Final = 2**31  #: sequence numbers count records and wrap to 0
+SEQUENCES: Final = 2**31  #: sequence numbers count records and wrap around to 0
 
-# With a batch in flight, the next is sent only when this much waits, so that small batches are sent together.
+# While a batch is in flight, the next is sent only when this much waits, so that small batches are combined.
 PIPELINED_BYTES: Final = 128 * 1024
 
-#: After these errors the batch is certainly not in the log. After any other it may be.
+#: After these errors the batch is certainly not in the log. After any other error it may be in the log.
 _NOT_WRITTEN: Final = frozenset(
     {
         ErrorCode.CONCURRENT_TRANSACTIONS,
@@ -81,10 +75,10 @@ _NOT_WRITTEN: Final = frozenset(
 
 
 class Fate(enum.Enum):
-    """What to do with an in-flight batch after an error."""
+    """The decision on an in-flight batch after an error."""
 
-    RESEND = enum.auto()  #: the same bytes, after a pause
-    #: The same bytes, once the batches before it are done; not a failure of this batch.
+    RESEND = enum.auto()  #: resend the same bytes after a pause
+    #: Resend the same bytes when the batches before it are done. This is not a failure of this batch.
     RESEND_IN_ORDER = enum.auto()
     REPACK = enum.auto()  #: pack its records again under the next producer epoch
     FAIL = enum.auto()  #: fail its records with the error
@@ -92,7 +86,7 @@ class Fate(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class InFlightBatch:
-    """A record batch that has been or is about to be sent: one pending batch, or several coalesced in order.
+    """A record batch that was sent or will be sent next: one pending batch, or several coalesced in order.
 
     Invariant: once ``producer`` has a sequence, ``encoded`` never changes.
     """
@@ -102,14 +96,14 @@ class InFlightBatch:
     size_bytes: int
     awaits_response: bool = False
     failures: int = 0
-    collisions: int = 0  #: attempts that found the previous transaction still ending
+    collisions: int = 0  #: attempts refused because the previous transaction had not ended
     encoded: Encoded | None = None
     producer: tuple[int, int, int] = NO_PRODUCER  #: id, epoch, sequence of the first record
-    has_position: bool = False  #: it has been sent once
+    has_position: bool = False  #: whether it has been sent at least once
     was_first: bool = False  #: all batches before it were decided when it was last sent
     maybe_written: bool = False  #: it has a sequence, and an attempt may have written it
-    is_void: bool = False  #: certainly not written, and never to be written under its sequence
-    is_abandoned: bool = False  #: failed for good; keeps its position
+    is_void: bool = False  #: certainly not written, and never to be written with its sequence
+    is_abandoned: bool = False  #: failed for good, but keeps its position
 
     @property
     def record_count(self) -> int:
@@ -128,7 +122,7 @@ class InFlightBatch:
         return all(batch.done for batch in self.batches)
 
     def encode(self, codec: Codec, level: int | None) -> Encoded:
-        """Return the record batch's bytes. They are built once, so that a retry sends the same."""
+        """Return the bytes of the record batch. They are built once, so that a retry sends the same bytes."""
         if self.encoded is None:
             transactional = self.queue.is_transactional
             if self.batches[0].prebuilt is None:
@@ -139,7 +133,7 @@ class InFlightBatch:
 
 
 def _stamped(batch: PendingBatch, producer: tuple[int, int, int], transactional: bool) -> Encoded:
-    """Return the prebuilt bytes with this producer's identity, in a copy if the buffer is the user's."""
+    """Return the prebuilt bytes with this identity, copied if the user owns the buffer."""
     prebuilt = batch.prebuilt
     assert prebuilt is not None, "the batch is prebuilt"
     if producer == NO_PRODUCER and (
@@ -193,12 +187,12 @@ def _encode(
 
 @dataclass(slots=True, eq=False, repr=False)
 class PartitionQueue:
-    """Invariants: ``in_flight`` precedes ``closed``, which precedes ``open``; no record is in two of them.
+    """The queue of one partition. ``in_flight`` precedes ``closed``, which precedes ``open``.
 
-    With an idempotent producer, the sequences of the in-flight batches follow each other, abandoned
-    ones included, up to ``next_sequence``; gaps were acknowledged. Unless ``is_held``, batches that
-    await a response precede those that do not (abandoned ones aside), and no batch joins while there
-    are abandoned ones.
+    Invariants: no record is in two of these. With an idempotent producer, the sequences of the in-flight
+    batches, including abandoned ones, are consecutive up to ``next_sequence``, except for acknowledged
+    batches. Unless ``is_held``, batches that await a response precede live batches that do not, and no batch
+    joins while there is an abandoned one.
     """
 
     tp: TopicPartition
@@ -208,17 +202,18 @@ class PartitionQueue:
     #: Batches that were sent and are not decided, in the order of their sequences.
     in_flight: deque[InFlightBatch] = field(default_factory=deque)
     is_held: bool = False
-    retry_at_ms: int = 0  #: valid while held, without outstanding responses
-    node_id: int = -1  #: the node that in-flight batches were sent to
+    retry_at_ms: int = 0  #: valid while held, if no response is outstanding
+    node_id: int = -1  #: the node to which the in-flight batches were sent
+    last_error: Exception | None = None  #: of the last attempt, if it failed
     #: False after the broker refused a coalesced batch as too large (the topic's max.message.bytes).
     coalesce: bool = True
-    # The identity of the next batch. Each partition counts its own epochs: leaders compare them by
-    # partition, and no other producer has this producer id.
+    # The identity of the next batch. Each partition has its own epochs: leaders compare epochs by partition,
+    # and no other producer has this producer id.
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
     next_sequence: int = NO_SEQUENCE
-    needs_producer_id: bool = False  #: the current one can't be used any more
-    is_transactional: bool = False  #: the identity is that of a transaction
+    needs_producer_id: bool = False  #: the current producer id cannot be used any more
+    is_transactional: bool = False  #: the identity belongs to a transaction
 
     def __post_init__(self) -> None:
         assert 1 <= self.max_in_flight <= MAX_IN_FLIGHT, "leaders remember no more batches"
@@ -233,7 +228,7 @@ class PartitionQueue:
 
     @property
     def must_resolve(self) -> bool:
-        """Whether all responses are in, and ``resolve`` must run before anything is sent."""
+        """Whether all responses have arrived, and ``resolve`` must be called before any batch is sent."""
         if self.awaits_response:
             return False
         return self.is_held or (
@@ -241,7 +236,7 @@ class PartitionQueue:
         )
 
     def may_send(self, now_ms: int) -> bool:
-        """Whether something may be sent now, as far as this queue knows."""
+        """Whether a batch may be sent now. The leader and the identity are not considered."""
         if self.in_flight:
             if self.is_held:
                 return False
@@ -262,29 +257,29 @@ class PartitionQueue:
         return False
 
     def next_resend(self) -> InFlightBatch | None:
-        """Return the first in-flight batch that has to be resent, or None."""
+        """Return the first in-flight batch that must be resent, or None."""
         for flight in self.in_flight:
             if not flight.awaits_response and not flight.is_abandoned:
                 return flight
         return None
 
     def assign_producer_id(self, producer_id: int) -> None:
-        """Continue under a newly allocated producer id, from epoch 0 and sequence 0."""
+        """Continue with a newly allocated producer id, from epoch 0 and sequence 0."""
         assert not self.in_flight, "batches that were sent keep their identity"
         assert producer_id != self.producer_id, "the same id would reuse sequence numbers"
         self.producer_id, self.producer_epoch, self.next_sequence = producer_id, 0, 0
         self.needs_producer_id = False
 
     def join_transaction(self, producer_id: int, producer_epoch: int) -> None:
-        """Continue under a transaction's identity, from sequence 0."""
+        """Continue with the identity of a transaction, from sequence 0."""
         assert not self.in_flight and self.producer_id == NO_PRODUCER_ID, "the previous transaction has ended"
         self.producer_id, self.producer_epoch, self.next_sequence = producer_id, producer_epoch, 0
         self.is_transactional = True
 
     def leave_transaction(self) -> None:
-        """Drop the identity and all in-flight batches; their responses will be ignored.
+        """Drop the identity and all in-flight batches. Their responses will be ignored.
 
-        Late batches can do no harm, because their epoch ends with the transaction (R31).
+        Leaders refuse late batches, because their epoch ends with the transaction (R31).
         """
         for flight in self.in_flight:
             flight.awaits_response = False
@@ -294,7 +289,7 @@ class PartitionQueue:
         self.next_sequence = NO_SEQUENCE
 
     def mark_sent(self, flight: InFlightBatch, node_id: int) -> None:
-        """Record that ``flight`` is sent now, for the first time or again."""
+        """Record that ``flight`` is sent now, for the first time or as a retry."""
         assert not (self.is_held or flight.awaits_response or flight.is_abandoned), "it may not be sent now"
         if not flight.has_position:
             if self.producer_id != NO_PRODUCER_ID:
@@ -308,7 +303,7 @@ class PartitionQueue:
         self.node_id = node_id
 
     def _is_first(self, flight: InFlightBatch) -> bool:
-        """Whether only abandoned batches precede it."""
+        """Whether only abandoned batches precede ``flight``."""
         for before in self.in_flight:
             if before is flight:
                 return True
@@ -319,7 +314,7 @@ class PartitionQueue:
     # --- responses -----------------------------------------------------------------------------
 
     def acknowledge(self, flight: InFlightBatch) -> None:
-        """Remove an acknowledged batch, and abandoned ones before it: lower sequences are decided."""
+        """Remove an acknowledged batch and the abandoned batches before it, whose sequences are decided."""
         flight.awaits_response = False
         in_flight = self.in_flight
         if in_flight[0] is flight:
@@ -331,7 +326,7 @@ class PartitionQueue:
         in_flight.extend(flights[position + 1 :])
 
     def judge(self, flight: InFlightBatch, error: Exception, retries: int, *, was_sent: bool) -> Fate:
-        """Decide what to do with a batch after ``error``, and hold the in-flight batches.
+        """Decide how to continue with a batch after ``error``, and hold the in-flight batches.
 
         ``was_sent`` is False if the batch was not written to a connection.
         """
@@ -354,34 +349,33 @@ class PartitionQueue:
             return Fate.FAIL
         if isinstance(error, MessageTooLargeError) and not flight.maybe_written:
             if sum(not batch.done for batch in flight.batches) > 1:
-                self.coalesce = False  # from now on, do not coalesce: only that made the batch too large
+                self.coalesce = False  # only coalescing made the batch too large: stop coalescing
                 return Fate.REPACK
             return Fate.FAIL
         if not is_retriable(error):
             return Fate.FAIL
         if isinstance(error, ConcurrentTransactionsError):
-            flight.collisions += 1  # the condition passes by itself
+            flight.collisions += 1  # the condition ends without a change of the batch
             return Fate.RESEND
         flight.failures += 1
         return Fate.RESEND if flight.failures <= retries else Fate.FAIL
 
     def _fate_of_gap(self, flight: InFlightBatch, error: Exception) -> Fate:
-        """Decide what to do with a batch when the leader misses records before it."""
+        """Decide how to continue with a batch if the leader lacks records before it."""
         if not flight.was_first:
-            # The batches before it were undecided when it was sent; resend after them.
+            # The batches before it were undecided when it was sent. Resend it after them.
             return Fate.RESEND_IN_ORDER
         if self.is_transactional:
-            return Fate.FAIL  # leaders never forget records of an open transaction (R29), so they were lost
+            return Fate.FAIL  # leaders keep the records of an open transaction (R29), so records were lost
         if flight.maybe_written or flight.producer[2] <= 0:
-            return Fate.FAIL  # it may be written: packed again, it could be duplicated
+            return Fate.FAIL  # it may be written, so packing it again could duplicate it
         if self.in_flight[0] is not flight:
-            return Fate.REPACK  # the leader misses an abandoned batch
-        # All batches before it were acknowledged. If retention removed them, that is fine; a loss must be
-        # reported.
+            return Fate.REPACK  # the leader lacks an abandoned batch
+        # All batches before it were acknowledged. Retention may have removed them; a loss must be reported.
         return Fate.REPACK if isinstance(error, UnknownProducerIdError) else Fate.FAIL
 
     def abandon(self, flight: InFlightBatch) -> None:
-        """Mark a batch whose records have all failed. It keeps its position if it has a sequence."""
+        """Mark a batch whose records have all failed as abandoned. Without a sequence, remove it instead."""
         assert not flight.awaits_response and flight.all_done, "its response may still arrive"
         self.is_held = True
         if flight.is_sequenced:
@@ -392,11 +386,11 @@ class PartitionQueue:
             self.in_flight.remove(flight)
 
     def resolve(self) -> bool:
-        """Decide how to continue when all responses are in.
+        """Decide how to continue when all responses have arrived.
 
-        If there is a gap and no later batch can have been written, starts the next epoch, or in a
-        transaction goes back to the first unused sequence. Returns True if in-flight batches must be
-        resent; the queue stays held.
+        If there is a gap and no later batch can have been written, starts the next epoch, or in a transaction
+        returns to the first unused sequence. Returns True if in-flight batches must be resent; the queue then
+        stays held.
         """
         assert self.must_resolve, "responses are outstanding"
         self.is_held = True

@@ -1,7 +1,6 @@
-"""Chooses the batch of each record: partition, open batch, or a wait for the topic's metadata.
+"""Chooses the partition and batch of each record. Records wait here until their topic's metadata is known.
 
-``keyless`` and ``keyed`` are read by the producer's fast path. Their entries stay valid as long as the
-batch has room.
+The producer's fast path reads ``keyless`` and ``keyed``. Their entries stay valid while the batch has room.
 """
 
 # Tests: tests/client/test_producer.py
@@ -10,24 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from kafkalite.client.producer.delivery import Delivery
 from kafkalite.client.producer.partition_queue import PartitionQueue
 from kafkalite.client.producer.pending_batch import WHOLE_BATCH, PendingBatch
 from kafkalite.client.producer.sender import Sender
-from kafkalite.errors import (
-    BufferFullError,
-    KafkaliteError,
-    RecordError,
-    UnknownTopicOrPartitionError,
-    broker_error,
-)
+from kafkalite.errors import BufferFullError, KafkaliteError, UnknownTopicOrPartitionError, broker_error
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Headers, TopicPartition
 from kafkalite.records.header import Codec
 from kafkalite.records.partitioners import Hash, Partitioner, RoundRobinPerBatch, Sticky
 
-MAX_REMEMBERED_KEYS: Final = 100_000  # per topic; then all are forgotten, and hashes computed again
+MAX_REMEMBERED_KEYS: Final = 100_000  # per topic; above this, all are forgotten and computed again
 
 
 class OutgoingRecord(NamedTuple):
@@ -41,33 +35,28 @@ class OutgoingRecord(NamedTuple):
     size_bytes: int
 
 
+@dataclass(slots=True)
 class TopicQueues:
-    """Invariant: ``queues[n].tp.partition == n``."""
+    """The queues of a topic's partitions. Invariant: ``queues[n].tp.partition == n``."""
 
-    __slots__ = ("name", "queues")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.queues: list[PartitionQueue] = []
+    name: str
+    queues: list[PartitionQueue] = field(default_factory=list)
 
 
+@dataclass(slots=True)
 class _Parked:
-    """Records of a topic without metadata yet. ``batch`` only holds their listeners."""
+    """Records of a topic whose metadata is missing. ``batch`` only holds their listeners."""
 
-    __slots__ = ("batch", "records", "reserved_bytes", "timer")
-
-    def __init__(self, topic: str, timer: asyncio.TimerHandle) -> None:
-        self.batch = PendingBatch(topic, -1, limit_bytes=0, limit_records=0)
-        self.records: list[tuple[Delivery, OutgoingRecord]] = []
-        self.reserved_bytes = 0
-        self.timer = timer
+    batch: PendingBatch
+    timer: asyncio.TimerHandle
+    records: list[tuple[Delivery, OutgoingRecord]] = field(default_factory=list)
+    reserved_bytes: int = 0
 
 
 class Placement:
     """Puts records into batches of the sender's accumulator.
 
-    Invariant: a topic is parked or placed, never both, so records keep their order when its metadata
-    arrives.
+    Invariant: a topic is either parked or placed, so that records keep their order when its metadata arrives.
     """
 
     def __init__(self, sender: Sender, partitioner: Partitioner) -> None:
@@ -77,17 +66,15 @@ class Placement:
         self._accumulator = sender.accumulator
         self._cluster = sender.cluster
         self._partitioner = partitioner
-        #: Whether the partition of keyless records is chosen per batch, not per record.
+        #: Whether the partition of keyless records is chosen per batch instead of per record.
         self.places_batches = isinstance(partitioner, RoundRobinPerBatch | Sticky)
         self.keyless = self._last_keyless if self.places_batches else {}
         self._hashes_keys = isinstance(partitioner, RoundRobinPerBatch | Sticky | Hash)
         config = sender.config
-        #: Whether an awaited record may be sent at once, without an open batch: see ``send_alone``.
+        #: Whether an awaited record may be sent at once without an open batch, see ``send_alone``.
         self.sends_alone = self._hashes_keys and config.linger_ms == 0 and config.codec is Codec.NONE
         self.topics: dict[str, TopicQueues] = {}
         self._parked: dict[str, _Parked] = {}
-
-    # --- placing -------------------------------------------------------------------------------
 
     def put(self, topic: str, record: OutgoingRecord) -> Delivery:
         """Add ``record`` to its batch, or park it. Raises BufferFullError, UnknownTopicOrPartitionError."""
@@ -99,10 +86,9 @@ class Placement:
     def send_alone(
         self, name: str, value: bytes, key: bytes | None, timestamp_ms: int
     ) -> PendingBatch | None:
-        """Send one record at once in a batch of its own. Returns None, without effect, if that is not
-        possible.
+        """Send one record at once in its own batch. If that is not possible, do nothing and return None.
 
-        With linger.ms=0 this saves opening and closing a batch for a record that the caller awaits.
+        With linger.ms=0, this avoids opening and closing a batch for a record that the caller awaits.
         """
         topic = self.topics.get(name)
         if topic is None or not self.sends_alone:
@@ -125,7 +111,7 @@ class Placement:
         return batch
 
     def _place(self, topic: TopicQueues, record: OutgoingRecord, *, forced: bool) -> tuple[PendingBatch, int]:
-        """Append to the open batch of the record's partition, or to a new one. Raises BufferFullError."""
+        """Append to the open batch of the record's partition, or to a new batch. Raises BufferFullError."""
         value, key, partition, timestamp_ms, headers, size_bytes = record
         accumulator, now_ms = self._accumulator, self._sender.now_ms()
         is_keyless = key is None and partition is None
@@ -133,7 +119,7 @@ class Placement:
         batch = queue.open
         if batch is not None and not batch.has_room(size_bytes):
             accumulator.close_batch(queue, now_ms)
-            if is_keyless and self.places_batches:  # a full batch: go to the next partition
+            if is_keyless and self.places_batches:  # the batch is full: choose another partition
                 queue = topic.queues[self.choose(topic, None, value, None)]
             batch = queue.open
             if batch is not None and not batch.has_room(size_bytes):
@@ -169,7 +155,7 @@ class Placement:
     def choose_all(
         self, topic: TopicQueues, keys: Sequence[bytes | None] | None, values: Sequence[bytes | None]
     ) -> list[int]:
-        """Return the partition of each record; each key is hashed once. Raises the errors of ``choose``."""
+        """Return the partition of each record. Each key is hashed once. Raises the errors of ``choose``."""
         if keys is None:
             return [self.choose(topic, None, value, None) for value in values]
         if not self._hashes_keys:
@@ -178,14 +164,14 @@ class Placement:
         return [partition_of[key] for key in keys]
 
     def next_partition(self, topic: TopicQueues) -> int:
-        """Return the partition of a whole batch of keyless records. The next batch goes to another one."""
+        """Return a partition for a batch of keyless records. The next batch goes to another partition."""
         partition = self.choose(topic, None, None, None)
         self._last_keyless.pop(topic.name, None)
         self._partitioner.on_batch_closed(topic.name, partition)
         return partition
 
     def _note_closed(self, topic: str) -> None:
-        """Notify the partitioner if the last batch of keyless records has closed."""
+        """Notify the partitioner if the last batch of keyless records was closed."""
         batch = self._last_keyless.get(topic)
         if batch is not None and batch.closed:
             del self._last_keyless[topic]
@@ -197,10 +183,8 @@ class Placement:
             queues.clear()
         queues[key] = queue
 
-    # --- topics --------------------------------------------------------------------------------
-
     async def topic(self, name: str) -> TopicQueues:
-        """Return the topic when its metadata is known. Raises its BrokerError, after max.block.ms at most."""
+        """Wait for the topic's metadata and return its queues. Raises its BrokerError after max.block.ms."""
         deadline_ms = self._sender.now_ms() + self._sender.config.max_block_ms
         await self._cluster.topic_partition_count(name, deadline_ms)
         topic = self.topics.get(name) or self._know(name)
@@ -208,7 +192,7 @@ class Placement:
         return topic
 
     def _know(self, name: str) -> TopicQueues | None:
-        """Return the topic with a queue per partition if its metadata is known; otherwise request it."""
+        """Return the topic with a queue per partition if its metadata is known. Otherwise return None."""
         self._cluster.track(name)
         count = self._cluster.metadata.partition_count(name)
         if count is None:
@@ -216,13 +200,13 @@ class Placement:
         topic = self.topics.setdefault(name, TopicQueues(name))
         for partition in range(len(topic.queues), count):
             topic.queues.append(self._accumulator.queue(TopicPartition(name, partition)))
-        self.keyed.pop(name, None)  # with more partitions a key may belong to another one
+        self.keyed.pop(name, None)  # with more partitions, a key may belong to another partition
         if name in self._parked:
             self._unpark(name, topic)
         return topic
 
     def on_cluster_change(self) -> None:
-        """Handle new metadata: added partitions, new topics, unusable topics."""
+        """Handle new metadata: added partitions, new topics, topics that cannot be used."""
         metadata = self._cluster.metadata
         for name, topic in self.topics.items():
             if (metadata.partition_count(name) or 0) > len(topic.queues):
@@ -236,8 +220,6 @@ class Placement:
             elif self._know(name) is None:
                 self._cluster.request_refresh()
 
-    # --- parked records ------------------------------------------------------------------------
-
     @property
     def parked_batches(self) -> list[PendingBatch]:
         return [parked.batch for parked in self._parked.values()]
@@ -248,7 +230,7 @@ class Placement:
             raise self._buffer_full()
         parked = self._parked.get(topic)
         if parked is None:
-            parked = self._parked[topic] = _Parked(topic, self._give_up_later(topic))
+            parked = self._parked[topic] = _Parked(PendingBatch(topic, -1), self._give_up_later(topic))
             self._cluster.request_refresh(urgent=True)
         accumulator.free_bytes -= record.size_bytes
         parked.reserved_bytes += record.size_bytes
@@ -269,7 +251,7 @@ class Placement:
         return parked
 
     def _unpark(self, name: str, topic: TopicQueues) -> None:
-        """Move the records of a newly known topic to their batches, in the order they came."""
+        """Move the records of a newly known topic to their batches, in the order of their arrival."""
         parked = self._take_parked(name)
         refused: list[tuple[Delivery, Exception]] = []
         for delivery, record in parked.records:
@@ -277,14 +259,14 @@ class Placement:
                 delivery.batch, delivery.index = self._place(topic, record, forced=True)
             except (
                 Exception
-            ) as cause:  # only this record fails: no such partition, or the user's partitioner raised
+            ) as cause:  # only this record fails: its partition is missing, or the user's partitioner raised
                 refused.append((delivery, cause))
         listeners: dict[int, list[Callable[[], object]]] = {}
         for index, listener in parked.batch.listeners:
             listeners.setdefault(index, []).append(listener)
         for delivery, error in refused:
             index = delivery.index
-            delivery.batch, delivery.index = PendingBatch(name, -1, limit_bytes=0, limit_records=0), 0
+            delivery.batch, delivery.index = PendingBatch(name, -1), 0
             delivery.batch.listeners = [(0, listener) for listener in listeners.pop(index, [])]
             self._fail(delivery.batch, 1, error)
         for index, waiting in listeners.items():
@@ -292,7 +274,7 @@ class Placement:
                 if index == WHOLE_BATCH:
                     listener()
                 elif (delivery := parked.records[index][0]).batch.done:
-                    listener()  # it failed with its transaction, because of a refused record
+                    listener()  # it failed with its transaction because of a refused record
                 else:
                     delivery.batch.listeners.append((delivery.index, listener))
 
@@ -306,12 +288,12 @@ class Placement:
 
     def refuse(self, topic: str, error: Exception) -> Delivery:
         """Return a delivery of one record that has already failed."""
-        batch = PendingBatch(topic, -1, limit_bytes=0, limit_records=0)
+        batch = PendingBatch(topic, -1)
         self._fail(batch, 1, error)
         return Delivery(batch, 0)
 
     def _fail(self, batch: PendingBatch, record_count: int, error: Exception) -> None:
-        batch.close()
+        batch.closed = True
         batch.record_count = record_count
         batch.complete(NO_OFFSET, NO_TIMESTAMP, error)
         self._sender.finish([batch])
@@ -321,28 +303,3 @@ class Placement:
             f"buffer.memory ({self._sender.config.buffer_memory} bytes) is full of unacknowledged records",
             hint="await wait_for_room() or flush(), or raise buffer.memory",
         )
-
-
-def own_bytes(what: str, value: Any) -> bytes | None:
-    """Return ``value`` as immutable bytes. Raises RecordError."""
-    if value is None or type(value) is bytes:
-        return value
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    raise RecordError(
-        f"the {what} of a record must be bytes or None, not {type(value).__name__}",
-        hint="encode it first, for example text.encode() or json.dumps(it).encode()",
-    )
-
-
-def own_headers(headers: Any) -> Headers:
-    """Return the headers, validated here so that they can't fail a whole batch later. Raises RecordError."""
-    try:
-        pairs = tuple((name, content) for name, content in headers)
-    except (TypeError, ValueError):
-        pairs = None
-    if pairs is None or not all(
-        isinstance(name, str) and (content is None or isinstance(content, bytes)) for name, content in pairs
-    ):
-        raise RecordError(f"headers must be (name, bytes or None) pairs, not {headers!r}")
-    return pairs

@@ -1,8 +1,8 @@
 """Producer: the public class.
 
-``accumulator`` decides what is sent and retried, ``placement`` chooses a record's batch, ``sender``
-does the requests. ``send_nowait`` handles the common record (bytes, an open batch with room) in one
-function without calls into other modules; everything else goes through ``_put``.
+``accumulator`` decides which batches are sent and retried, ``placement`` chooses a record's batch, and
+``sender`` sends the requests. ``send_nowait`` handles the common case (a record of bytes, and an open batch
+with room) in one function without calls into other modules. ``_put`` handles all other cases.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self, Unpack
 
 from kafkalite.client.config import BootstrapServers, ProducerSettings, merged, producer_config
-from kafkalite.client.producer.bulk_sender import BulkSender
+from kafkalite.client.producer.bulk_sender import AnyBatch, BulkSender
 from kafkalite.client.producer.columns import RecordColumns
 from kafkalite.client.producer.delivery import (
     BatchDelivery,
@@ -24,11 +24,8 @@ from kafkalite.client.producer.delivery import (
     DeliveryCallback,
     wait_done,
 )
-from kafkalite.client.producer.pending_batch import (
-    RECORD_OVERHEAD_BYTES,
-    record_size,
-)
-from kafkalite.client.producer.placement import OutgoingRecord, Placement, own_bytes, own_headers
+from kafkalite.client.producer.pending_batch import RECORD_OVERHEAD_BYTES, record_size
+from kafkalite.client.producer.placement import OutgoingRecord, Placement
 from kafkalite.client.producer.sender import ProducerStatistics, Sender
 from kafkalite.client.producer.transaction_manager import (
     GroupConsumer,
@@ -46,22 +43,23 @@ from kafkalite.errors import (
 )
 from kafkalite.log_fields import Fields
 from kafkalite.model import GroupMetadata, Headers, RecordMetadata, TopicPartition
-from kafkalite.records.batch import RecordBatch
-from kafkalite.records.builder import RecordBatchBuilder
+from kafkalite.records.builder import own_bytes
+from kafkalite.records.columns import checked_headers
 from kafkalite.records.partitioners import PartitionFunction, make_partitioner
 from kafkalite.rng import Rng, system_rng
 
 logger = logging.getLogger(__name__)
 
 PartitionerChoice = str | PartitionFunction
-"""``roundrobin``, ``sticky``, ``random``, ``hash``, or a function (topic, key, value, partition count) ->
-partition.
+"""``roundrobin``, ``sticky``, ``random``, ``hash``, or a function that returns a partition.
+
+The function receives (topic, key, value, partition count).
 """
 
 RecordHeaders = Sequence[tuple[str, bytes | None]]
 
-# After an exception in the body of ``async with``, accepted records get this long to be delivered: enough for
-# a healthy cluster, without delaying the exception or Ctrl-C on a failing one.
+# After an exception in the body of ``async with``, accepted records may be delivered for this time. It is
+# enough for a healthy cluster, and it does not delay the exception or Ctrl-C much if the cluster fails.
 CLOSE_AFTER_ERROR_MS: Final = 1_000
 
 
@@ -74,16 +72,16 @@ class Producer:
             metadata = await producer.send("orders", b"...", key=b"42")     # acknowledged
             delivery = producer.send_nowait("orders", b"...")               # batched; await it or flush()
 
-    Settings are those of ``config.PRODUCER_OPTIONS``, as keyword arguments or, dotted, in ``config``;
-    arguments take precedence.
+    Settings are those of ``config.PRODUCER_OPTIONS``, given as keyword arguments or, by dotted name, in
+    ``config``. Keyword arguments take precedence.
 
-    No failure is silent: ``flush`` and ``close`` raise DeliveryFailedError if records failed that were
-    neither awaited nor had a callback. Leaving ``async with`` normally flushes and closes. After an
-    exception, accepted records get CLOSE_AFTER_ERROR_MS, and a note on the exception counts the
-    undelivered ones.
+    No failure is silent: ``flush`` and ``close`` raise DeliveryFailedError for failed records that were not
+    awaited and had no callback. Leaving ``async with`` normally flushes and closes. After an exception,
+    accepted records may be delivered for CLOSE_AFTER_ERROR_MS, and a note on the exception gives the number
+    of undelivered records.
 
-    With a ``transactional_id``, records are only sent in transactions (see ``transaction``):
-    ``read_committed`` consumers receive all records of one, or none.
+    With a ``transactional_id``, records are sent only in transactions (see ``transaction``): consumers with
+    ``read_committed`` receive either all records of a transaction or none.
     """
 
     def __init__(
@@ -111,8 +109,8 @@ class Producer:
             self._transactions = self._manager(self.config.transactional_id)
         self._time_ns = time.time_ns if clock is None else lambda: clock.wall_ms() * 1_000_000
         self._state = "new"
-        self._sends_alone = False  # until the producer is open
-        # Read by the fast path. The dicts live as long as the placement; closing empties them.
+        self._sends_alone = False  # False until the producer is open
+        # Read by the fast path. The dictionaries live as long as the placement; closing empties them.
         self._keyless = self._placement.keyless
         self._keyed = self._placement.keyed
 
@@ -134,9 +132,8 @@ class Producer:
     async def start(self) -> Self:
         """Connect to the cluster. ``async with`` calls this. Raises ConnectionFailedError.
 
-        With a ``transactional_id``, abort the open transaction of the id's previous producer and fence
-        that producer. Raises the coordinator's BrokerError, RequestTimeoutError after
-        default.api.timeout.ms.
+        With a ``transactional_id``, abort the open transaction of the id's previous producer and fence that
+        producer. Raises the coordinator's BrokerError, and RequestTimeoutError after default.api.timeout.ms.
         """
         if self._state != "new":
             raise ClientClosedError(f"a producer starts once; this one is {self._state}")
@@ -169,9 +166,9 @@ class Producer:
     async def close(self, timeout_ms: int | None = None) -> None:
         """Deliver all accepted records, then close the connections. May be called twice.
 
-        ``timeout_ms`` limits the wait (None: each record's delivery.timeout.ms does); undelivered
-        records then fail with ClientClosedError. An open transaction is aborted. Raises
-        DeliveryFailedError if records failed and the errors were not seen.
+        After ``timeout_ms`` (None: the delivery.timeout.ms of each record), undelivered records fail with
+        ClientClosedError. An open transaction is aborted. Raises DeliveryFailedError for failed records whose
+        errors were not seen.
         """
         if self._state != "open":
             return
@@ -196,7 +193,7 @@ class Producer:
     async def flush(self) -> None:
         """Send all records accepted so far without lingering, and return when they are acknowledged.
 
-        Raises DeliveryFailedError if records failed that were neither awaited nor had a callback.
+        Raises DeliveryFailedError for failed records that were not awaited and had no callback.
         """
         self._check_open()
         await self._wait_all()
@@ -225,7 +222,7 @@ class Producer:
         return self._sender.statistics()
 
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
-        """Return the partitions of ``topic``, in order. Raises its BrokerError if it does not exist."""
+        """Return the partitions of ``topic`` in order. Raises its BrokerError if it does not exist."""
         self._check_open()
         return [queue.tp for queue in (await self._placement.topic(topic)).queues]
 
@@ -237,14 +234,14 @@ class Producer:
     def check_may_send(self, number: int = 0) -> int:
         """Raise the error that a send would raise now: ClientClosedError, or a transaction error.
 
-        Returns the transaction's number. Pass it again after a wait to check that the transaction is
+        Returns the number of the transaction. Pass it again after a wait to check that the transaction is
         still the same.
         """
         self._check_open()
         return 0 if self._transactions is None else self._transactions.state.check_may_send(number)
 
     def _on_change(self) -> None:
-        """Called when metadata arrived, or a connection opened, closed or accepts data again."""
+        """Called when metadata arrives, or when a connection opens, closes or accepts data again."""
         if self._state in {"open", "closing"}:
             self._placement.on_cluster_change()
             self._sender.on_cluster_change()
@@ -252,8 +249,9 @@ class Producer:
     # --- transactions --------------------------------------------------------------------------
 
     def transaction(self) -> Transaction:
-        """Return a transaction for ``async with``. Consumers with ``read_committed`` receive its records
-        at its end.
+        """Return a transaction for ``async with``.
+
+        Consumers with ``read_committed`` receive its records after it is committed.
 
         ::
 
@@ -261,9 +259,9 @@ class Producer:
                 producer.send_nowait("orders", b"...")
                 await transaction.send_offsets(consumer)
 
-        The end of the block commits. If a record failed, it raises TransactionAbortableError and the
-        transaction is aborted, as after an exception or a cancellation in the block. Raises
-        ProducerFencedError if this producer is fenced, RequestTimeoutError if the outcome is unknown.
+        The end of the block commits. If a record failed, it raises TransactionAbortableError and aborts the
+        transaction, as it does after an exception or a cancellation in the block. Raises ProducerFencedError
+        if this producer is fenced, and RequestTimeoutError if the outcome is unknown.
         """
         manager = self._transactional()
         return Transaction(manager, self.begin_transaction, self.commit_transaction, self.abort_transaction)
@@ -278,9 +276,9 @@ class Producer:
     async def commit_transaction(self) -> None:
         """Deliver all records of the transaction and commit it.
 
-        Raises TransactionAbortableError if something failed: nothing is committed, call
-        ``abort_transaction``. Raises ProducerFencedError, TransactionStateError. Raises
-        RequestTimeoutError if the outcome is unknown: call this again, which never commits twice.
+        Raises TransactionAbortableError if a part failed: nothing is committed, and ``abort_transaction``
+        must be called. Raises ProducerFencedError, TransactionStateError. Raises RequestTimeoutError if the
+        outcome is unknown: call this method again, which never commits twice.
         """
         transactions = self._transactional()
         self._check_open()
@@ -288,11 +286,10 @@ class Producer:
         await transactions.commit(self._wait_all)
 
     async def abort_transaction(self) -> None:
-        """Abort the transaction: its records are never visible to ``read_committed``, and unsent ones are
-        not sent.
+        """Abort the transaction. Its records are never visible to ``read_committed`` consumers.
 
-        Raises ProducerFencedError, TransactionStateError, and RequestTimeoutError, after which it may
-        be called again.
+        Records that were not sent yet are not sent. Raises ProducerFencedError, TransactionStateError, and
+        RequestTimeoutError, after which it may be called again.
         """
         transactions = self._transactional()
         self._check_open()
@@ -304,11 +301,11 @@ class Producer:
     ) -> None:
         """Commit consumed offsets as part of the open transaction (KIP-447).
 
-        ``offsets`` is a consumer with a group and without auto-commit, whose positions are sent in its
-        name, or a mapping of partitions to the next offset to read. With a mapping, ``group`` is the
-        result of ``Consumer.group_metadata()`` or the name of a group without members. Raises
-        CommitFailedError if the consumer was expelled from its group, and the same errors as
-        ``commit_transaction``. After any error the transaction can only be aborted.
+        ``offsets`` is a consumer, or a mapping of partitions to the next offset to read. The consumer must
+        have a group and no auto-commit; its own positions are sent. With a mapping, ``group`` is the result
+        of ``Consumer.group_metadata()`` or the name of a group without members. Raises CommitFailedError if
+        the consumer was expelled from its group, and the same errors as ``commit_transaction``. After any
+        error, the transaction can only be aborted.
         """
         transactions = self._transactional()
         self._check_open()
@@ -335,9 +332,8 @@ class Producer:
     ) -> RecordMetadata:
         """Send one record and return when it is acknowledged according to ``acks``.
 
-        Waits up to max.block.ms for room in the buffer, then raises BufferFullError. Raises the
-        BrokerError or DeliveryTimeoutError of its batch. Cancelling the wait does not cancel the
-        record.
+        Waits up to max.block.ms for room in the buffer, and then raises BufferFullError. Raises the
+        BrokerError or DeliveryTimeoutError of its batch. Cancelling the wait does not cancel the record.
         """
         if (
             self._sends_alone
@@ -374,9 +370,8 @@ class Producer:
     ) -> Delivery:
         """Add one record to its partition's batch, which is sent after linger.ms or when it is full.
 
-        Returns at once. Raises BufferFullError (see ``wait_for_room``), RecordTooLargeError,
-        ClientClosedError, RecordError. Later failures are raised by the delivery, or by flush() and
-        close().
+        Returns without waiting. Raises BufferFullError (see ``wait_for_room``), RecordTooLargeError,
+        ClientClosedError, RecordError. Later failures are raised by the delivery, or by flush() and close().
         """
         if partition is None and timestamp_ms is None and not headers and value.__class__ is bytes:
             try:
@@ -403,7 +398,7 @@ class Producer:
                     delivery.index = index
                     return delivery
             except (KeyError, AttributeError, TypeError):
-                pass  # a new topic or key, no open batch, or a key that is not bytes: handled by _put
+                pass  # a new topic or key, no open batch, or a key that is not bytes; ``_put`` handles these
         return self._put(topic, value, key, partition, timestamp_ms, headers)
 
     def _put(
@@ -415,14 +410,14 @@ class Producer:
         timestamp_ms: int | None,
         headers: RecordHeaders,
     ) -> Delivery:
-        """Implement ``send_nowait`` in full: checks, unknown topics, opening and closing batches, sending."""
+        """Implement ``send_nowait`` for all cases, such as unknown topics, full batches and other buffers."""
         if self._state != "open" or self._transactions is not None:
             self.check_may_send()
         if value.__class__ is not bytes:
-            value = own_bytes("value", value)
+            value = own_bytes(value, "value")
         if key is not None and key.__class__ is not bytes:
-            key = own_bytes("key", key)
-        pairs = own_headers(headers) if headers else ()
+            key = own_bytes(key, "key")
+        pairs = checked_headers(headers) if headers else ()
         size_bytes = record_size(value, key, pairs)
         if size_bytes > self.config.max_request_size:
             raise self._too_large(topic, size_bytes)
@@ -442,11 +437,11 @@ class Producer:
         )
 
     def refuse(self, topic: str, error: Exception) -> Delivery:
-        """Return a delivery that has already failed. flush() and close() report it like any other."""
+        """Return a delivery that has already failed. flush() and close() report it like any other failure."""
         return self._placement.refuse(topic, error)
 
     async def wait_for_room(self, timeout_ms: int | None = None) -> None:
-        """Return when buffer.memory has room for another batch. Raises BufferFullError after max.block.ms."""
+        """Wait until buffer.memory has room for a batch. Raises BufferFullError after max.block.ms."""
         self._check_open()
         await self._sender.wait_for_bytes(self.config.batch_size, timeout_ms)
 
@@ -465,10 +460,10 @@ class Producer:
         """Send columns of records, and return when all are acknowledged.
 
         This is the fast path for many records: they become batches of up to max.request.size without an
-        object per record. Keyless records go to one partition per batch, keyed ones to the partition of
-        their key, in order. Waits for room as ``send`` does. Returns one entry per batch. Raises
-        RecordError and RecordTooLargeError before anything is sent. Raises the first failed batch's
-        error when all batches are done; the other batches are in the log then.
+        object per record. Keyless records go to one partition per batch, and keyed records to the partition
+        of their key, in order. Waits for room as ``send`` does. Returns one entry per batch. Raises
+        RecordError and RecordTooLargeError before anything is sent. If a batch fails, waits until all batches
+        are done and raises the first error; the other batches are then in the log.
         """
         number = self.check_may_send()
         if timestamps_ms is None:
@@ -479,34 +474,24 @@ class Producer:
             return []
         return await self._bulk.send_columns(topic, columns, partition, number)
 
-    async def send_batch(
-        self,
-        topic: str,
-        partition: int,
-        batch: RecordBatchBuilder | RecordBatch | bytes | bytearray | memoryview,
-    ) -> BatchMetadata:
+    async def send_batch(self, topic: str, partition: int, batch: AnyBatch) -> BatchMetadata:
         """Send one prebuilt batch and return when it is acknowledged.
 
-        Only the producer identity in its header is replaced, in a copy. The buffer must not change
-        until then. Raises CorruptBatchError if it is not a batch, RecordTooLargeError if it exceeds
-        max.request.size, and the same errors as ``send``.
+        It is sent unchanged, except for the producer identity, which is replaced in a copy. The buffer must
+        not be changed until this returns. Raises CorruptBatchError if it is not a batch, RecordTooLargeError
+        if it exceeds max.request.size, and the same errors as ``send``.
         """
         return await (await self.queue_batch(topic, partition, batch))
 
-    async def queue_batch(
-        self,
-        topic: str,
-        partition: int,
-        batch: RecordBatchBuilder | RecordBatch | bytes | bytearray | memoryview,
-    ) -> BatchDelivery:
-        """Queue one prebuilt batch, and return as soon as buffer.memory has room for it.
+    async def queue_batch(self, topic: str, partition: int, batch: AnyBatch) -> BatchDelivery:
+        """Queue one prebuilt batch, and return when buffer.memory has room for it.
 
-        The delivery, flush() and close() report its result. Batches of one partition keep the order of
-        the calls, each of which must have returned before the next.
+        The delivery, flush() and close() report its result. Batches of one partition are sent in the order of
+        the calls, if each call returns before the next one.
         """
         return BatchDelivery(await self._bulk.queue(topic, partition, batch))
 
 
-# As module globals they cost the fast path one cached lookup.
+# As module globals, they cost the fast path only one cached lookup.
 _OVERHEAD: Final = RECORD_OVERHEAD_BYTES
 _new: Final = object.__new__

@@ -1,6 +1,6 @@
-"""Sends the batches that the accumulator has ready and reports each response back to it.
+"""Sends the batches that the accumulator has ready and reports each response to it.
 
-Owns the accumulator, its timer, the callers that wait for room, and the failures not reported yet.
+Owns the accumulator, its timer, the callers that wait for room, and the failures that are not reported yet.
 """
 
 # Tests: tests/client/test_producer.py
@@ -15,8 +15,9 @@ from functools import partial
 from typing import Any, Final
 
 from kafkalite.client.cluster.client import ClusterClient
-from kafkalite.client.cluster.connection import Connection, wake
+from kafkalite.client.cluster.connection import Connection
 from kafkalite.client.cluster.retry import is_retriable, needs_metadata
+from kafkalite.client.cluster.signal import wake
 from kafkalite.client.config import ProducerConfig
 from kafkalite.client.producer.accumulator import Accumulator
 from kafkalite.client.producer.delivery import Delivery, DeliveryCallback
@@ -41,20 +42,20 @@ from kafkalite.protocol.messages.data import (
 )
 from kafkalite.rng import Rng
 
-# The number of failed batches kept, so that an error read late still counts as seen. Older ones are only
-# counted.
+# The number of failed batches that are kept, so that an error that is read late still counts as seen. Older
+# failures are only counted.
 MAX_REMEMBERED_FAILURES: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerStatistics:
     requests: int  #: produce requests sent
-    batches: int  #: record batches in them, resent ones included
+    batches: int  #: record batches in these requests, including resent batches
     acknowledged_batches: int  #: batches as filled by send(); several may be sent as one record batch
     failed_batches: int
     retries: int
-    waiting_batches: int  #: accepted, neither acknowledged nor failed
-    free_bytes: int  #: of buffer.memory
+    waiting_batches: int  #: batches that are neither acknowledged nor failed
+    free_bytes: int  #: the free part of buffer.memory
 
 
 class FailureLedger:
@@ -77,14 +78,14 @@ class FailureLedger:
             self._first_error = self._first_error or batch.error
 
     def forget(self) -> None:
-        """Mark all failures as reported."""
+        """Mark all failures as seen."""
         for batch in self._batches:
-            batch.observe_all()
+            batch.observe()
         self._batches.clear()
         self._counts, self._first_error = Counter(), None
 
     def raise_unseen(self) -> None:
-        """Raise DeliveryFailedError for failures that were not seen, and empty the ledger."""
+        """Raise DeliveryFailedError for the failures that were not seen, if any, and remove all failures."""
         while self._batches:
             self._count(self._batches.popleft())
         counts, error = self._counts, self._first_error
@@ -94,7 +95,7 @@ class FailureLedger:
 
 
 class Sender:
-    """Invariant: if the accumulator has a deadline, a timer is set for that time or earlier."""
+    """Sends batches. Invariant: the timer is set for the accumulator's next deadline or earlier."""
 
     def __init__(
         self,
@@ -108,9 +109,9 @@ class Sender:
         self.cluster = ClusterClient(config, allow_auto_topic_creation=True, on_change=on_change, rng=rng)
         self.accumulator = Accumulator(config)
         self.failures = FailureLedger()
-        #: Called with each failure before the batch's listeners are. It may fail other batches.
+        #: Called with each failure, before the listeners of the batch are called. It may fail other batches.
         self.on_failure: Callable[[Exception], None] | None = None
-        #: Converts an error to the one that callers see, if set.
+        #: Converts an error to the error that callers receive, if set.
         self.translate: Callable[[Exception], Exception] | None = None
         self._on_delivery = on_delivery
         self._rng = rng
@@ -118,7 +119,7 @@ class Sender:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
         self._room_waiters: deque[asyncio.Future[None]] = deque()
-        self._generation = 0  # of the metadata, when it was last seen
+        self._generation = 0  # the generation of the metadata at the last change
         self._acks = int(config.acks)
         self._transactional_id = config.transactional_id
         self._max_in_flight = config.max_in_flight_requests_per_connection
@@ -133,7 +134,7 @@ class Sender:
             self._ask_for_producer_id()
 
     async def close(self, error: Exception) -> None:
-        """Fail all remaining batches with ``error``, wake all waiters, close the connections."""
+        """Fail all remaining batches with ``error``, wake all waiters and close the connections."""
         self.finish(self.accumulator.abort_all(error, self.now_ms()))
         if self._timer is not None:
             self._timer.cancel()
@@ -143,7 +144,7 @@ class Sender:
         await self.cluster.close()
 
     def now_ms(self) -> int:
-        """The loop's monotonic clock, used for all intervals and deadlines."""
+        """Return the time of the loop's monotonic clock, which is used for all intervals and deadlines."""
         assert self._loop is not None, "start() first"
         return int(self._loop.time() * 1000)
 
@@ -161,7 +162,7 @@ class Sender:
     # --- requests ------------------------------------------------------------------------------
 
     def on_cluster_change(self) -> None:
-        """Send what waited for a connection or a leader, and retry at once if the metadata changed."""
+        """Send batches that waited for a connection or leader. New metadata ends retry pauses."""
         generation = self.cluster.metadata.generation
         if generation != self._generation:
             self._generation = generation
@@ -171,7 +172,7 @@ class Sender:
         self.drain()
 
     def drain(self) -> None:
-        """Send what is due, as far as connections accept it, and set the timer for the rest."""
+        """Send the batches that are due, if connections accept them, and set the timer for the rest."""
         accumulator = self.accumulator
         ready = accumulator.ready
         if len(ready) == 1:
@@ -190,7 +191,7 @@ class Sender:
             self.arm_timer()
 
     def _drain_one(self, queue: PartitionQueue) -> None:
-        """Send like ``drain`` in the common case of one ready partition, without grouping by broker."""
+        """Send as ``drain`` does, in the common case of one ready partition, without grouping by broker."""
         node_id = self._leader_of(queue.tp)
         if node_id < 0:
             self.cluster.request_refresh()
@@ -208,7 +209,7 @@ class Sender:
         return self.cluster.metadata.leader(tp).node_id
 
     def _room(self, node_id: int) -> int:
-        """Return how many more requests this broker takes: 0 while it is dialled, until ``on_change``."""
+        """Return the number of further requests that this broker accepts: 0 until it is connected."""
         connection = self.cluster.connection_now(node_id)
         if connection is None or not connection.can_write:
             return 0
@@ -227,7 +228,7 @@ class Sender:
                 encoded = flight.encode(config.codec, config.compression_level)
             except (
                 Exception
-            ) as error:  # a codec that is not installed, or invalid headers: only these records fail
+            ) as error:  # a codec that is not installed, or invalid headers; only these records fail
                 self._fail_flight(flight, error, was_sent=False)
                 continue
             sendable.append(flight)
@@ -239,7 +240,7 @@ class Sender:
         self._request(connection, sendable, parts, entries)
 
     def send_alone(self, connection: Connection, flight: InFlightBatch) -> None:
-        """Send one batch that is already encoded, like ``_send``."""
+        """Send one batch that is already encoded."""
         encoded = flight.encoded
         assert encoded is not None, "encoded by the caller"
         topic, partition = flight.queue.tp
@@ -255,7 +256,7 @@ class Sender:
         timeout_ms = self._request_timeout_ms
         on_response = partial(self._on_response, flights) if self._acks else _ignore
         try:
-            if connection is None:  # lost since ``drain`` looked
+            if connection is None:  # lost after ``drain`` had checked it
                 raise ConnectionFailedError("the connection was lost")
             connection.request(
                 ProduceRequest(self._acks, timeout_ms, self._transactional_id, entries),
@@ -320,7 +321,7 @@ class Sender:
     # --- identity ------------------------------------------------------------------------------
 
     def _ask_for_producer_id(self) -> None:
-        """Allocate a producer id, which idempotent batches need. The first is requested on start."""
+        """Allocate a producer id, which idempotent batches need. The first id is requested at the start."""
         self._is_asking_for_id = True
         self.cluster.spawn(self._get_producer_id())
 
@@ -333,7 +334,7 @@ class Sender:
             except KafkaliteError as error:
                 if self.cluster.is_closed:
                     return
-                if not is_retriable(error):  # a retry can't help: report it
+                if not is_retriable(error):  # a retry cannot help: report the error
                     self.finish(self.accumulator.abort_all(error, self.now_ms()))
                 failures += 1
                 pause_ms = self.accumulator.backoff.delay_ms(failures, self._rng.random())
@@ -345,7 +346,7 @@ class Sender:
                 return
 
     def finish(self, batches: list[PendingBatch]) -> None:
-        """Call the listeners of completed batches, then wake callers that wait for room."""
+        """Call the listeners of completed batches, and then wake a caller that waits for room."""
         if self.on_failure is not None:
             for batch in batches:
                 if batch.error is not None:
@@ -358,7 +359,7 @@ class Sender:
             for _, listener in listeners:
                 self._call_listener(listener)
             if self._on_delivery is not None:
-                batch.observe_all()
+                batch.observe()
                 for index in range(batch.record_count):
                     self._call_listener(partial(self._on_delivery, Delivery(batch, index)))
         if batches and self._room_waiters:
@@ -392,10 +393,10 @@ class Sender:
     # --- room ----------------------------------------------------------------------------------
 
     async def wait_for_bytes(self, size_bytes: int, timeout_ms: int | None = None) -> None:
-        """Return when ``size_bytes`` of buffer.memory are free, in the order of the calls.
+        """Wait until ``size_bytes`` of buffer.memory are free.
 
-        Raises BufferFullError after ``timeout_ms`` (None: max.block.ms), ClientClosedError if the producer
-        is closed.
+        Waiters are served in the order of their calls. Raises BufferFullError after ``timeout_ms`` (None:
+        max.block.ms), and ClientClosedError if the producer is closed.
         """
         self.drain()
         if timeout_ms is None:
@@ -405,7 +406,7 @@ class Sender:
         has_waited = False
         while not self.accumulator.has_room(size_bytes) or (self._room_waiters and not has_waited):
             waiter: asyncio.Future[None] = self._loop.create_future()
-            if has_waited:  # not enough room yet: stay first in line
+            if has_waited:  # there is not enough room yet: stay first in line
                 self._room_waiters.appendleft(waiter)
             else:
                 self._room_waiters.append(waiter)
@@ -426,7 +427,7 @@ class Sender:
         self._wake_for_room()
 
     def _wake_for_room(self) -> None:
-        """Wake the first waiter, which wakes the next when it has what it needs."""
+        """Wake the first waiter. It wakes the next one when it has enough room."""
         while self._room_waiters:
             waiter = self._room_waiters.popleft()
             if not waiter.done():
@@ -435,7 +436,7 @@ class Sender:
 
 
 def _outcomes(flights: list[InFlightBatch], partitions: list[ProducedPartition]) -> list[ProducedPartition]:
-    """Return the result of each batch, in their order. For a missing partition, the result names another."""
+    """Return the result of each batch, in the order of ``flights``; _NO_OUTCOME if the response omits it."""
     by_partition = {(outcome.topic, outcome.partition): outcome for outcome in partitions}
     return [by_partition.get(flight.queue.tp, _NO_OUTCOME) for flight in flights]
 
@@ -443,9 +444,9 @@ def _outcomes(flights: list[InFlightBatch], partitions: list[ProducedPartition])
 _NO_OUTCOME: Final = ProducedPartition("", -1, 0, None, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)
 
 
-#: DUPLICATE_SEQUENCE_NUMBER: a duplicate so old that the leader does not know its offset any more.
+#: DUPLICATE_SEQUENCE_NUMBER means a duplicate so old that the leader no longer knows its offset.
 _WRITTEN: Final = frozenset({0, int(DuplicateSequenceNumberError.code)})
 
 
 def _ignore(message: Any, payload: memoryview, error: Exception | None) -> None:
-    """Ignore the call: with acks=0 there is no response."""
+    """Ignore the call. With acks=0 there is no response."""

@@ -1,8 +1,8 @@
-"""Transaction groups: one unit of work, written by many processes and committed as a whole.
+"""Transaction groups: transactions that many processes write and that are committed as a whole.
 
-For systems that process batches on many machines (Spark): every writer joins (application id, batch id)
-with a unique name and writes its part. The driver names the winning writers in one repeatable call.
-Their records are committed, all others aborted::
+They are for systems that process batches on many machines (Spark). Every writer joins (application id, batch
+id) with a unique name and writes its part. The driver names the winning writers in one repeatable call. Their
+records are committed, and the records of all other writers are aborted::
 
     async with TransactionGroupWriter("app", 7, "task-3-attempt-0", "localhost:9092") as writer:
         await writer.send_many("orders", values)
@@ -11,8 +11,8 @@ Their records are committed, all others aborted::
     async with TransactionGroup("app", "localhost:9092") as group:
         await group.finish(7, [prepared, ...])
 
-A decision is final: finishing the batch again returns the first result, and ``is_finished`` tells its
-writers that there is nothing to write.
+A decision is final. Finishing the batch again returns the first result, and ``is_finished`` is then True for
+writers that join it.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class GroupResult(NamedTuple):
     """The decision on a batch."""
 
     batch_id: int
-    winners: tuple[str, ...]  #: as named by the call that decided
-    is_repeated: bool  #: the batch was decided by an earlier call
-    is_complete: bool  #: every partition has its markers
+    winners: tuple[str, ...]  #: the winners of the call that decided
+    is_repeated: bool  #: whether an earlier call decided the batch
+    is_complete: bool  #: whether every partition has its markers
 
 
 class _GroupTransaction(TransactionManager):
-    """A transaction that the group ends."""
+    """A transaction that is ended by its group."""
 
     def __init__(
         self, sender: Sender, placement: Placement, application_id: str, batch_id: int, writer: str
@@ -74,7 +74,7 @@ class _GroupTransaction(TransactionManager):
         self.is_prepared = False
 
     async def initialize(self) -> None:
-        """Join. Records of an earlier writer with the same name are aborted."""
+        """Join the group. The records of an earlier writer with the same name are aborted."""
         timeout_ms = self._config.transaction_timeout_ms
         request = JoinTxnGroupRequest(self.state.transactional_id, self.batch_id, self.writer, timeout_ms)
         response = await call_coordinator(self._cluster, self.coordinator, request)
@@ -92,7 +92,7 @@ class _GroupTransaction(TransactionManager):
             await super().begin()
 
     async def prepare(self, flush: Callable[[], Awaitable[None]]) -> PreparedWriter:
-        """Deliver all records; nothing more may be sent. Raises the same errors as ``check_may_commit``."""
+        """Deliver all records. No more may be sent afterwards. Raises the errors of ``check_may_commit``."""
         if not self.is_prepared:
             self.state.check_may_commit()
             self.state.is_flushing = True
@@ -105,7 +105,7 @@ class _GroupTransaction(TransactionManager):
         return PreparedWriter(self.writer, self.state.producer_id, self.state.producer_epoch)
 
     async def close(self) -> None:
-        """Abort, unless the writer has prepared: then the group decides."""
+        """Abort the transaction, unless the writer has prepared. The group decides on prepared writers."""
         if not self.is_prepared and self.state.phase in {Phase.OPEN, Phase.ABORTABLE}:
             await self.abort()
 
@@ -113,10 +113,9 @@ class _GroupTransaction(TransactionManager):
 class TransactionGroupWriter(Producer):
     """Writes one part of a batch, in a transaction that ``TransactionGroup.finish`` ends.
 
-    A producer with the same settings, except ``transactional_id``, which is the application's.
-    ``writer`` names the attempt: a new writer with the same name replaces it. Closing without
-    ``prepare`` aborts the records; if the writer disappears, its group aborts them after
-    transaction.timeout.ms.
+    It has the settings of a producer, except ``transactional_id``, which is the application id. ``writer``
+    names the attempt: a new writer with the same name replaces it. Closing without ``prepare`` aborts the
+    records. If the writer disappears, its group aborts them after transaction.timeout.ms.
     """
 
     def __init__(
@@ -155,21 +154,21 @@ class TransactionGroupWriter(Producer):
         return self._group_transaction.is_finished
 
     async def prepare(self) -> PreparedWriter | None:
-        """Deliver all records and return the input of ``TransactionGroup.finish``; then close the writer.
+        """Deliver all records and return the input of ``TransactionGroup.finish``. Then close the writer.
 
-        Returns None if the batch is finished. Raises TransactionAbortableError if a record failed,
-        ProducerFencedError if this attempt has been replaced or aborted.
+        Returns None if the batch is finished. Raises TransactionAbortableError if a record failed, and
+        ProducerFencedError if this attempt was replaced or aborted.
         """
         self._check_open()
         self._sends_alone = False
         return None if self.is_finished else await self._group_transaction.prepare(self._wait_all)
 
     async def begin_transaction(self) -> NoReturn:
-        """Not available: the transaction is open already. Raises TransactionStateError."""
+        """Not available, because the transaction is already open. Raises TransactionStateError."""
         self._not_here("begin another transaction")
 
     async def commit_transaction(self) -> NoReturn:
-        """Not available: the group commits. Raises TransactionStateError."""
+        """Not available, because the group commits. Raises TransactionStateError."""
         self._not_here("commit")
 
     async def send_offsets(self, offsets: Any, group: Any = None) -> NoReturn:
@@ -184,7 +183,7 @@ class TransactionGroupWriter(Producer):
 
 
 class TransactionGroup:
-    """Decides the batches of one application. Settings are those of an Admin."""
+    """Decides the batches of one application. Its settings are those of an Admin."""
 
     def __init__(
         self,
@@ -223,12 +222,13 @@ class TransactionGroup:
     ) -> GroupResult:
         """Commit the records of the winners and abort those of all other writers of the batch.
 
-        May be repeated: for a decided batch it returns the first result, regardless of ``winners``.
-        None stands for a writer that found the batch finished. Waits up to ``wait_ms`` until every
+        May be repeated: for a decided batch it returns the first result, regardless of ``winners``. None in
+        ``winners`` stands for a writer that found the batch finished. Waits up to ``wait_ms`` until every
         partition has its markers.
 
-        Raises InvalidTxnStateError if a winner was aborted by timeout or replaced: nothing is decided,
-        run the batch again. Raises FinishedBatchError if a later batch is already decided.
+        Raises InvalidTxnStateError if a winner was replaced or was aborted by its timeout: nothing is
+        decided, and the batch must be run again. Raises FinishedBatchError if a later batch is already
+        decided.
         """
         request = EndTxnGroupRequest(
             self.application_id, batch_id, [TxnWinner(*winner) for winner in winners if winner is not None]
@@ -243,7 +243,7 @@ class TransactionGroup:
         return GroupResult(response.batch_id, tuple(response.winners), is_repeated, response.is_complete)
 
     async def last_batch_id(self) -> int:
-        """Return the last decided batch; NO_BATCH (-1) before any. Later batches have to be written."""
+        """Return the id of the last decided batch, or NO_BATCH (-1) if none is decided."""
         try:
             response = await call_coordinator(
                 self._cluster, self._coordinator, DescribeTxnGroupRequest(self.application_id)
@@ -254,14 +254,13 @@ class TransactionGroup:
         return last
 
     async def retire(self) -> int:
-        """Declare that no batch follows the last one, and return it. The application id will not be used
-        again.
+        """Declare that no batch follows the last decided one, and return its id.
 
-        A later batch takes this back. After transactional.id.expiration.ms without use, the brokers
-        forget the application; until then repeating the last batch returns its result. Without this
-        call a decision is kept forever. May be repeated.
+        The brokers then forget the application after transactional.id.expiration.ms without use; until then,
+        repeating the last batch returns its result. Without this call, a decision is kept for ever. A later
+        batch revokes the declaration. May be repeated.
 
-        Raises InvalidTxnStateError if no batch is decided or writers of a next one are active,
+        Raises InvalidTxnStateError if no batch is decided or writers of a later batch are active, and
         TransactionalIdNotFoundError if the application is unknown.
         """
         request = RetireTxnGroupRequest(self.application_id)

@@ -1,8 +1,8 @@
-"""A producer's transactions: performs with the coordinator what ``transaction_state`` allows.
+"""A producer's transactions: sends the requests to the coordinator that ``transaction_state`` allows.
 
-Begin needs no request. Records go to the leaders, which make the coordinator add their partitions;
-offsets go to the coordinator of their group. The end is one request that may be repeated: the
-coordinator repeats its first response (R32).
+Beginning a transaction needs no request. Records are sent to the leaders, which register their partitions
+with the coordinator. Offsets are sent to the coordinator of their group. Ending it is one request that may be
+repeated: the coordinator repeats its first response (R32).
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ from kafkalite.protocol.messages.transactions import EndTxnRequest
 
 T = TypeVar("T")
 
-# How long leaving ``async with producer.transaction()`` by an exception waits for the abort, which then
-# continues in the background: it must not delay an exception or Ctrl-C. The next transaction waits for it.
+# How long ``async with producer.transaction()`` waits for the abort after an exception. The abort then
+# continues in the background, so that it does not delay the exception or Ctrl-C. The next transaction waits
+# for it.
 ABORT_AFTER_ERROR_MS: Final = 1_000
 
-# How long offsets are resent after temporary errors. A member with an older epoch than the coordinator's is
-# about to receive the newer one.
+# How long offsets are resent after temporary errors. A member whose epoch is older than the coordinator's
+# will soon receive the newer epoch.
 OFFSETS_PATIENCE_MS: Final = 5_000
 OFFSETS_PAUSE_MS: Final = 20
 
-#: The member may not commit any more: other members may own its partitions (R35, KIP-447).
+#: The member may not commit any more, because other members may own its partitions (R35, KIP-447).
 _EXPELLED: Final = (
     FencedInstanceIdError,
     FencedMemberEpochError,
@@ -68,7 +69,7 @@ _EXPELLED: Final = (
 
 
 class GroupConsumer(Protocol):
-    """What ``send_offsets`` needs from a consumer: its positions and its identity."""
+    """The methods of a consumer that ``send_offsets`` uses."""
 
     def positions(self) -> Mapping[TopicPartition, int | OffsetAndMetadata]: ...
     def group_metadata(self) -> GroupMetadata: ...
@@ -80,7 +81,7 @@ Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 async def call_coordinator(
     cluster: ClusterClient, link: CoordinatorLink, request: Any, *, purpose: Purpose = Purpose.MAIN
 ) -> Any:
-    """Send ``request``, wait for another transaction to end if necessary, and return the response."""
+    """Return the response. Retries until default.api.timeout.ms while another transaction is ending."""
     deadline_ms = cluster.now_ms() + cluster.config.default_api_timeout_ms
     collisions = 0
     while True:
@@ -111,7 +112,7 @@ class TransactionManager:
         self.coordinator = CoordinatorLink(self._cluster, TRANSACTION_KEY, transactional_id)
         self._groups: dict[str, CoordinatorLink] = {}
         self._ending: asyncio.Task[KafkaliteError | None] | None = None
-        self._sent_before = 0  # produce requests before the transaction began
+        self._sent_before = 0  # the number of produce requests before the transaction began
         self._has_offsets = False
         self._offsets_under_way = 0
         self._end_purpose = Purpose.MAIN
@@ -121,10 +122,10 @@ class TransactionManager:
     # --- life ------------------------------------------------------------------------------------
 
     async def initialize(self) -> None:
-        """Register as the only producer of the transactional id. An earlier producer's transaction is
-        aborted (R34).
+        """Register as the only producer of the transactional id.
 
-        Raises the coordinator's BrokerError, RequestTimeoutError after default.api.timeout.ms.
+        Abort an earlier producer's transaction (R34). Raises the coordinator's BrokerError, and
+        RequestTimeoutError after default.api.timeout.ms.
         """
         config = self._config
         request = InitProducerIdRequest(
@@ -134,7 +135,7 @@ class TransactionManager:
         self.state.on_initialized(response.producer_id, response.producer_epoch)
 
     async def close(self) -> None:
-        """Abort an open transaction, if possible."""
+        """Abort the open transaction, if there is one."""
         if self.state.phase in {Phase.OPEN, Phase.ABORTABLE}:
             await self.abort()
         elif self._ending is not None:
@@ -143,11 +144,11 @@ class TransactionManager:
     # --- a transaction ---------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Begin a transaction, after ending an abort in progress.
+        """Begin a transaction. If an abort is in progress, wait for its end first.
 
         Raises ProducerFencedError, TransactionStateError, and the errors of that abort.
         """
-        if self._ending is not None:  # its caller was cancelled
+        if self._ending is not None:  # the caller of the abort was cancelled
             await asyncio.wait({self._ending})
         if self.state.phase is Phase.ABORTING:
             await self._end(is_commit=False)
@@ -160,19 +161,19 @@ class TransactionManager:
     async def commit(self, flush: Callable[[], Awaitable[None]]) -> None:
         """Deliver all records with ``flush``, then commit.
 
-        Raises TransactionAbortableError if a part failed: nothing is committed, and it must be aborted.
-        Raises ProducerFencedError, TransactionStateError, and RequestTimeoutError if the outcome is
-        unknown: commit again.
+        Raises TransactionAbortableError if a part failed: nothing is committed, and the transaction must be
+        aborted. Raises ProducerFencedError, TransactionStateError, and RequestTimeoutError if the outcome is
+        unknown; the caller must then commit again.
         """
         try:
             await self._deliver(flush)
             await self._end(is_commit=True)
         except (ProducerFencedError, TransactionAbortableError):
-            self._sender.failures.forget()  # the error covers them
+            self._sender.failures.forget()  # the error covers these failures
             raise
 
     async def _deliver(self, flush: Callable[[], Awaitable[None]]) -> None:
-        """Flush all records of the transaction and wait for acknowledgements. Raises as ``commit``."""
+        """Flush all records and wait for their acknowledgements. Raises the same errors as ``commit``."""
         state = self.state
         state.check_may_commit()
         if self._offsets_under_way:
@@ -190,7 +191,7 @@ class TransactionManager:
             await flush()
 
     async def abort(self) -> None:
-        """Abort the transaction; pending records fail with TransactionAbortedError.
+        """Abort the transaction. Pending records fail with TransactionAbortedError.
 
         Raises ProducerFencedError, TransactionStateError, RequestTimeoutError.
         """
@@ -198,7 +199,7 @@ class TransactionManager:
         await self._end(is_commit=False)
 
     async def abort_for(self, error: BaseException) -> None:
-        """Abort because of ``error``, which takes precedence; failures of the abort are added as notes."""
+        """Abort because of ``error``. A failure of the abort is added to ``error`` as a note."""
         if self.state.phase not in {Phase.OPEN, Phase.ABORTABLE}:
             if self.state.phase is Phase.FENCED:
                 self._sender.failures.forget()
@@ -208,24 +209,24 @@ class TransactionManager:
         await asyncio.wait({ending}, timeout=ABORT_AFTER_ERROR_MS / 1000)
         problem = ending.exception() if ending.done() and not ending.cancelled() else None
         if not ending.done():
-            ending.cancel()  # only the wait: the abort continues
+            ending.cancel()  # cancels only the wait; the abort continues
             error.add_note("kafkalite: the transaction's abort continues in the background")
         elif problem is not None:
             error.add_note(f"kafkalite: the transaction could not be aborted: {problem}")
 
     def _begin_abort(self) -> None:
-        """Mark the transaction as aborting and fail everything in it."""
+        """Mark the transaction as aborting and fail all its records."""
         self.state.abort()
         self._fail_all(
             TransactionAbortedError(
                 f"the transaction of {self.state.transactional_id!r} was aborted before this was acknowledged"
             )
         )
-        self._sender.failures.forget()  # the abort covers them
+        self._sender.failures.forget()  # the abort covers these failures
 
     def _fail_all(self, error: Exception) -> None:
         if self._sender.accumulator.awaits_response or self._offsets_under_way:
-            self._end_purpose = Purpose.ABORT  # responses come in order, and the pending ones may take long
+            self._end_purpose = Purpose.ABORT  # responses arrive in order, and the pending ones may take long
         self._placement.fail_all_parked(error)
         self._sender.finish(self._sender.accumulator.end_transaction(error))
 
@@ -238,7 +239,7 @@ class TransactionManager:
     # --- end -------------------------------------------------------------------------------------
 
     async def _end(self, *, is_commit: bool) -> None:
-        """Ask the coordinator to end the transaction. The request continues if the caller is cancelled."""
+        """Let the coordinator end the transaction. The request continues if the caller is cancelled."""
         if self._ending is None:
             self._ending = self._cluster.spawn(self._end_in_background(is_commit))
         error = await self._finished(self._ending)
@@ -286,7 +287,8 @@ class TransactionManager:
             if positions:
                 await self._send_offsets(who, positions)
         except BaseException as error:
-            # Also after a cancellation: it is unknown whether the offsets are part of the transaction.
+            # Also after a cancellation, because it is unknown whether the offsets are part of the
+            # transaction.
             if state.number == number:
                 self._on_failure(_failure(error))
             if is_fencing(error):
@@ -308,12 +310,7 @@ class TransactionManager:
                 link = self._groups[member.group_id] = CoordinatorLink(cluster, GROUP_KEY, member.group_id)
             self._has_offsets = True
             request = TxnOffsetCommitRequest(
-                *identity,
-                member.group_id,
-                member.member_id,
-                member.member_epoch,
-                member.instance_id,
-                offsets,
+                *identity, member.group_id, member.member_id, member.member_epoch, member.instance_id, offsets
             )
             try:
                 response = await call_coordinator(cluster, link, request)
@@ -323,7 +320,7 @@ class TransactionManager:
                         raise broker_error(outcome.error_code, outcome.error_message or "", about=where)
                 return
             except BrokerError as error:
-                # The member is about to receive the newer epoch.
+                # The member will soon receive the newer epoch.
                 is_stale = isinstance(error, StaleMemberEpochError)
                 if cluster.now_ms() >= patience_until_ms or not (error.retriable or is_stale):
                     refused = _offsets_refused(member, error)
@@ -353,7 +350,7 @@ def _failure(error: BaseException) -> Exception:
 def _committer_and_offsets(
     offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None
 ) -> tuple[Callable[[], GroupMetadata], Offsets]:
-    """Return a function for the committing member, called for each attempt, and the offsets."""
+    """Return a function that returns the committing member (called for each attempt), and the offsets."""
     given = GroupMetadata(group) if isinstance(group, str) else group
     if isinstance(offsets, Mapping):
         if given is None:
@@ -378,7 +375,7 @@ def _known(positions: Mapping[TopicPartition, int | OffsetAndMetadata | None]) -
 class Transaction:
     """One transaction: ``async with producer.transaction() as transaction``.
 
-    Commits at the end of the block. Aborts if the block raises, is cancelled, or the commit is refused.
+    Commits at the end of the block. Aborts if the block raises or is cancelled, or if the commit is refused.
     """
 
     def __init__(
@@ -414,7 +411,7 @@ class Transaction:
             return
         if error is not None:
             await self._manager.abort_for(error)
-        elif state.phase is not Phase.READY:  # otherwise it was ended inside the block
+        elif state.phase is not Phase.READY:  # in phase READY, it was ended inside the block
             try:
                 await self._commit()
             except BaseException as refused:
@@ -428,5 +425,5 @@ class Transaction:
         await self._manager.send_offsets(offsets, group)
 
     async def abort(self) -> None:
-        """Abort without an exception. The block continues, but nothing more can be sent in it."""
+        """Abort without raising an exception. The block continues, but nothing more can be sent in it."""
         await self._abort()

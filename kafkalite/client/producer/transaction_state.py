@@ -1,4 +1,4 @@
-r"""The state of a transactional producer: what it may do, and what a failure means. Pure.
+r"""The state of a transactional producer: the permitted operations, and the meaning of a failure. Pure.
 
 ::
 
@@ -7,12 +7,13 @@ r"""The state of a transactional producer: what it may do, and what a failure me
                                             '--a failure--> abortable --abort--> aborting
     any --fenced--> fenced, for good
 
-A record or an offset that could not be added makes the transaction *abortable*: it accepts nothing more
-and can't be committed, so it never commits less than the program sent. Fencing (by another producer
-with the same transactional id, or by a transaction timeout) is final.
+A record or an offset that could not be added makes the transaction *abortable*: it accepts nothing more and
+cannot be committed, so that it never commits less than the program sent. Fencing (by another producer with
+the same transactional id, or by a transaction timeout) is final.
 
-Every transaction has its own identity, (producer id, epoch): the end of each returns that of the next
-(KIP-890, R31). Late requests of an ended transaction are therefore refused, and need not be waited for.
+Every transaction has its own identity, (producer id, epoch). The response to the end of a transaction
+contains the identity of the next one (KIP-890, R31). Leaders therefore refuse late requests of an ended
+transaction, so the producer need not wait for them.
 """
 
 # Tests: tests/client/test_transaction_manager.py
@@ -37,7 +38,7 @@ from kafkalite.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
 
 class Phase(enum.Enum):
-    """The phases of a transactional producer, as errors name them."""
+    """The phases of a transactional producer, with the text that errors show."""
 
     NONE = "not open yet"
     READY = "ready to begin a transaction"
@@ -48,7 +49,7 @@ class Phase(enum.Enum):
     FENCED = "fenced"
 
 
-#: After these errors another producer owns the id, or the coordinator has ended the transaction.
+#: After these errors, another producer owns the id, or the coordinator has ended the transaction.
 _FENCING: Final = frozenset(
     {
         ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -65,8 +66,9 @@ def is_fencing(error: BaseException) -> bool:
 
 
 class TransactionState:
-    """Invariants: there is an identity from READY on; ``cause`` is set exactly in ABORTABLE and FENCED;
-    the identity changes only at the end of a transaction.
+    """Invariants: from READY on there is an identity, which changes only at the end of a transaction.
+
+    ``cause`` is set only in ABORTABLE and FENCED.
     """
 
     def __init__(self, transactional_id: str) -> None:
@@ -75,17 +77,15 @@ class TransactionState:
         self.producer_id = NO_PRODUCER_ID
         self.producer_epoch = NO_PRODUCER_EPOCH
         self.cause: Exception | None = None
-        self.is_flushing = False  #: a commit is waiting for its records; nothing more is accepted
+        self.is_flushing = False  #: whether a commit waits for its records, so that no more are accepted
         self.number = 0  #: the number of transactions begun
 
     def __repr__(self) -> str:
         identity = f"producer {self.producer_id} epoch {self.producer_epoch}"
         return f"<TransactionState of {self.transactional_id!r}: {self.phase.value}, {identity}>"
 
-    # --- transitions -----------------------------------------------------------------------------
-
     def on_initialized(self, producer_id: int, producer_epoch: int) -> None:
-        """Handle the registration of this producer; no earlier transaction is open."""
+        """Handle the registration of this producer. No earlier transaction is open."""
         assert self.phase is Phase.NONE, "once"
         self._set_identity(producer_id, producer_epoch)
 
@@ -101,11 +101,11 @@ class TransactionState:
         self.number += 1
 
     def check_may_send(self, number: int = 0) -> int:
-        """Raise ProducerFencedError, TransactionAbortableError or TransactionStateError if nothing may be
-        sent.
+        """Return the number of the transaction. Raise an error if nothing may be sent in it.
 
-        Returns the transaction's number. Raises TransactionAbortedError if ``number`` is another one: a
-        record that waited to be sent in one transaction must not be sent in a later one.
+        Raises ProducerFencedError, TransactionAbortableError or TransactionStateError, and
+        TransactionAbortedError if ``number`` (unless 0) is that of another transaction: a record that waited
+        in one transaction must not be sent in a later one.
         """
         if self.phase is not Phase.OPEN or self.is_flushing:
             self.raise_if_failed()
@@ -123,7 +123,7 @@ class TransactionState:
             raise self._refused("commit", "it is being committed already")
 
     def commit(self) -> None:
-        """Commit; no abort is possible any more. Raises the same errors as ``check_may_commit``."""
+        """Begin to commit. An abort is no longer possible. Raises the same errors as ``check_may_commit``."""
         self.raise_if_failed()
         assert self.phase in {Phase.OPEN, Phase.COMMITTING}, "check_may_commit() first"
         self.phase = Phase.COMMITTING
@@ -138,7 +138,7 @@ class TransactionState:
         self.cause = None
 
     def on_ended(self, producer_id: int, producer_epoch: int) -> None:
-        """Record the decided end (R32) and the identity of the next transaction, if there can be one."""
+        """Record the decision (R32) and the next transaction's identity (NO_PRODUCER_ID: none follows)."""
         assert self.phase in {Phase.COMMITTING, Phase.ABORTING}, "it was committing or aborting"
         if producer_id == NO_PRODUCER_ID:
             self._fence(
@@ -152,16 +152,14 @@ class TransactionState:
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.phase = Phase.READY
 
-    # --- failures --------------------------------------------------------------------------------
-
     def translate(self, error: Exception) -> Exception:
-        """Return the error that callers see for a record's failure: ProducerFencedError after fencing."""
+        """Return the error that callers receive for a record's failure: ProducerFencedError after fencing."""
         return self._fenced(error) if is_fencing(error) else error
 
     def on_failure(self, error: Exception) -> Exception | None:
         """Record the final failure of a part of the transaction.
 
-        Returns the error for all its other parts, or None if it had failed before.
+        Returns the error for all its other parts, or None if the transaction had failed before.
         """
         if is_fencing(error):
             return self._fence(error)
@@ -171,10 +169,10 @@ class TransactionState:
         return self._abortable(error)
 
     def on_end_failed(self, error: KafkaliteError) -> KafkaliteError:
-        """Handle a refused or missing response to the end. Returns the error for the caller.
+        """Handle a refused or unanswered request to end the transaction. Return the error for the caller.
 
-        Without a response the outcome is unknown: the phase stays, and the same end may be requested
-        again.
+        Without a response the outcome is unknown: the phase does not change, and the same end may be
+        requested again.
         """
         if is_fencing(error) or isinstance(error, InvalidTxnStateError):
             return self._fence(error) or self._fenced(error)
@@ -194,7 +192,7 @@ class TransactionState:
         return self._fenced(error)
 
     def raise_if_failed(self) -> None:
-        """Raise ProducerFencedError or TransactionAbortableError if the transaction can't be committed."""
+        """Raise ProducerFencedError or TransactionAbortableError if the transaction cannot be committed."""
         if self.cause is not None:
             is_fenced = self.phase is Phase.FENCED
             raise self._fenced(self.cause) if is_fenced else self._abortable(self.cause)

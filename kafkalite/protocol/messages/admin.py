@@ -1,14 +1,14 @@
-"""Topics, configs and log directories."""
+"""Requests for topics, configs and log directories."""
 
 from __future__ import annotations
 
-from kafkalite.protocol.structs import ApiResponse, Struct
+from kafkalite.protocol.structs import ApiResponse, Distinct, PartitionItem, PartitionResult, Struct
 
 
 class NewTopic(Struct):
     name: str
-    num_partitions: int  #: -1: the broker's num.partitions
-    replication_factor: int  #: -1: the broker's default.replication.factor
+    num_partitions: int  #: -1 selects the broker's num.partitions
+    replication_factor: int  #: -1 selects the broker's default.replication.factor
     configs: dict[str, str]
 
 
@@ -18,10 +18,13 @@ class CreateTopicsRequest(Struct):
     topics: list[NewTopic]
 
 
-class CreatedTopic(Struct):
+class TopicResult(Struct):
     name: str
     error_code: int
     error_message: str | None
+
+
+class CreatedTopic(TopicResult):
     topic_id: str
     num_partitions: int
     replication_factor: int
@@ -36,19 +39,13 @@ class DeleteTopicsRequest(Struct):
     names: list[str]
 
 
-class TopicResult(Struct):
-    name: str
-    error_code: int
-    error_message: str | None
-
-
 class DeleteTopicsResponse(ApiResponse):
     topics: list[TopicResult]
 
 
 class PartitionCount(Struct):
     name: str
-    total_count: int  #: the new number of partitions, above the current one
+    total_count: int  #: the new number of partitions, which must be above the current number
 
 
 class CreatePartitionsRequest(Struct):
@@ -78,11 +75,12 @@ class ConfigEntry(Struct):
     documentation: str
 
 
-class DescribedConfig(Struct):
-    resource_type: str
-    name: str
+class AlteredConfig(ConfigResource):
     error_code: int
     error_message: str | None
+
+
+class DescribedConfig(AlteredConfig):
     entries: list[ConfigEntry]
 
 
@@ -90,11 +88,9 @@ class DescribeConfigsResponse(ApiResponse):
     resources: list[DescribedConfig]
 
 
-class ConfigChange(Struct):
-    """KIP-339: incremental. A None value deletes the override."""
+class ConfigChange(ConfigResource):
+    """An incremental change of a setting (KIP-339). A None value deletes the override."""
 
-    resource_type: str
-    name: str
     key: str
     value: str | None
 
@@ -104,29 +100,20 @@ class AlterConfigsRequest(Struct):
     changes: list[ConfigChange]
 
 
-class AlteredConfig(Struct):
-    resource_type: str
-    name: str
-    error_code: int
-    error_message: str | None
-
-
 class AlterConfigsResponse(ApiResponse):
     resources: list[AlteredConfig]
 
 
 class DescribeLogDirsRequest(Struct):
-    topics: list[str] | None  #: None: all
+    topics: list[str] | None  #: None: all topics
 
 
-class LogDirPartition(Struct):
-    topic: str
-    partition: int
+class LogDirPartition(PartitionItem):
     size_bytes: int
     segment_count: int
     log_start_offset: int
     log_end_offset: int  #: exclusive
-    offline_reason: str | None  #: why the log refuses appends, or None
+    offline_reason: str | None  #: why the log refuses appends; None if it accepts them
 
 
 class DescribeLogDirsResponse(ApiResponse):
@@ -134,22 +121,19 @@ class DescribeLogDirsResponse(ApiResponse):
     partitions: list[LogDirPartition]
 
 
-class ElectionPartition(Struct):
-    topic: str
-    partition: int
+class ElectionPartition(PartitionItem):
+    pass
 
 
 class ElectLeadersRequest(Struct):
     timeout_ms: int
     is_unclean: bool  #: False: the preferred replica. True: any live one, even if committed records are lost
-    partitions: list[ElectionPartition] | None  #: None: every partition that needs an election
+    partitions: Distinct[ElectionPartition] | None  #: None: every partition that needs an election
 
 
-class ElectedPartition(Struct):
-    topic: str
-    partition: int
-    error_code: int  #: ELECTION_NOT_NEEDED if that replica leads already
-    error_message: str | None
+class ElectedPartition(PartitionResult):
+    """``error_code`` is ELECTION_NOT_NEEDED if the replica to elect already leads."""
+
     leader_id: int
 
 
@@ -164,4 +148,4 @@ class ControlledShutdownRequest(Struct):
 
 
 class ControlledShutdownResponse(ApiResponse):
-    node_id: int  #: of the broker that has begun to shut down
+    node_id: int  #: the broker that has begun to shut down

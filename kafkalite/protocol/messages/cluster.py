@@ -1,15 +1,15 @@
 """Requests between the nodes of a cluster: identity, Raft, registration, replication, forwarding.
 
-They need a connection that was authenticated with the cluster's secret (ClusterHello, ClusterProof).
+They require a connection that was authenticated with the cluster's secret (ClusterHello, ClusterProof).
 """
 
 from __future__ import annotations
 
-from kafkalite.protocol.structs import ApiResponse, Struct
+from kafkalite.protocol.structs import ApiResponse, DistinctReplicas, Struct
 
 
 class ClusterHelloRequest(Struct):
-    """First of two steps of mutual authentication: a challenge. The response has a proof and a challenge."""
+    """The first step of mutual authentication: a challenge. The response has a proof and a challenge."""
 
     cluster_id: str
     node_id: int
@@ -23,21 +23,21 @@ class ClusterHelloResponse(ApiResponse):
 
 
 class ClusterProofRequest(Struct):
-    proof: bytes  #: the same in the client's role
+    proof: bytes  #: HMAC-SHA256 of the same values in the client's role
 
 
 class ClusterProofResponse(ApiResponse):
-    node_id: int  #: the node id that the connection is now authenticated for
+    node_id: int  #: the node id for which the connection is now authenticated
 
 
 class RaftMessagesRequest(Struct):
-    """Raft messages from the authenticated node, in order, back to back in the payload."""
+    """Raft messages from the authenticated node, in order. The payload contains them one after the other."""
 
     lengths_bytes: list[int]
 
 
 class RaftMessagesResponse(ApiResponse):
-    """Confirms arrival only: Raft's own responses travel on the other connection."""
+    """Confirms only the arrival. Raft's own responses are sent on the other connection."""
 
     received_count: int
 
@@ -51,14 +51,20 @@ class EnvelopeRequest(Struct):
 
 
 class EnvelopeResponse(ApiResponse):
-    """The payload is the encoded body of the response; empty with an error_code."""
+    """The payload is the encoded body of the response. It is empty if there is an error_code."""
 
-    metadata_offset: int  #: to be replayed by the forwarding broker before it passes the response on
+    metadata_offset: int  #: the broker replays the log up to this offset before it forwards the response
 
 
-class DamagedReplica(Struct):
+class ReplicaItem(Struct):
+    """The base of structs about one partition of one incarnation of a topic."""
+
     topic_id: str
     partition: int
+
+
+class DamagedReplica(ReplicaItem):
+    pass
 
 
 class RegisterBrokerRequest(Struct):
@@ -69,22 +75,28 @@ class RegisterBrokerRequest(Struct):
     directory_id: str  #: 32 hex digits, random, made when the data directory was formatted
     addresses: list[str]  #: one for each listener, in order
     rack: str | None
-    clean_broker_epoch: int  #: of the session that left the clean-shutdown marker; -1 without one (R21)
-    counts_synced_only: bool  #: durability=fsync everywhere: an unclean stop has lost nothing committed (R20)
-    damaged: list[DamagedReplica]  #: replicas that recovery found damaged (R24)
+    clean_broker_epoch: int  #: of the session that left the clean-shutdown marker; -1 if there is none (R21)
+    counts_synced_only: bool  #: durability=fsync everywhere: an unclean stop loses no committed record (R20)
+    damaged: DistinctReplicas[DamagedReplica]  #: replicas that recovery found damaged (R24)
+    start_count: int  #: starts in the data directory, this one included; goes back in an older copy (R51)
 
 
 class RegisterBrokerResponse(ApiResponse):
     broker_epoch: int
-    metadata_offset: int  #: of the registration; until it is replayed here the broker takes no role (R22)
+    metadata_offset: int  #: of the registration; the broker takes no role until it has replayed it (R22)
 
 
-class BrokerHeartbeatRequest(Struct):
+class BrokerRequest(Struct):
+    """The base of the requests of a registered broker."""
+
     node_id: int
     broker_epoch: int
-    metadata_offset: int  #: replayed here
-    wants_shutdown: bool  #: controlled shutdown: the broker asks for its leaderships to move
-    damaged: list[DamagedReplica]  #: replicas that have gone offline since the registration (R26)
+
+
+class BrokerHeartbeatRequest(BrokerRequest):
+    metadata_offset: int  #: the offset up to which the broker has replayed the metadata log
+    wants_shutdown: bool  #: controlled shutdown: the broker asks for its leaderships to be transferred
+    damaged: DistinctReplicas[DamagedReplica]  #: replicas that have gone offline since the registration (R26)
 
 
 class BrokerHeartbeatResponse(ApiResponse):
@@ -92,28 +104,22 @@ class BrokerHeartbeatResponse(ApiResponse):
     may_shut_down: bool
 
 
-class PartitionChange(Struct):
-    """A leader's proposed ISR, a compare-and-set on the partition epoch (R13)."""
+class PartitionChange(ReplicaItem):
+    """An ISR that the leader proposes: a compare-and-set on the partition epoch (R13)."""
 
-    topic_id: str
-    partition: int
     leader_epoch: int
     partition_epoch: int
     isr: list[int]
-    isr_broker_epochs: list[int]  #: of each member as seen in its fetch; -1 for the leader itself
+    isr_broker_epochs: list[int]  #: the epoch in each member's latest fetch; -1 for the leader itself
 
 
-class AlterPartitionRequest(Struct):
-    node_id: int
-    broker_epoch: int
-    partitions: list[PartitionChange]
+class AlterPartitionRequest(BrokerRequest):
+    partitions: DistinctReplicas[PartitionChange]
 
 
-class ChangedPartition(Struct):
-    """The partition's current state on the controller, with error_code 0 as well as after a refusal."""
+class ChangedPartition(ReplicaItem):
+    """The partition's current state on the controller, both with error_code 0 and after a refusal."""
 
-    topic_id: str
-    partition: int
     error_code: int
     error_message: str | None
     leader_id: int
@@ -126,86 +132,93 @@ class AlterPartitionResponse(ApiResponse):
     partitions: list[ChangedPartition]
 
 
-class ReplicaFetchPartition(Struct):
-    """A follower's position (R3). In a session, only partitions whose fields have changed are listed."""
+class ReplicaFetchPartition(ReplicaItem):
+    """A follower's position (R3). Within a session, only partitions whose fields have changed are listed."""
 
-    topic_id: str
-    partition: int
-    leader_epoch: int  #: the epoch that the follower is in
+    leader_epoch: int  #: the leader epoch of which the follower knows
     fetch_offset: int  #: its log end, inclusive
-    last_epoch: int  #: of the last batch in its log; -1 in an empty log
+    last_epoch: int  #: of the last batch in its log; -1 if the log is empty
     synced_end_offset: int  #: exclusive (R7)
     log_start_offset: int
 
 
-class ForgottenPartition(Struct):
-    topic_id: str
-    partition: int
+class ForgottenPartition(ReplicaItem):
+    pass
 
 
-class ReplicaFetchRequest(Struct):
-    """A follower's one outstanding fetch from a leader broker, for all partitions it follows there.
+class ReplicaFetchRequest(BrokerRequest):
+    """A follower's only outstanding fetch from a leader broker, for all partitions that it follows there.
 
-    KIP-227 sessions: ``session_epoch`` 0 opens a session and lists everything; then it counts up, and
-    only changes are listed. The response contains only partitions with new data or state.
+    In a session (KIP-227), ``session_epoch`` 0 opens the session and lists all partitions. It then counts up,
+    and only changes are listed. The response contains only partitions with new data or state.
     """
 
-    node_id: int
-    broker_epoch: int
     session_id: int  #: 0 opens a session
     session_epoch: int
     max_wait_ms: int
     min_bytes: int
     max_bytes: int
     max_partition_bytes: int
-    partitions: list[ReplicaFetchPartition]
-    forgotten: list[ForgottenPartition]
+    partitions: DistinctReplicas[ReplicaFetchPartition]
+    forgotten: DistinctReplicas[ForgottenPartition]
 
 
-class ReplicaFetchedPartition(Struct):
-    topic_id: str
-    partition: int
+class ReplicaFetchedPartition(ReplicaItem):
     error_code: int
     error_message: str | None
-    leader_epoch: int  #: the leader's; a follower ignores a response of another epoch than its own
+    leader_epoch: int  #: of the leader; a follower ignores a response whose epoch is not its own
     high_watermark: int  #: exclusive
     log_start_offset: int
-    diverging_epoch: int  #: -1 unless the logs diverge (R4), in which case there are no batches
-    diverging_end_offset: int  #: the end of that epoch on the leader, exclusive
-    length_bytes: int  #: of its batches in the payload
+    diverging_epoch: int  #: -1 unless the logs diverge (R4); if they do, there are no batches
+    diverging_end_offset: int  #: the exclusive end of that epoch on the leader
+    length_bytes: int  #: of the partition's batches in the payload
 
 
 class ReplicaFetchResponse(ApiResponse):
-    """After FETCH_SESSION_ID_NOT_FOUND and INVALID_FETCH_SESSION_EPOCH the follower opens a new session."""
+    """After FETCH_SESSION_ID_NOT_FOUND or INVALID_FETCH_SESSION_EPOCH, the follower opens a new session."""
 
     session_id: int
     partitions: list[ReplicaFetchedPartition]
 
 
-class PartitionHighWatermark(Struct):
-    topic_id: str
-    partition: int
+class PartitionHighWatermark(ReplicaItem):
     leader_epoch: int
     high_watermark: int
 
 
-class CheckpointHighWatermarksRequest(Struct):
+class CheckpointHighWatermarksRequest(BrokerRequest):
     """The high watermarks of a leader's changed partitions, from which the next leader starts."""
 
-    node_id: int
-    broker_epoch: int
-    partitions: list[PartitionHighWatermark]
+    partitions: DistinctReplicas[PartitionHighWatermark]
 
 
 class CheckpointHighWatermarksResponse(ApiResponse):
-    recorded_count: int  #: partitions whose checkpoint changed
+    recorded_count: int  #: the number of partitions whose checkpoint changed
 
 
-class AllocateProducerIdsRequest(Struct):
+class ReplicaReport(ReplicaItem):
+    """The log of one replica of a partition without a leader, or whose leader lacks committed records."""
+
+    leader_epoch: int  #: of the partition; the report holds for this epoch only
+    last_epoch: int  #: of the last batch; -1 in an empty log
+    log_end_offset: int  #: exclusive; of a damaged log, the end of its sound part
+    is_damaged: bool
+    committed_end: int  #: the high watermark that the replica knows, exclusive
+    refused_offset: int  #: where it refused to truncate, below committed_end (R49); -1: nowhere
+
+
+class ReportReplicasRequest(BrokerRequest):
+    """Describes a broker's replicas, for the election of leaders after unclean stops (R46)."""
+
+    partitions: DistinctReplicas[ReplicaReport]
+
+
+class ReportReplicasResponse(ApiResponse):
+    received_count: int
+
+
+class AllocateProducerIdsRequest(BrokerRequest):
     """A broker's request for a block of producer ids."""
-
-    node_id: int
-    broker_epoch: int
 
 
 class AllocateProducerIdsResponse(ApiResponse):
@@ -214,10 +227,10 @@ class AllocateProducerIdsResponse(ApiResponse):
 
 
 class FetchMetadataRequest(Struct):
-    """A long poll by which a broker that is not a voter follows the metadata log; any voter serves it."""
+    """A long poll with which a broker that is not a voter follows the metadata log. Any voter serves it."""
 
-    after_offset: int  #: the last entry replayed here; 0 before the first
-    leader_id: int  #: the controller known to the sender, -1: none; a different controller ends the wait
+    after_offset: int  #: the last entry that the sender has replayed; 0 if there is none
+    leader_id: int  #: the controller that the sender knows, -1 if none; another controller ends the wait
     max_wait_ms: int
     max_bytes: int
 
@@ -228,12 +241,12 @@ class MetadataEntry(Struct):
 
 
 class FetchMetadataResponse(ApiResponse):
-    """The payload holds the encoded entries back to back.
+    """The payload contains the encoded entries one after the other.
 
-    ``is_snapshot``: the log begins later, and one entry at the snapshot's offset holds the whole state.
+    If ``is_snapshot``, the log begins after the requested offset, and the only entry is a snapshot.
     """
 
-    leader_id: int  #: -1: none
+    leader_id: int  #: -1 if there is none
     committed_offset: int
     is_snapshot: bool
     entries: list[MetadataEntry]

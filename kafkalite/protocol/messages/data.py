@@ -1,31 +1,29 @@
-"""Produce, Fetch, ListOffsets, OffsetsForBytes, OffsetsForLeaderEpoch, DeleteRecords: the data plane.
+"""The data plane: Produce, Fetch, ListOffsets, OffsetsForBytes, OffsetsForLeaderEpoch, DeleteRecords.
 
-Record batches are never inside a body. The body has the length of each, and the frame's payload holds
-them back to back in the same order.
+Record batches are never inside a body. The body contains the length of each batch, and the frame's payload
+contains the batches one after the other, in the same order.
 """
 
 # Tests: tests/protocol/test_golden.py
 
 from __future__ import annotations
 
-from kafkalite.protocol.structs import ApiResponse, PartitionResult, Struct
+from kafkalite.protocol.structs import ApiResponse, Distinct, PartitionItem, PartitionResult, Struct
 
 
-class ProducePartition(Struct):
-    topic: str
-    partition: int
-    length_bytes: int  #: of the one record batch for this partition, in the payload
+class ProducePartition(PartitionItem):
+    length_bytes: int  #: the size of this partition's only record batch in the payload
 
 
 class ProduceRequest(Struct):
     acks: int  #: 0, 1 or -1 (all)
     timeout_ms: int  #: how long the leader may wait for the in-sync replicas
-    transactional_id: str | None  #: of the transaction that the transactional batches belong to
-    partitions: list[ProducePartition]
+    transactional_id: str | None  #: the transaction to which transactional batches belong
+    partitions: Distinct[ProducePartition]
 
 
 class ProducedPartition(PartitionResult):
-    base_offset: int  #: of the batch; NO_OFFSET on error
+    base_offset: int  #: of the batch; NO_OFFSET after an error
     log_append_time_ms: int  #: NO_TIMESTAMP unless message.timestamp.type is LogAppendTime
     log_start_offset: int
 
@@ -34,24 +32,27 @@ class ProduceResponse(ApiResponse):
     partitions: list[ProducedPartition]
 
 
-class FetchPartition(Struct):
-    topic: str
-    partition: int
+class ReadPartition(PartitionItem):
+    """The base of structs that request data of a partition from its leader."""
+
     current_leader_epoch: int  #: NO_EPOCH if the client does not know it
+
+
+class FetchPartition(ReadPartition):
     fetch_offset: int  #: the first offset to return, inclusive
     max_bytes: int  #: 0: no data, only the partition's offsets; new data ends a long poll
 
 
 class FetchRequest(Struct):
-    max_wait_ms: int  #: long poll: the latest time of the response
-    min_bytes: int  #: respond as soon as this many bytes are available
-    max_bytes: int  #: soft limit of the whole response; the first batch is always returned whole
+    max_wait_ms: int  #: long poll: the leader responds after this time at the latest
+    min_bytes: int  #: the leader responds as soon as this many bytes are available
+    max_bytes: int  #: soft limit of the whole response; the first batch is always complete
     isolation_level: int
-    partitions: list[FetchPartition]
+    partitions: Distinct[FetchPartition]
 
 
 class AbortedTransaction(Struct):
-    """Skip the producer's transactional batches from here to its next abort marker, inclusive."""
+    """Skip the producer's transactional batches from this offset to its next abort marker, inclusive."""
 
     producer_id: int
     first_offset: int
@@ -62,7 +63,7 @@ class FetchedPartition(PartitionResult):
     last_stable_offset: int  #: exclusive
     log_start_offset: int  #: inclusive
     length_bytes: int  #: of the partition's batches in the payload; the first may begin before fetch_offset
-    #: with read_committed: aborted transactions with batches in this response, by first offset
+    #: With read_committed: the aborted transactions with batches in this response, by first offset.
     aborted: list[AbortedTransaction]
 
 
@@ -70,22 +71,19 @@ class FetchResponse(ApiResponse):
     partitions: list[FetchedPartition]
 
 
-class ListOffsetsPartition(Struct):
-    topic: str
-    partition: int
-    current_leader_epoch: int
+class ListOffsetsPartition(ReadPartition):
     timestamp_ms: int  #: or EARLIEST (-2), LATEST (-1), MAX_TIMESTAMP (-3)
 
 
 class ListOffsetsRequest(Struct):
     isolation_level: int
-    partitions: list[ListOffsetsPartition]
+    partitions: Distinct[ListOffsetsPartition]
 
 
 class ListedOffset(PartitionResult):
-    """For a timestamp: base offset and max timestamp of the first batch whose max timestamp is not less.
+    """Base offset and max timestamp of the first batch with a max timestamp of at least the requested one.
 
-    The broker does not unpack batches, so the client searches that batch for the exact record.
+    The broker does not unpack batches, so the client searches this batch for the exact record. The offset is
     NO_OFFSET if every record is older.
     """
 
@@ -98,10 +96,7 @@ class ListOffsetsResponse(ApiResponse):
     partitions: list[ListedOffset]
 
 
-class OffsetsForBytesPartition(Struct):
-    topic: str
-    partition: int
-    current_leader_epoch: int
+class OffsetsForBytesPartition(ReadPartition):
     start_offset: int  #: inclusive
     end_offset: int  #: exclusive
     max_bytes: int
@@ -109,14 +104,14 @@ class OffsetsForBytesPartition(Struct):
 
 class OffsetsForBytesRequest(Struct):
     isolation_level: int
-    partitions: list[OffsetsForBytesPartition]
+    partitions: Distinct[OffsetsForBytesPartition]
 
 
 class OffsetForBytes(PartitionResult):
-    """The range that ``max_bytes`` of batches cover. Partial batches count fully; the first always counts."""
+    """The end of the batches that fit in ``max_bytes``. The first batch always fits."""
 
-    end_offset: int  #: exclusive: the end of a batch, or of the range; NO_OFFSET on error
-    size_bytes: int  #: of the batches from start_offset to this end_offset
+    end_offset: int  #: exclusive: the end of a batch, or of the range; NO_OFFSET after an error
+    size_bytes: int  #: the full size of the batches from start_offset to this end_offset
     total_bytes: int  #: of the batches in the whole range
 
 
@@ -124,19 +119,16 @@ class OffsetsForBytesResponse(ApiResponse):
     partitions: list[OffsetForBytes]
 
 
-class EpochPartition(Struct):
-    topic: str
-    partition: int
-    current_leader_epoch: int
+class EpochPartition(ReadPartition):
     leader_epoch: int  #: the epoch whose end is requested
 
 
 class OffsetsForLeaderEpochRequest(Struct):
-    partitions: list[EpochPartition]
+    partitions: Distinct[EpochPartition]
 
 
 class EpochEnd(PartitionResult):
-    leader_epoch: int  #: the largest known epoch not above the requested one
+    leader_epoch: int  #: the largest known epoch that is not above the requested epoch
     end_offset: int  #: exclusive
 
 
@@ -144,15 +136,13 @@ class OffsetsForLeaderEpochResponse(ApiResponse):
     partitions: list[EpochEnd]
 
 
-class DeleteRecordsPartition(Struct):
-    topic: str
-    partition: int
-    before_offset: int  #: exclusive: the new log start; LATEST (-1) is the high watermark
+class DeleteRecordsPartition(PartitionItem):
+    before_offset: int  #: the new log start offset; LATEST (-1) is the high watermark
 
 
 class DeleteRecordsRequest(Struct):
     timeout_ms: int
-    partitions: list[DeleteRecordsPartition]
+    partitions: Distinct[DeleteRecordsPartition]
 
 
 class DeletedRecords(PartitionResult):
@@ -164,11 +154,14 @@ class DeleteRecordsResponse(ApiResponse):
 
 
 class InitProducerIdRequest(Struct):
-    """KIP-98, KIP-360. Without a transactional id: a new producer id, or the next epoch of the given one."""
+    """Requests a producer id (KIP-98, KIP-360).
+
+    Without a transactional id, the response has a new producer id, or the next epoch of the given id.
+    """
 
     transactional_id: str | None
     transaction_timeout_ms: int
-    producer_id: int  #: NO_PRODUCER_ID: allocate a new one
+    producer_id: int  #: NO_PRODUCER_ID: allocate a new id
     producer_epoch: int
 
 

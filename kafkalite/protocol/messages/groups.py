@@ -1,16 +1,16 @@
 """Consumer groups (KIP-848): the heartbeat, committed offsets, and group administration.
 
-The coordinator of a group leads the partition of ``__consumer_offsets`` that the group's name hashes to
-(``FindCoordinator``). Any other broker responds with NOT_COORDINATOR.
+The coordinator of a group is the leader of the partition of ``__consumer_offsets`` to which the group's name
+hashes (``FindCoordinator``). Any other broker responds with NOT_COORDINATOR.
 """
 
 from __future__ import annotations
 
-from kafkalite.protocol.structs import ApiResponse, Struct
+from kafkalite.protocol.structs import ApiResponse, Distinct, PartitionItem, Struct
 
 
 class FindCoordinatorRequest(Struct):
-    key_type: int  #: 0 a group, 1 a transactional id or a transaction group's application id
+    key_type: int  #: 0: a group; 1: a transactional id or a transaction group's application id
     keys: list[str]
 
 
@@ -28,7 +28,7 @@ class FindCoordinatorResponse(ApiResponse):
 
 
 class AssignedTopic(Struct):
-    """At most limits.MAX_INTEGERS_PER_LIST partitions. A topic with more takes several items."""
+    """Has at most limits.MAX_INTEGERS_PER_LIST partitions. A topic with more is listed several times."""
 
     topic_id: str
     topic: str
@@ -36,24 +36,21 @@ class AssignedTopic(Struct):
 
 
 class ConsumerGroupHeartbeatRequest(Struct):
-    """A member's heartbeat, with its subscription and its partitions. None: unchanged since the last
-    heartbeat.
+    """A member's heartbeat, with its subscription and partitions. None means no change.
 
-    The first request of a member, and each after it was fenced, has every field.
+    The first request of a member, and each request after the member was fenced, sets every field.
     """
 
     group_id: str
     member_id: str  #: chosen by the member: 32 random hex digits
-    member_epoch: int  #: 0 joins, -1 leaves, -2 a static member leaves and will return
+    member_epoch: int  #: 0: join, -1: leave, -2: a static member leaves and will return
     instance_id: str | None  #: group.instance.id
-    rebalance_timeout_ms: (
-        int  #: max.poll.interval.ms: how long it may take to revoke a partition; -1: unchanged
-    )
+    rebalance_timeout_ms: int  #: max.poll.interval.ms: how long revoking a partition may take; -1: unchanged
     subscribed_topics: list[str] | None
-    subscribed_pattern: str | None  #: must match a topic's full name; "" ends the subscription
+    subscribed_pattern: str | None  #: must match a topic's whole name; "" ends the subscription
     assignor: str | None
-    owned: list[AssignedTopic] | None  #: the partitions it owns now
-    max_wait_ms: int  #: how long the response may wait for a change; 0: respond at once
+    owned: list[AssignedTopic] | None  #: the partitions that the member owns now
+    max_wait_ms: int  #: how long the coordinator may hold the response; 0: respond at once
 
 
 class ConsumerGroupHeartbeatResponse(ApiResponse):
@@ -61,36 +58,33 @@ class ConsumerGroupHeartbeatResponse(ApiResponse):
     member_epoch: int
     heartbeat_interval_ms: int
     session_timeout_ms: int
-    assignment: list[AssignedTopic] | None  #: all partitions that it may own; None: unchanged
+    assignment: list[AssignedTopic] | None  #: all partitions that the member may own; None: unchanged
 
 
-class CommittedOffset(Struct):
-    topic: str
-    partition: int
-    offset: int  #: the next offset to read; NO_OFFSET in a fetch: none is committed
+class CommittedOffset(PartitionItem):
+    offset: int  #: the next offset to read; in a fetch, NO_OFFSET means that none is committed
     leader_epoch: int  #: of the last record read, or NO_EPOCH (R40)
     metadata: str | None
     commit_ms: int  #: when it was committed; set by the coordinator
-    topic_id: str  #: of the topic when it was committed; "" in a commit: the current one
+    topic_id: str  #: the topic id at the time of the commit; "" in a commit means the current topic
     error_code: int
     error_message: str | None
 
 
 class OffsetCommitRequest(Struct):
     group_id: str
-    member_id: str  #: "" from a tool or a consumer without membership: the group must have no members
+    member_id: str  #: "" from a tool or a consumer without membership; the group must then have no members
     member_epoch: int  #: -1 without membership
     instance_id: str | None
-    offsets: list[CommittedOffset]
+    offsets: Distinct[CommittedOffset]
 
 
 class OffsetCommitResponse(ApiResponse):
     offsets: list[CommittedOffset]
 
 
-class GroupPartition(Struct):
-    topic: str
-    partition: int
+class GroupPartition(PartitionItem):
+    pass
 
 
 class OffsetFetchRequest(Struct):
@@ -98,7 +92,7 @@ class OffsetFetchRequest(Struct):
     member_id: str
     member_epoch: int
     require_stable: bool  #: UNSTABLE_OFFSET_COMMIT for a partition with an offset in an open transaction
-    partitions: list[GroupPartition] | None  #: None: all with a committed offset
+    partitions: Distinct[GroupPartition] | None  #: None: all partitions with a committed offset
 
 
 class OffsetFetchResponse(ApiResponse):
@@ -107,7 +101,7 @@ class OffsetFetchResponse(ApiResponse):
 
 class OffsetDeleteRequest(Struct):
     group_id: str
-    partitions: list[GroupPartition]
+    partitions: Distinct[GroupPartition]
 
 
 class OffsetDeleteResponse(ApiResponse):
@@ -115,7 +109,7 @@ class OffsetDeleteResponse(ApiResponse):
 
 
 class ListGroupsRequest(Struct):
-    states: list[str]  #: Empty, Assigning, Reconciling, Stable, Dead; empty: all
+    states: list[str]  #: Empty, Assigning, Reconciling, Stable, Dead; an empty list selects all states
 
 
 class ListedGroup(Struct):
@@ -126,7 +120,7 @@ class ListedGroup(Struct):
 
 
 class ListGroupsResponse(ApiResponse):
-    """Only the groups coordinated by the broker that responds."""
+    """Contains only the groups whose coordinator is the broker that responds."""
 
     groups: list[ListedGroup]
 
@@ -147,9 +141,9 @@ class DescribedMember(Struct):
     subscribed_pattern: str | None
     assignment: list[AssignedTopic]
     target: list[AssignedTopic]
-    awaited_revocation: list[AssignedTopic]  #: to be revoked by this member before another gets it
+    awaited_revocation: list[AssignedTopic]  #: to be revoked by this member before another member gets them
     last_heartbeat_ms_ago: int
-    state: str  #: Stable, Unrevoked (must revoke) or Unreleased (waits for others)
+    state: str  #: Stable, Unrevoked (must revoke) or Unreleased (waits for other members)
 
 
 class GroupEvent(Struct):
@@ -157,9 +151,8 @@ class GroupEvent(Struct):
 
     group_epoch: int
     time_ms: int  #: wall clock
-    cause: (
-        str  #: MemberJoined, MemberLeft, MemberExpired, MemberFenced, SubscriptionChanged, TopicsChanged ...
-    )
+    #: MemberJoined, MemberLeft, MemberExpired, MemberFenced, SubscriptionChanged, TopicsChanged ...
+    cause: str
     detail: str  #: a sentence
     member_count: int
     partition_count: int
@@ -205,7 +198,7 @@ class TxnOffsetCommitRequest(Struct):
     member_id: str
     member_epoch: int
     instance_id: str | None
-    offsets: list[CommittedOffset]
+    offsets: Distinct[CommittedOffset]
 
 
 class TxnOffsetCommitResponse(ApiResponse):

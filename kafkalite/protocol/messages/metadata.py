@@ -1,4 +1,4 @@
-"""ApiVersions, Metadata, DescribeCluster, DescribeQuorum, DescribeMetadata: the state of the cluster."""
+"""The state of the cluster: ApiVersions, Metadata, DescribeCluster, DescribeQuorum, DescribeMetadata."""
 
 # Tests: tests/protocol/test_golden.py
 
@@ -8,7 +8,7 @@ from kafkalite.protocol.structs import ApiResponse, Struct
 
 
 class ApiVersionsRequest(Struct):
-    """The first request of every connection, always version 0."""
+    """The first request of every connection. It always has version 0."""
 
     software_name: str
     software_version: str
@@ -27,25 +27,25 @@ class ApiVersionsResponse(ApiResponse):
 
 
 class MetadataRequest(Struct):
-    topics: list[str] | None  #: None: all
+    topics: list[str] | None  #: None: all topics
     allow_auto_topic_creation: bool
 
 
 class BrokerMetadata(Struct):
     node_id: int
-    address: str  #: "host:port", "[v6]:port" or "inproc://name"
+    address: str  #: "host:port", "[IPv6 address]:port" or "inproc://name"
     rack: str | None
 
 
 class PartitionMetadata(Struct):
     error_code: int
     partition: int
-    leader_id: int  #: -1: none
+    leader_id: int  #: -1 if there is none
     leader_epoch: int
     partition_epoch: int  #: increases with every change of this state
     replicas: list[int]  #: the first is the preferred leader
     isr: list[int]
-    elr: list[int]  #: KIP-966: outside the ISR, with every committed record
+    elr: list[int]  #: replicas outside the ISR that have every committed record (KIP-966)
 
 
 class TopicMetadata(Struct):
@@ -73,7 +73,7 @@ class BrokerDescription(Struct):
     address: str
     rack: str | None
     broker_epoch: int  #: increases with every registration
-    is_fenced: bool  #: considered dead by the controller; it leads nothing
+    is_fenced: bool  #: the controller considers the broker dead; it leads no partition
     is_shutting_down: bool
     registered_ms: int  #: wall clock
 
@@ -94,14 +94,14 @@ class QuorumNode(Struct):
     address: str  #: of its controller listener; "" if unknown
     is_voter: bool
     match_offset: int  #: the last index at which its log agrees with the leader's; -1 if unknown
-    last_contact_ms: int  #: ms since its last message; -1: none yet
+    last_contact_ms: int  #: ms since its last message; -1 if there was none
 
 
 class DescribeQuorumResponse(ApiResponse):
-    """The quorum as the responding node sees it; only the leader knows match offsets."""
+    """The quorum as the responding node sees it. Only the leader knows match offsets."""
 
-    node_id: int  #: of the node that responds
-    leader_id: int  #: -1: none
+    node_id: int  #: the node that responds
+    leader_id: int  #: -1 if there is none
     term: int
     commit_offset: int
     applied_offset: int
@@ -110,11 +110,41 @@ class DescribeQuorumResponse(ApiResponse):
     nodes: list[QuorumNode]
 
 
+class DescribeRecoveryRequest(Struct):
+    """The active controller's view of damaged and suspect replicas, and of what partitions wait for."""
+
+    node_id: int  #: of the broker that forwards a client's request; -1 from a client
+
+
+class RecoveringReplica(Struct):
+    """A replica that is damaged or suspect, or that has reported its log because there is no leader."""
+
+    node_id: int
+    state: str  #: damaged, short, unverified, refuses to truncate, or reported
+    last_epoch: int  #: of the last batch; -1 if unknown
+    log_end_offset: int  #: exclusive; -1 if unknown
+
+
+class RecoveringPartition(Struct):
+    """A partition that waits for a leader after unclean stops, or has damaged or suspect replicas (R46)."""
+
+    topic: str
+    partition: int
+    leader_id: int  #: -1: none
+    waited_ms: int  #: since the first report of a replica; -1 if it does not wait
+    waits_for: list[int]  #: replicas whose reports are missing
+    replicas: list[RecoveringReplica]
+
+
+class DescribeRecoveryResponse(ApiResponse):
+    partitions: list[RecoveringPartition]
+
+
 class DescribeMetadataRequest(Struct):
-    """A request for ``path`` in the metadata as a tree (``/topics/orders/0``), now or after an offset."""
+    """Requests ``path`` in the tree of the metadata (``/topics/orders/0``), now or after an offset."""
 
     path: str
-    after_offset: int  #: -1: the current state; otherwise wait until the log has passed it
+    after_offset: int  #: -1: the current state; otherwise wait until the log has passed this offset
     max_wait_ms: int
 
 

@@ -1,20 +1,19 @@
 """Transactions (KIP-98, KIP-890) and transaction groups.
 
-The coordinator of a transactional id leads the partition of ``__transaction_state`` that the id hashes
-to. A producer writes to partition leaders with its transactional id in the request; a leader that
-receives the first batch of a transaction has the coordinator add the partition (R31). A transaction
-group is one unit of work written by many producers: each joins (application id, batch id) and writes
-under the application id as its transactional id, and one ``EndTxnGroup`` decides for all of them.
+The coordinator of a transactional id is the leader of the partition of ``__transaction_state`` to which the
+id hashes. A producer writes to partition leaders with its transactional id in the request. A leader that
+receives the first batch of a transaction lets the coordinator add the partition (R31). A transaction group is
+a transaction that many producers write: each joins (application id, batch id) and writes with the application
+id as its transactional id, and one ``EndTxnGroup`` decides for all of them.
 """
 
 from __future__ import annotations
 
-from kafkalite.protocol.structs import ApiResponse, PartitionResult, Struct
+from kafkalite.protocol.structs import ApiResponse, Distinct, PartitionItem, PartitionResult, Struct
 
 
-class TxnPartition(Struct):
-    topic: str
-    partition: int
+class TxnPartition(PartitionItem):
+    pass
 
 
 class TxnPartitionResult(PartitionResult):
@@ -22,12 +21,12 @@ class TxnPartitionResult(PartitionResult):
 
 
 class AddPartitionsToTxnRequest(Struct):
-    """Sent by a leader before it appends a transaction's first batch: the transaction must also end there."""
+    """Sent by a leader before it appends a transaction's first batch, so that it receives the marker."""
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
-    partitions: list[TxnPartition]
+    partitions: Distinct[TxnPartition]
 
 
 class AddPartitionsToTxnResponse(ApiResponse):
@@ -50,10 +49,10 @@ class EndTxnResponse(ApiResponse):
 
 class TxnMarker(Struct):
     producer_id: int
-    producer_epoch: int  #: the epoch after that of the transaction's batches
-    coordinator_epoch: int  #: leader epoch of the coordinator's partition
+    producer_epoch: int  #: the epoch after the epoch of the transaction's batches
+    coordinator_epoch: int  #: the leader epoch of the coordinator's partition
     is_commit: bool
-    partitions: list[TxnPartition]
+    partitions: Distinct[TxnPartition]
 
 
 class WriteTxnMarkersRequest(Struct):
@@ -74,7 +73,7 @@ class WriteTxnMarkersResponse(ApiResponse):
 
 
 class ListTransactionsRequest(Struct):
-    #: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort; empty: all
+    #: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort; an empty list selects all.
     states: list[str]
     min_duration_ms: int
 
@@ -83,11 +82,11 @@ class ListedTransaction(Struct):
     transactional_id: str
     producer_id: int
     state: str
-    duration_ms: int  #: since the open transaction began; 0 without one
+    duration_ms: int  #: since the open transaction began; 0 if none is open
 
 
 class ListTransactionsResponse(ApiResponse):
-    """Only the transactions coordinated by the broker that responds."""
+    """Contains only the transactions whose coordinator is the broker that responds."""
 
     transactions: list[ListedTransaction]
 
@@ -104,7 +103,7 @@ class DescribedTransaction(Struct):
     producer_epoch: int
     state: str
     timeout_ms: int
-    start_ms: int  #: wall clock; NO_TIMESTAMP without an open one
+    start_ms: int  #: wall clock; NO_TIMESTAMP if no transaction is open
     partitions: list[TxnPartition]
     coordinator_epoch: int
 
@@ -114,7 +113,7 @@ class DescribeTransactionsResponse(ApiResponse):
 
 
 class DescribeProducersRequest(Struct):
-    partitions: list[TxnPartition]
+    partitions: Distinct[TxnPartition]
 
 
 class ActiveProducer(Struct):
@@ -136,13 +135,11 @@ class DescribeProducersResponse(ApiResponse):
     partitions: list[DescribedProducers]
 
 
-class AbortTransactionRequest(Struct):
-    """End a transaction that hangs in a partition, unknown to coordinators (KIP-664). For operators."""
+class AbortTransactionRequest(PartitionItem):
+    """Ends a hanging transaction, which coordinators do not know (KIP-664). Sent by operators."""
 
-    topic: str
-    partition: int
     producer_id: int
-    start_offset: int  #: from DescribeProducers; nothing is aborted if another transaction is open by now
+    start_offset: int  #: from DescribeProducers; if another transaction is open now, nothing is aborted
 
 
 class AbortTransactionResponse(ApiResponse):
@@ -151,25 +148,25 @@ class AbortTransactionResponse(ApiResponse):
 
 
 class JoinTxnGroupRequest(Struct):
-    """Become a writer of a batch. Repeating a name aborts the earlier attempt of that name."""
+    """Makes the sender a writer of a batch. Repeating a name aborts the earlier attempt with that name."""
 
     application_id: str
-    batch_id: int  #: 0 or more; greater than earlier batches, gaps are allowed
-    member: str  #: name of the writer, unique to the attempt
-    timeout_ms: int  #: after which the writer's records are aborted if the batch is undecided
+    batch_id: int  #: 0 or more; greater than that of earlier batches; gaps are allowed
+    member: str  #: the name of the writer, unique to the attempt
+    timeout_ms: int  #: the writer's records are aborted after this time if the batch is undecided
 
 
 class JoinTxnGroupResponse(ApiResponse):
-    """``is_finished``: the batch is already decided, so there is nothing to write and no producer id."""
+    """If ``is_finished``, the batch is already decided: there is nothing to write, and no producer id."""
 
     producer_id: int
     producer_epoch: int
-    last_batch_id: int  #: the last decided batch; -1 before any
+    last_batch_id: int  #: the last decided batch; -1 if none is decided
     is_finished: bool
 
 
 class TxnWinner(Struct):
-    """A writer as it was after its last write. A later attempt under its name never wins."""
+    """A writer with the identity of its last write. A later attempt with the same name never wins."""
 
     member: str
     producer_id: int
@@ -179,14 +176,14 @@ class TxnWinner(Struct):
 class EndTxnGroupRequest(Struct):
     application_id: str
     batch_id: int
-    winners: list[TxnWinner]  #: writers whose records are committed; those of all others are aborted
+    winners: list[TxnWinner]  #: writers whose records are committed; the records of all others are aborted
 
 
 class EndTxnGroupResponse(ApiResponse):
-    """The result of the first call for this batch, also when it is repeated."""
+    """The result of the first call for this batch, even if the call is repeated."""
 
     batch_id: int
-    winners: list[str]  #: names of writers, as the deciding call gave them
+    winners: list[str]  #: the names of the winners in the deciding call
     is_repeated: bool
     is_complete: bool  #: whether every marker is written
 
@@ -213,7 +210,7 @@ class DescribeTxnGroupResponse(ApiResponse):
 
 
 class RetireTxnGroupRequest(Struct):
-    """The application has no further batches. Its name is not used again and may be forgotten."""
+    """Declares that no batch follows. The application's name is not used again and may be forgotten."""
 
     application_id: str
 

@@ -1,7 +1,7 @@
-"""A simulation of hosts, disks and a network in one thread, in virtual time, from one seed.
+"""Simulates hosts, disks and a network in one thread, in virtual time, from one seed.
 
-``Simulation`` is for tests of your own programs; docs/simulation.md explains it. ``python -m
-proof.sim`` uses it to run random faults against brokers.
+``Simulation`` is for tests of your own programs; see docs/simulation.md. ``python -m proof.sim`` uses it to
+inject random faults into brokers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A simulated host: a disk, clocks, at most one running program, and the faults of each."""
+"""A simulated host: a disk, clocks, at most one running program, and their faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing.sim.loop import Process, SimLoop
 from kafkalite.testing.sim.network import Network
 
-#: 2026-01-01, so that timestamps of records are plausible.
+#: 2026-01-01, so that record timestamps are plausible.
 EPOCH_MS: Final = 1_767_225_600_000
 
 A = ParamSpec("A")
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class HostClock:
-    """The Clock of one host. ``monotonic_ms`` never jumps; the wall clock may."""
+    """The Clock of one host. ``monotonic_ms`` never jumps, but the wall clock may."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
@@ -37,12 +37,12 @@ class HostClock:
 
 
 class Disk:
-    """How long blocking calls take; the contents are in the host's file system."""
+    """The durations of blocking disk calls. The content is in the host's file system."""
 
     def __init__(self, rng: Rng) -> None:
         self.rng = rng
-        self.sync_s = 0.0005  #: the minimum
-        self.jitter_s = 0.001  #: at most this much is added
+        self.sync_s = 0.0005  #: minimum duration
+        self.jitter_s = 0.001  #: maximum addition to the minimum
         self.stall_rate = 0.0  #: fraction of the syncs that take up to ``stall_s`` longer
         self.stall_s = 0.5
 
@@ -54,7 +54,7 @@ class Disk:
 
 
 class SimExecutor(Executor):
-    """Runs blocking calls after the time that the disk takes for them; the loop goes on meanwhile."""
+    """Runs each blocking call after the duration that the disk needs, while the loop continues."""
 
     def __init__(self, loop: SimLoop, disk: Disk, workers: int = 2) -> None:
         self._loop = loop
@@ -70,7 +70,7 @@ class SimExecutor(Executor):
                 return
             try:
                 result = fn(*args, **kwargs)
-            except BaseException as error:  # as a thread pool does: the future raises it
+            except BaseException as error:  # like a thread pool, let the future raise it
                 future.set_exception(error)
             else:
                 future.set_result(result)
@@ -92,7 +92,7 @@ class SimExecutor(Executor):
 
 
 class Host:
-    """One machine. Its disk and its name survive the programs that run on it."""
+    """One machine. Its disk and its name outlive the programs that run on it."""
 
     def __init__(self, name: str, loop: SimLoop, network: Network, rng: Rng) -> None:
         self.name = name
@@ -112,10 +112,8 @@ class Host:
         return self.name
 
     def executor(self) -> SimExecutor:
-        """Return an executor for one run of a program: its pending calls end with that run."""
+        """Return an executor for one run of a program. Its pending calls end together with that run."""
         return SimExecutor(self.loop, self.disk)
-
-    # --- programs ---------------------------------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
@@ -126,7 +124,7 @@ class Host:
         return self.process is not None and self.process.is_paused
 
     def new_process(self) -> Process:
-        """Return a process without code. The earlier process must have ended."""
+        """Return a process without code. The previous process must have ended."""
         assert not self.is_running, f"{self} runs {self.process}"
         self.run_count += 1
         process = Process(f"{self.name}#{self.run_count}", self.name)
@@ -136,13 +134,11 @@ class Host:
         return process
 
     def run(self, main: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start a program: ``main`` and all that it starts. Exceptions are in the returned task."""
+        """Start a program: ``main`` and all that it starts. The returned task has its result or exception."""
         return self.loop.spawn(self.new_process(), main)
 
-    # --- faults -----------------------------------------------------------------------------------------
-
     def kill(self) -> None:
-        """End the program as SIGKILL does: its connections and locks are closed, written data is kept."""
+        """End the program as SIGKILL does. Its connections and locks are closed, and written data is kept."""
         process = self.process
         if process is None or process.is_dead:
             return
@@ -151,14 +147,14 @@ class Host:
         self.filesystem.locked.clear()
 
     def lose_power(self) -> None:
-        """Cut the power: each unsynced part of the disk survives or is lost. Peers are not notified."""
+        """Cut the power. Each unsynced part of the disk survives or is lost. Peers are not notified."""
         if self.process is not None:
             self.loop.kill(self.process)
         self.network.on_power_loss(self.name)
         self.filesystem.crash(self.rng)
 
     def pause(self) -> None:
-        """Stop the program as SIGSTOP does."""
+        """Pause the program as SIGSTOP does."""
         if self.process is not None:
             self.loop.pause(self.process)
 
@@ -167,15 +163,15 @@ class Host:
             self.loop.resume(self.process)
 
     def set_clock_ahead(self, offset_ms: int) -> None:
-        """Let the wall clock jump to ``offset_ms`` ahead of the true time, or behind if negative."""
+        """Set the wall clock ``offset_ms`` ahead of the true time, or behind it if negative."""
         self.clock.offset_ms = offset_ms
 
     def fill_disk(self, free_bytes: int = 0) -> None:
-        """Allow only ``free_bytes`` more to be written."""
+        """Fill the disk, so that only ``free_bytes`` more can be written."""
         self.filesystem.capacity_bytes = self.filesystem.used_bytes() + free_bytes
 
     def replace_disk(self) -> None:
-        """Give a stopped host an empty disk. The stored data is permanently lost."""
+        """Give a stopped host an empty disk. The data of the former disk is lost."""
         assert not self.is_running, f"{self} runs"
         self.filesystem = MemoryFileSystem(crashable=True)
 

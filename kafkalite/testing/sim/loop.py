@@ -1,13 +1,12 @@
-"""An event loop in which time is a number and every callback belongs to a process.
+"""An event loop with virtual time, in which every callback belongs to a process.
 
-The loop never waits: if no callback is ready, time jumps to the next timer. A ``Process`` is one run of
-a program on a simulated host. A context variable holds the process of the running code, and every
-callback that this code schedules inherits it. So the loop can hold all callbacks of a process back (a
-pause, as by SIGSTOP) or drop them for ever (a kill, as by SIGKILL: no ``finally``, no ``except`` runs
-any more).
+The loop never waits: if no callback is ready, time jumps to the next timer. A ``Process`` is one run of a
+program on a simulated host. A context variable holds the process of the running code, and every callback that
+this code schedules inherits it. Therefore the loop can hold back all callbacks of a process (a pause, as by
+SIGSTOP), or drop them permanently (a kill, as by SIGKILL, after which no ``finally`` or ``except`` runs).
 
-Within a process callbacks run in the order in which they were scheduled, as asyncio promises. Between
-processes the order is drawn from the seed.
+Callbacks of one process run in the order in which they were scheduled, as asyncio guarantees. The order
+between processes is drawn from the seed.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 if TYPE_CHECKING:
     from kafkalite.rng import Rng
 
-#: One turn of one process takes this long, so that a program that never waits can't stop time.
+#: The virtual duration of one turn of a process, so that a program that never waits cannot stop time.
 TURN_S: Final = 20e-6
 START_S: Final = 1_000.0
 
-#: The process of the running code; outside of any program, the simulation itself.
+#: The process of the running code. Outside of any program it is the simulation itself.
 current_process: contextvars.ContextVar[Process] = contextvars.ContextVar("current_process")
 
 
 class Deadlock(Exception):
-    """All tasks wait, and none of them waits for a timer."""
+    """Raised if all tasks wait and none of them waits for a timer."""
 
 
 class Process:
-    """One run of a program on a host. Invariant: a dead process has no callbacks and never gets any."""
+    """One run of a program on a host. Invariant: a dead process has no callbacks."""
 
     __slots__ = ("host_name", "is_dead", "is_paused", "name", "ready")
 
@@ -55,14 +54,14 @@ class Process:
         return f"<Process {self.name} {state}>"
 
     def context(self) -> contextvars.Context:
-        """Return a context whose code belongs to this process."""
+        """Return a new context whose code belongs to this process."""
         context = contextvars.copy_context()
         context.run(current_process.set, self)
         return context
 
 
 class SimTask(asyncio.Task[Any]):
-    """A task that knows its process, and that sets order in the same way in every run."""
+    """A task that knows its process and is ordered in sets in the same way in every run."""
 
     def __init__(self, coro: Coroutine[Any, Any, Any], *, loop: SimLoop, **kwargs: Any) -> None:
         self.number = next(loop.task_numbers)
@@ -70,7 +69,7 @@ class SimTask(asyncio.Task[Any]):
         root = loop.root
         self.process = current_process.get(root) if context is None else context.get(current_process, root)
         super().__init__(coro, loop=loop, **kwargs)
-        if self.process.is_dead:  # it was killed in this callback, the rest of which still runs
+        if self.process.is_dead:  # killed by the current callback, whose remaining code still runs
             self._log_destroy_pending = False
 
     def __hash__(self) -> int:
@@ -78,7 +77,7 @@ class SimTask(asyncio.Task[Any]):
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """Invariant: ``_active`` holds exactly the processes that have ready callbacks and may run."""
+    """The event loop. Invariant: ``_active`` has exactly the processes with ready callbacks that may run."""
 
     def __init__(self, rng: Rng) -> None:
         super().__init__()
@@ -87,15 +86,13 @@ class SimLoop(asyncio.BaseEventLoop):
         self.root = Process("simulation", "")
         self.task_numbers = count(1)
         self.turn_count = 0
-        self.network: object = None  #: the Network that joins the hosts of this loop
+        self.network: object = None  #: the Network that connects the hosts of this loop
         self._now_s = START_S
         self._active: list[Process] = []
         self._timers: list[tuple[float, int, asyncio.TimerHandle, Process]] = []
         self._order = count()
-        self._remains: list[SimTask] = []  # of killed processes: they must not be finalized
+        self._remains: list[SimTask] = []  # tasks of killed processes, which must not be finalized
         self._is_disposed = False
-
-    # --- asyncio's loop ------------------------------------------------------------------------------
 
     def time(self) -> float:
         return self._now_s
@@ -153,7 +150,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return super().run_in_executor(executor, func, *args)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass  # it is dropped when it is due
+        pass  # it is dropped when its time has come
 
     def _process_events(self, event_list: Any) -> NoReturn:
         raise NotImplementedError
@@ -162,7 +159,7 @@ class SimLoop(asyncio.BaseEventLoop):
         pass
 
     def _run_once(self) -> None:
-        """Run one turn of one process: the callbacks that are ready now, without those that they schedule."""
+        """Run one turn of one process: the callbacks that are ready now, but not those that they schedule."""
         timers = self._timers
         active = self._active
         if not active and not self._stopping:  # type: ignore[attr-defined]
@@ -196,14 +193,12 @@ class SimLoop(asyncio.BaseEventLoop):
             raise Deadlock(f"nothing is ready and no timer is set at {self._now_s:.6f} s")
         self._now_s = max(self._now_s, timers[0][0])
 
-    # --- processes -----------------------------------------------------------------------------------
-
     def spawn(self, process: Process, coro: Coroutine[Any, Any, Any], name: str = "main") -> SimTask:
-        """Start ``coro`` as code of ``process``."""
+        """Start ``coro`` as a task of ``process``."""
         return SimTask(coro, loop=self, name=f"{process.name} {name}", context=process.context())
 
     def pause(self, process: Process) -> None:
-        """Run no callbacks of the process until ``resume``. Meanwhile timers expire and data arrives."""
+        """Run no callbacks of the process until ``resume``. Its timers still expire, and its data arrives."""
         if not process.is_paused and not process.is_dead:
             process.is_paused = True
             if process in self._active:
@@ -216,7 +211,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 self._active.append(process)
 
     def kill(self, process: Process) -> None:
-        """Drop all callbacks of the process, now and in the future."""
+        """Drop all present and future callbacks of the process."""
         if process.is_dead:
             return
         for task in asyncio.all_tasks(self):
@@ -227,8 +222,6 @@ class SimLoop(asyncio.BaseEventLoop):
         process.ready.clear()
         if process in self._active:
             self._active.remove(process)
-
-    # --- the end -------------------------------------------------------------------------------------
 
     def dispose(self) -> None:
         """Drop all pending callbacks and tasks, and silence the warnings of their finalizers."""
@@ -244,7 +237,7 @@ class SimLoop(asyncio.BaseEventLoop):
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
                     _close(task.get_coro())
                 self._remains.clear()
-                gc.collect()  # finalizers of dropped tasks report here, where nothing is logged
+                gc.collect()  # finalizers of dropped tasks run here, where their warnings are not logged
                 self.close()
         finally:
             sys.unraisablehook = old_hook
@@ -253,5 +246,5 @@ class SimLoop(asyncio.BaseEventLoop):
 def _close(coro: Any) -> None:
     try:
         coro.close()
-    except BaseException:  # cleanup code of a program whose loop is gone
+    except BaseException:  # cleanup code of a program may fail because its loop is gone
         return

@@ -1,8 +1,8 @@
-"""The simulated network between hosts, and what happens to connections when a host or a process dies.
+"""The simulated network between hosts, and the effects of a host's or process's death on connections.
 
-Written data arrives complete and in order, or the connection breaks, as with TCP. A cut link holds all
-data back in one direction. Held data arrives when the link heals, unless its connection was closed
-meanwhile. A host without power does not respond; when it is back it resets its former connections.
+As with TCP, written data arrives complete and in order, or the connection breaks. A cut link holds back all
+data in one direction. The data arrives when the link heals, unless its connection was closed meanwhile. A
+host without power does not respond. When it is powered again, it resets its former connections.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from kafkalite.testing.sim.loop import Process, SimLoop
 if TYPE_CHECKING:
     from kafkalite.rng import Rng
 
-#: Held data arrives this long after its link has healed: a retransmission comes first.
+#: The maximum delay of held data after its link has healed, as by a retransmission.
 RETRANSMIT_S: Final = 0.4
 
 _FIRST_FREE_PORT: Final = 40_000
 
 
 class Listener(Protocol):
-    """An address that a process listens on."""
+    """An address on which a process listens."""
 
     @property
     def process(self) -> Process: ...
 
 
 class End(Protocol):
-    """One end of a connection, as the network sees it."""
+    """The methods of one end of a connection that the network uses."""
 
     is_dialler: bool
     peer_host: str
@@ -44,33 +44,33 @@ class End(Protocol):
     def peer(self) -> End: ...
 
     def reset_both(self) -> None:
-        """Break the connection between the two ends; each notices on its own."""
+        """Break the connection between the two ends. Each end notices it separately."""
         ...
 
     def on_reset_by_peer(self) -> None: ...
 
     def on_own_death(self, *, is_polite: bool) -> None:
-        """Handle the death of the process: its kernel sends the end of the stream, or a reset."""
+        """Handle the death of this end's process. Like a kernel, send the end of the stream or a reset."""
         ...
 
     def vanish(self) -> None:
-        """Handle a power loss of the host: nothing more is sent, and data in transit is lost."""
+        """Handle a power loss of this end's host: send nothing more, and lose the data in transit."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class Tuning:
-    """How a link behaves. Seeds set it, and tests may set it."""
+    """The properties of a link. The seed and tests may set them."""
 
-    delay_s: float = 0.0003  #: the minimum
-    jitter_s: float = 0.0003  #: the mean of what is added
+    delay_s: float = 0.0003  #: minimum delay
+    jitter_s: float = 0.0003  #: mean addition to the minimum
     spike_rate: float = 0.0  #: fraction of the segments that take up to ``spike_s`` longer
     spike_s: float = 0.05
     split_rate: float = 0.0  #: fraction of the writes that arrive in two pieces
 
 
 class Item(NamedTuple):
-    """A segment: bytes, or a signal without bytes (the end of the stream, a reset)."""
+    """A segment: data, or a signal without data (the end of the stream, a reset)."""
 
     kind: str  # data, eof, reset, call
     data: bytes
@@ -78,7 +78,7 @@ class Item(NamedTuple):
 
 
 class Link:
-    """One direction between two hosts. All its data can be held back."""
+    """One direction between two hosts. A cut holds back all of its data."""
 
     def __init__(self, network: Network, source: str, target: str) -> None:
         self.network = network
@@ -103,7 +103,7 @@ class Link:
         self.is_cut = True
 
     def heal(self) -> None:
-        """Deliver the held data, after the time of a retransmission."""
+        """Deliver the held data after the delay of a retransmission."""
         self.is_cut = False
         held, self._held = self._held, {}
         for pipe in held:
@@ -114,7 +114,7 @@ class Link:
 
 
 class Pipe:
-    """One direction of one connection, in order."""
+    """One direction of one connection. It preserves the order of data."""
 
     __slots__ = ("_last_s", "_waiting", "deliver", "is_broken", "link")
 
@@ -123,7 +123,7 @@ class Pipe:
         self.deliver = deliver
         self.is_broken = False
         self._last_s = 0.0
-        self._waiting: deque[Item] = deque()  # held back by a cut
+        self._waiting: deque[Item] = deque()  # held back by a cut link
 
     def send(self, item: Item, after_s: float = 0.0) -> None:
         if self.is_broken:
@@ -149,13 +149,13 @@ class Pipe:
             self.send(item, after_s)
 
     def break_off(self) -> None:
-        """Lose all data in transit."""
+        """Break the pipe and lose all data in transit."""
         self.is_broken = True
         self._waiting.clear()
 
 
 class Network:
-    """The links, listeners and connections of all hosts. One per simulation."""
+    """The links, listeners and connections of all hosts. Each simulation has one."""
 
     def __init__(self, loop: SimLoop, rng: Rng) -> None:
         self.loop = loop
@@ -165,12 +165,11 @@ class Network:
         self.listeners: dict[str, Listener] = {}
         self.is_powered: dict[str, bool] = {}
         self.on_arrival: Callable[[Link, str, int], None] = lambda link, kind, length: None
-        #: Called in the process, before it writes to a connection; may kill the process or cut the link.
+        #: Called before the process writes to a connection. It may kill the process or cut the link.
         self.before_write: Callable[[Process], None] = lambda process: None
-        self.connection_count = 0
         self._links: dict[tuple[str, str], Link] = {}
         self._ends: dict[End, None] = {}
-        self._orphans: dict[str, list[End]] = {}  # ends whose peer's host has lost power
+        self._orphans: dict[str, list[End]] = {}  # by host without power: the ends of its former peers
         self._ports = _FIRST_FREE_PORT
         loop.network = self
 
@@ -200,7 +199,7 @@ class Network:
                 link.heal()
 
     def reset_connections(self, source: str, target: str, *, count: int | None = None) -> int:
-        """Break connections that ``source`` opened to ``target``. Return how many."""
+        """Break connections that ``source`` opened to ``target``, at most ``count``. Return their number."""
         chosen = [
             end
             for end in self._ends
@@ -210,10 +209,8 @@ class Network:
             end.reset_both()
         return len(chosen[:count])
 
-    # --- hosts -----------------------------------------------------------------------------------------
-
     def on_process_death(self, process: Process) -> None:
-        """Close the process's connections as a kernel does: peers receive its data, then EOF or a reset."""
+        """Close the process's connections as a kernel does. Peers receive its data, then EOF or a reset."""
         for address in [address for address, each in self.listeners.items() if each.process is process]:
             del self.listeners[address]
         for end in [end for end in self._ends if end.process is process]:
@@ -221,7 +218,7 @@ class Network:
             end.on_own_death(is_polite=self.rng.random() < 0.5)
 
     def on_power_loss(self, host: str) -> None:
-        """Drop all connections and listeners of the host without notifying any peer."""
+        """Drop all connections and listeners of the host. Its peers are not notified."""
         self.is_powered[host] = False
         for address in [
             address for address, each in self.listeners.items() if each.process.host_name == host
@@ -234,7 +231,7 @@ class Network:
             orphans.append(end.peer)
 
     def on_power(self, host: str) -> None:
-        """Mark the host as up. It resets its former connections when their peers send to it."""
+        """Mark the host as powered. It resets its former connections soon."""
         self.is_powered[host] = True
         for end in self._orphans.pop(host, []):
             if end in self._ends:
@@ -242,8 +239,6 @@ class Network:
 
     def has_power(self, host: str) -> bool:
         return self.is_powered.get(host, True)
-
-    # --- connections ------------------------------------------------------------------------------------
 
     def add(self, end: End) -> None:
         self._ends[end] = None

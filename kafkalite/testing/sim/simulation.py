@@ -1,4 +1,4 @@
-"""Simulation: hosts, a network and a clock that are determined by one number.
+"""Simulation: hosts, a network and a clock whose behavior one seed determines.
 
 ::
 
@@ -7,9 +7,9 @@
         server.run(serve())
         assert simulation.run(ask(), on=client) == b"pong"
 
-All random choices are drawn from the seed, by a separate generator for each part, so that a change in
-one part does not shift the choices of another. ``trace_hash`` covers all events and their times: two
-runs of a seed have the same hash.
+All random choices are drawn from the seed, with a separate generator for each part, so that a change in one
+part does not affect the choices of another. ``trace_hash`` covers all events and their times: two runs with
+the same seed have the same hash.
 """
 
 # Tests: tests/sim/test_host.py, tests/sim/test_loop.py
@@ -37,11 +37,11 @@ T = TypeVar("T")
 register_scheme(SCHEME, SimTransport)
 
 KEPT_EVENTS: Final = 400
-_LOGGERS: Final = ("kafkalite", "pysyncobj")  #: their events are kept
+_LOGGERS: Final = ("kafkalite", "pysyncobj")  #: loggers whose events are kept
 
 
 class Violation(AssertionError):
-    """A broken promise. ``check`` names it; ``kind`` is safety, liveness or crash."""
+    """A violated guarantee. ``check`` is its name; ``kind`` is safety, liveness or crash."""
 
     def __init__(self, check: str, message: str, *, kind: str = "safety") -> None:
         super().__init__(f"{check}: {message}")
@@ -51,7 +51,7 @@ class Violation(AssertionError):
 
 
 class _Watcher(logging.Handler):
-    """Keeps the last events that the simulated programs log, and formats them only when they are read."""
+    """Keeps the last log events of the simulated programs, and formats them only when they are read."""
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Simulation:
         self.violations: list[Violation] = []
         self.probes: Counter[str] = Counter()
         self._hash = hashlib.blake2b(digest_size=8)
-        #: Every line that goes into the hash, if set: to compare two runs.
+        #: If it is a list, every line of the trace is added to it, to compare two runs.
         self.lines: list[str] | None = None
         self._watcher = _Watcher(self)
         self._loggers = [logging.getLogger(name) for name in _LOGGERS]
@@ -85,17 +85,15 @@ class Simulation:
         self.loop.set_exception_handler(self._on_loop_error)
 
     def rng(self, name: str) -> Rng:
-        """Return the generator for the part called ``name``."""
+        """Return the generator of the part ``name``."""
         return random.Random(f"{self.seed}/{name}")
 
     def host(self, name: str) -> Host:
-        """Return the host of that name, which is created on first use."""
+        """Return the host with this name, which is created on first use."""
         host = self.hosts.get(name)
         if host is None:
             host = self.hosts[name] = Host(name, self.loop, self.network, self.rng(name))
         return host
-
-    # --- running ----------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         self._before = [(logger.level, logger.propagate) for logger in self._loggers]
@@ -104,7 +102,7 @@ class Simulation:
             logger.setLevel(logging.INFO)
             logger.propagate = False
         self._collects = gc.isenabled()
-        gc.disable()  # finalizers must run at the same moment in every run
+        gc.disable()  # so that finalizers run at the same point in every run
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -117,7 +115,7 @@ class Simulation:
             gc.enable()
 
     def run(self, story: Coroutine[Any, Any, T], *, on: Host | None = None) -> T:
-        """Run until ``story`` has ended: as a program of the host ``on``, or outside of all hosts."""
+        """Run ``story``, as a program of the host ``on`` or outside of all hosts. Return its result."""
         task: asyncio.Task[T]
         if on is None:
             task = SimTask(story, loop=self.loop, name="story")
@@ -135,30 +133,28 @@ class Simulation:
         """Milliseconds since the start of the simulation."""
         return int((self.loop.time() - START_S) * 1000)
 
-    # --- what happened ----------------------------------------------------------------------------------
-
     @property
     def trace_hash(self) -> str:
         return self._hash.hexdigest()
 
     def note(self, text: str) -> None:
-        """Add an event to the trace: a fault, a choice, an outcome."""
+        """Add an event, such as a fault, a choice or an outcome, to the trace and to ``story``."""
         self.trace(text)
         self.events.append((self.now_ms, "simulation", text))
 
     def trace(self, text: str) -> None:
-        """Add an event that is too frequent to be shown in ``story``."""
+        """Add an event that is too frequent for ``story`` to the trace."""
         line = f"{self.loop.time():.6f} {text}"
         self._hash.update(line.encode())
         if self.lines is not None:
             self.lines.append(line)
 
     def probe(self, name: str, times: int = 1) -> None:
-        """Count a rare path: runs that never take it prove nothing about it."""
+        """Count a rare code path, because runs that never reach it prove nothing about it."""
         self.probes[name] += times
 
     def violate(self, violation: Violation) -> None:
-        """Record a violation. The first of a run counts."""
+        """Record a violation. Only the first of a run counts."""
         self.note(f"VIOLATION {violation}")
         self.violations.append(violation)
 
@@ -174,7 +170,7 @@ class Simulation:
         self.violate(violation)
 
     def story(self, last: int = KEPT_EVENTS) -> list[str]:
-        """Return the last events as lines."""
+        """Return the last events as lines of text."""
         lines: list[str] = []
         for now_ms, who, event in list(self.events)[-last:]:
             text = event if isinstance(event, str) else f"{event.levelname.lower()} {event.getMessage()}"

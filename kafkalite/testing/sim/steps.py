@@ -1,8 +1,8 @@
-"""Kill or pause a program at a chosen step, or at every step, one simulation after the other.
+"""Kills or pauses a program at a chosen step, or at every step in one simulation after the other.
 
-A step is an event that the outside could observe: a write to a connection, and every point that the
-program declares as a step (``await steps("process")`` just before an effect). Nothing observable
-happens between two steps, so dying at each of them covers dying anywhere::
+A step is an event that can be observed from outside: a write to a connection, or a point that the program
+declares as a step (``await steps("process")`` just before an effect). Nothing observable happens between two
+steps, so a kill at each step covers a kill at any time::
 
     def life(steps: Steps) -> None:
         with Simulation(seed=1) as simulation: ...
@@ -27,11 +27,11 @@ _WRITE: Final = "write"
 
 
 class Steps:
-    """Counts the steps of the first watched process. ``fatal`` is the step to strike at, from 1; 0: none."""
+    """Counts the steps of the first watched process. ``fatal`` is the step to strike, from 1; 0: none."""
 
     def __init__(self, fatal: int = 0) -> None:
         self.fatal = fatal
-        self.labels: list[str] = []  #: of all steps, up to the fatal one
+        self.labels: list[str] = []  #: the labels of all steps up to the fatal one
         self._process: Process | None = None
         self._strike: Callable[[], None] = lambda: None
 
@@ -40,7 +40,7 @@ class Steps:
         return 0 < self.fatal <= len(self.labels)
 
     def watch(self, host: Host, strike: Callable[[], None]) -> None:
-        """Count the steps of the program that runs on ``host``. Call ``strike`` before the fatal one."""
+        """Count the steps of the program that runs on ``host``, and call ``strike`` before the fatal step."""
         self._process = host.process
         self._strike = strike
         host.network.before_write = lambda process: self._count(process, _WRITE)
@@ -64,12 +64,11 @@ class Steps:
 
 
 def at_every_step(life: Callable[[Steps], None], *, stride: int = 1) -> list[str]:
-    """Run ``life`` unchanged, then once for each of its steps, struck there. Return the labels of the
-    steps.
+    """Run ``life`` once without a strike, then once for each of its steps with a strike at that step.
 
-    With a ``stride``, strike only at every ``stride``-th step.
+    Return the labels of the steps. With a ``stride``, strike only at every ``stride``-th step.
     """
-    gc.freeze()  # each simulation is collected at its end, without looking at older objects
+    gc.freeze()  # so that collecting a simulation at its end does not examine older objects
     try:
         untouched = Steps()
         life(untouched)

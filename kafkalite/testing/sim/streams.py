@@ -1,7 +1,7 @@
-"""Streams between simulated hosts: the Transport of ``sim://host:port`` addresses.
+"""Streams between simulated hosts: the Transport for ``sim://host:port`` addresses.
 
-Two ``SimEnd`` make a connection, with a ``network.Link`` in each direction. The protocol of an end is
-called by callbacks of the process that opened it, so it pauses and dies with that process.
+Two ``SimEnd`` form a connection, with a ``network.Link`` in each direction. Callbacks of the process that
+opened an end call its protocol, so the protocol pauses and dies with that process.
 """
 
 # Tests: tests/sim/test_network.py
@@ -21,7 +21,7 @@ from kafkalite.transport.stream_end import StreamEnd
 
 SCHEME: Final = "sim://"
 
-#: Connecting to a host that does not respond fails after this time, as in a kernel.
+#: Connecting to a host that does not respond fails after this time, as with a real kernel.
 DIAL_TIMEOUT_S: Final = 20.0
 
 
@@ -41,7 +41,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 class SimTransport:
-    """The Transport of ``sim://`` addresses, for code that a SimLoop runs."""
+    """The Transport for ``sim://`` addresses, for code that runs on a SimLoop."""
 
     async def connect(self, address: str, protocol_factory: Callable[[], P]) -> P:
         host, port = parse_address(address)
@@ -138,7 +138,7 @@ class SimListener:
 
 
 class SimEnd(StreamEnd):
-    """One end of a connection, in its process."""
+    """One end of a connection, owned by one process."""
 
     def __init__(
         self, network: Network, process: Process, out: Link, peername: tuple[str, int], *, is_dialler: bool
@@ -159,17 +159,14 @@ class SimEnd(StreamEnd):
     def name_socket(self, name: tuple[str, int]) -> None:
         self._extra["sockname"] = name  # type: ignore[attr-defined]
 
-    # --- opening ----------------------------------------------------------------------------------
-
     def join(self, peer: SimEnd) -> None:
-        """Make the two ends one connection, before or after each is opened."""
+        """Connect two ends, before or after each is opened."""
         self.peer, peer.peer = peer, self
-        self._network.connection_count += 1
         self._network.add(self)
         self._network.add(peer)
 
     def open(self, protocol: asyncio.BufferedProtocol) -> None:
-        if self._is_closing:  # reset before connect returned
+        if self._is_closing:  # the connection was reset before ``connect`` returned
             self._loop.call_soon(_refused, protocol, self, context=self._context)
             return
         self._protocol = protocol
@@ -179,17 +176,15 @@ class SimEnd(StreamEnd):
             self._wake()
 
     def give_up(self) -> None:
-        """Stop waiting for the connection."""
+        """Stop waiting for the connection to be established."""
         if self.peer is not self:
             self.abort()
-
-    # --- what arrives -------------------------------------------------------------------------------
 
     def _deliver_to_peer(self, item: Item) -> None:
         self.peer._take(item)
 
     def _take(self, item: Item) -> None:
-        """Accept ``item`` as the kernel of this end, in the simulation's own context."""
+        """Accept ``item`` as the kernel of this end does, in the context of the simulation."""
         if self._is_closing or self.process.is_dead:
             return
         if item.kind == "reset":
@@ -206,7 +201,7 @@ class SimEnd(StreamEnd):
             self._loop.call_soon(self._deliver, context=self._context)
 
     def _deliver(self) -> None:
-        """Pass received data to the protocol, in its process, while it reads."""
+        """Pass received data to the protocol, in its process, as long as the protocol reads."""
         self._is_scheduled = False
         while self._arrived and not self._is_closing:
             kind = self._arrived[0].kind
@@ -236,8 +231,6 @@ class SimEnd(StreamEnd):
         peer = self.peer
         if peer._is_paused and peer.get_write_buffer_size() <= peer._low_water_bytes:
             self._loop.call_later(self._out.link.delay_s(), peer._resume_if_drained, context=peer._context)
-
-    # --- asyncio.Transport ------------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._is_closing or self._has_sent_eof or not data:
@@ -270,8 +263,6 @@ class SimEnd(StreamEnd):
     def get_write_buffer_size(self) -> int:
         return self._sent_bytes - self.peer._taken_bytes
 
-    # --- closing ------------------------------------------------------------------------------------------
-
     def _reset_peer(self) -> None:
         self._out.send(Item("reset", b""))
 
@@ -282,10 +273,8 @@ class SimEnd(StreamEnd):
         if self._was_opened:
             self._loop.call_soon(self._lose, error, context=self._context)
 
-    # --- faults: in the simulation's own context --------------------------------------------------------
-
     def reset_both(self) -> None:
-        """Break the connection in the network: each side notices on its own."""
+        """Break the connection. Each side notices it separately."""
         for end in (self, self.peer):
             end._out.break_off()
             end.on_reset_by_peer()
@@ -294,17 +283,17 @@ class SimEnd(StreamEnd):
         self._take(Item("reset", b""))
 
     def on_own_death(self, *, is_polite: bool) -> None:
-        """Send the end of the stream, or a reset, behind what the dead process wrote."""
+        """Send the end of the stream, or a reset, after the data that the dead process wrote."""
         self._is_closing = True
         self._out.send(Item("eof" if is_polite and not self._arrived else "reset", b""))
 
     def vanish(self) -> None:
-        """Drop the data in transit without notifying the peer: the host has lost power."""
+        """Drop the data in transit without notifying the peer, because the host has lost power."""
         self._is_closing = True
         self._out.break_off()
 
 
 def _refused(protocol: asyncio.BufferedProtocol, end: SimEnd) -> None:
-    """Open and lose a protocol whose connection broke before it was made."""
+    """Open and immediately lose a protocol whose connection broke before it was established."""
     protocol.connection_made(end)
     protocol.connection_lost(ConnectionResetError("connection reset by peer"))

@@ -32,11 +32,7 @@ def pipeline(*sinks: str) -> Pipeline:
 
 @pytest.mark.parametrize(
     ("sinks", "directories"),
-    [
-        (["sink"], ["/cp"]),
-        (["sinks.a"], ["/cp/a"]),
-        (["sinks.a", "sinks.b"], ["/cp/a", "/cp/b"]),
-    ],
+    [(["sink"], ["/cp"]), (["sinks.a"], ["/cp/a"]), (["sinks.a", "sinks.b"], ["/cp/a", "/cp/b"])],
 )
 def test_an_added_sink_does_not_move_the_others(sinks: list[str], directories: list[str]) -> None:
     found = pipeline(*sinks)

@@ -40,7 +40,7 @@ class QueryOfADeadJvm:
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     query: Any = QueryOfADeadJvm()
     setting = Setting("localhost:9092", trigger="1 second")
-    run = Run(FILE, PIPELINE, setting, [RunningQuery(PIPELINE.sinks[0], query, "", Tally("p"))])
+    run = Run(FILE, PIPELINE, setting, [RunningQuery(PIPELINE.sinks[0], query, "", Tally("p"), "p")])
     monkeypatch.setattr(engine, "start", lambda *_: run)
     return run
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from kafkalite.broker.cluster.authentication import NONCE_BYTES, Authenticator, Challenge
+from kafkalite.client.cluster.authentication import NONCE_BYTES, Authenticator, Challenge
 from kafkalite.client.cluster.connection import connect
 from kafkalite.errors import (
     BrokerIdNotRegisteredError,
@@ -117,12 +117,13 @@ def requests_of_the_cluster() -> dict[ApiKey, Any]:
     change = messages.PartitionChange(TOPIC_ID, 0, 0, 0, [1], [-1])
     return {
         ApiKey.BROKER_REGISTRATION: messages.RegisterBrokerRequest(
-            2, "f" * 32, "e" * 32, ["inproc://forged"], None, -1, True, damaged
+            2, "f" * 32, "e" * 32, ["inproc://forged"], None, -1, True, damaged, 1
         ),
         ApiKey.BROKER_HEARTBEAT: messages.BrokerHeartbeatRequest(2, 1, 0, True, damaged),
         ApiKey.ALTER_PARTITION: messages.AlterPartitionRequest(2, 1, [change]),
         ApiKey.ALLOCATE_PRODUCER_IDS: messages.AllocateProducerIdsRequest(2, 1),
         ApiKey.CHECKPOINT_HIGH_WATERMARKS: messages.CheckpointHighWatermarksRequest(2, 1, []),
+        ApiKey.REPORT_REPLICAS: messages.ReportReplicasRequest(2, 1, []),
         ApiKey.ENVELOPE: messages.EnvelopeRequest(int(ApiKey.CREATE_TOPICS), 0, None),
         ApiKey.RAFT_MESSAGES: messages.RaftMessagesRequest([]),
         ApiKey.REPLICA_FETCH: messages.ReplicaFetchRequest(2, 1, 0, 0, 0, 0, 1, 1, [], []),

@@ -1,4 +1,4 @@
-"""How two nodes of a cluster prove to each other that they know its secret, without sending it (S10).
+"""Lets two nodes prove to each other that they know the cluster's secret, without sending it (S10).
 
 ::
 
@@ -6,40 +6,43 @@
     ClusterHello(cluster id, node id, nonce)  →
                                               ←  node id, nonce', proof as listener
     ClusterProof(proof as dialler)            →
-                                              ←  authenticated as that node from now on
+                                              ←  the connection is authenticated as that node's
 
-A proof is the HMAC-SHA256 of everything that identifies this conversation: role, cluster, both ids,
-both nonces. So it is not valid for another node, in the other role, or a second time. A listener
-expects one proof for each challenge, and discards the challenge with the first proof that arrives.
+A proof is the HMAC-SHA256 of everything that identifies this handshake: role, cluster id, both node ids and
+both nonces. A proof is therefore invalid for another node, in the other role, or in another handshake. A
+listener accepts one proof for each challenge; the first proof that arrives uses the challenge up.
 
 Later messages on the connection are not signed: the network between the nodes must be trusted.
+
+An operator's tool that knows the secret proves it in the same way, as OPERATOR_ID.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgpack
 
 from kafkalite.client.cluster.connection import Connection, connect
 from kafkalite.errors import ClusterAuthorizationFailedError, InconsistentClusterIdError, InvalidRequestError
-from kafkalite.protocol.messages.cluster import (
-    ClusterHelloRequest,
-    ClusterHelloResponse,
-    ClusterProofRequest,
-)
+from kafkalite.protocol.messages.cluster import ClusterHelloRequest, ClusterHelloResponse, ClusterProofRequest
 
 NONCE_BYTES: Final = 32
+OPERATOR_ID: Final = -2  #: takes the place of a node id
 _CONTEXT: Final = "kafkalite-cluster-1"
+
+if TYPE_CHECKING:
+    from kafkalite.client.cluster.client import ClusterClient
 
 Role = Literal["dialler", "listener"]
 
 
 class Authenticator:
-    """Creates and checks one node's proofs. Keeps no state between calls: any thread may use it."""
+    """Creates and checks the proofs of one node. Keeps no state between calls, so any thread may use it."""
 
     def __init__(
         self, secret: str, cluster_id: str, node_id: int, random_bytes: Callable[[int], bytes]
@@ -52,15 +55,13 @@ class Authenticator:
     def __repr__(self) -> str:
         return f"<Authenticator of node {self.node_id} in {self.cluster_id}>"
 
-    # --- the dialler's side
-
     def hello(self) -> ClusterHelloRequest:
         return ClusterHelloRequest(self.cluster_id, self.node_id, self._random_bytes(NONCE_BYTES))
 
     def prove(
         self, hello: ClusterHelloRequest, response: ClusterHelloResponse, expected_node_id: int
     ) -> ClusterProofRequest:
-        """Return this node's proof after checking the listener's. Raises ClusterAuthorizationFailedError."""
+        """Check the listener's proof and return this node's. Raises ClusterAuthorizationFailedError."""
         if response.node_id != expected_node_id:
             raise ClusterAuthorizationFailedError(
                 f"node {response.node_id} responded where node {expected_node_id} was expected",
@@ -79,8 +80,8 @@ class Authenticator:
     async def dial(self, address: str, node_id: int, *, client_id: str, timeout_ms: int) -> Connection:
         """Return a connection to ``node_id`` at ``address`` on which both sides are authenticated.
 
-        Raises ConnectionFailedError, RequestTimeoutError, and the BrokerError if this node is refused
-        or the other node does not belong to the cluster.
+        Raises ConnectionFailedError and RequestTimeoutError. Raises a BrokerError if the other node refuses
+        this node or does not belong to the cluster.
         """
         connection = await connect(address, client_id=client_id, timeout_ms=timeout_ms)
         try:
@@ -92,8 +93,6 @@ class Authenticator:
             connection.close()
             raise
         return connection
-
-    # --- the listener's side
 
     def challenge(self, hello: ClusterHelloRequest) -> tuple[ClusterHelloResponse, Challenge]:
         """Return the response to a hello, and the challenge for the dialler. Raises BrokerError."""
@@ -118,6 +117,34 @@ class Authenticator:
             (_CONTEXT, role, self.cluster_id, dialler, listener, dialler_nonce, listener_nonce)
         )
         return hmac.digest(self._key, said, hashlib.sha256)
+
+
+async def call_with_secret(
+    cluster: ClusterClient, secret: str | None, message: Any, *, node_id: int | None = None
+) -> Any:
+    """Return the response of ``node_id`` (None: any broker) to a request that needs the cluster's secret.
+
+    Sent once, on a connection of its own. Raises ClusterAuthorizationFailedError without a secret or with a
+    wrong one, ConnectionFailedError, RequestTimeoutError, and the BrokerError of a refused request.
+    """
+    if not secret:
+        raise ClusterAuthorizationFailedError(
+            "this request needs the cluster's secret", hint="pass the cluster.secret of the nodes"
+        )
+    metadata = cluster.metadata
+    known = metadata.addresses
+    if node_id is None:
+        node_id = next(iter(known), OPERATOR_ID)
+    if node_id not in known:
+        raise InvalidRequestError(f"there is no broker {node_id}")
+    timeout_ms = cluster.config.default_api_timeout_ms
+    authenticator = Authenticator(secret, metadata.cluster_id, OPERATOR_ID, os.urandom)
+    client_id = cluster.config.client_id
+    connection = await authenticator.dial(known[node_id], node_id, client_id=client_id, timeout_ms=timeout_ms)
+    try:
+        return (await connection.call(message, timeout_ms=timeout_ms)).message
+    finally:
+        connection.close()
 
 
 class Challenge:

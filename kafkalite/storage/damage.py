@@ -1,0 +1,141 @@
+"""Damage: what is known about a log whose records are lost or cannot be trusted.
+
+A damaged log is read-only up to its sound end. The local node only marks it; in a cluster the controller
+decides how it is repaired, on a single node the operator does (R24).
+"""
+
+# Tests: tests/storage/test_log.py
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kafkalite.errors import CorruptBatchError
+from kafkalite.limits import MIB
+from kafkalite.records.header import HEADER_BYTES, MAGIC, BatchHeader, check, parse_header
+
+#: The offline command that accepts the loss of the records that cannot be read.
+ACCEPT_COMMAND: Final = "kl log accept-loss"
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """The damage of one log.
+
+    ``sound_end_offset`` is exclusive: the records below it are intact and can be read.
+    ``records_in_doubt`` is the number of offsets from there on that are known to have been written, and
+    that no intact batch has; None if it is unknown.
+    """
+
+    cause: str
+    sound_end_offset: int
+    records_in_doubt: int | None
+    hint: str
+
+    def __str__(self) -> str:
+        count = "an unknown number of" if self.records_in_doubt is None else str(self.records_in_doubt)
+        state = f"sound below offset {self.sound_end_offset}, {count} records in doubt"
+        return f"{self.cause}; {state}; {self.hint}"
+
+
+def repair_hint(directory: str) -> str:
+    """Return what an operator can do about a damaged log without another replica."""
+    return f"restore {directory}, or stop the broker and accept the loss with '{ACCEPT_COMMAND} {directory}'"
+
+
+class Found(NamedTuple):
+    """An intact batch, and its position in the file."""
+
+    position: int
+    header: BatchHeader
+
+
+class Intact(NamedTuple):
+    """Adjacent intact batches: offsets [start_offset, end_offset) at positions [position, end)."""
+
+    position: int
+    end: int
+    start_offset: int
+    end_offset: int
+    first_epoch: int  #: the leader epoch of the first batch
+    last_epoch: int
+
+
+#: base offset, batch length, magic, last offset delta: enough to skip most bytes that are not a batch.
+_CANDIDATE: Final = struct.Struct(">qi4xb6xi")
+_MAGIC_POSITION: Final = 16
+#: An offset farther ahead is not plausible behind a damaged batch of the same log.
+_MAX_DISTANCE: Final = 1 << 40
+
+
+def find_batch(view: memoryview, position: int, from_offset: int) -> Found | None:
+    """Return the first intact batch at or behind ``position`` with an offset not below ``from_offset``.
+
+    Any alignment is tried, since the length of a damaged batch cannot be trusted. Zeros are skipped fast.
+    """
+    magic = bytes((MAGIC,))
+    begin, length = position, len(view)
+    while begin + _MAGIC_POSITION < length:
+        part = bytes(view[begin + _MAGIC_POSITION : begin + _MAGIC_POSITION + MIB])
+        at = part.find(magic)
+        while at >= 0:
+            header = _batch_at(view, begin + at, from_offset)
+            if header is not None:
+                return Found(begin + at, header)
+            at = part.find(magic, at + 1)
+        begin += MIB
+    return None
+
+
+def _batch_at(view: memoryview, position: int, from_offset: int) -> BatchHeader | None:
+    if position + _CANDIDATE.size > len(view):
+        return None
+    base_offset, _, _, last_offset_delta = _CANDIDATE.unpack_from(view, position)
+    if not from_offset <= base_offset < from_offset + _MAX_DISTANCE or last_offset_delta < 0:
+        return None
+    try:
+        header = parse_header(view, position)
+        return check(view[position : position + header.length_bytes])
+    except CorruptBatchError:
+        return None
+
+
+def intact_runs(view: memoryview, position: int, from_offset: int) -> Iterator[Intact]:
+    """Yield the runs of intact batches at or behind ``position``, in order of offsets.
+
+    ``from_offset`` is the offset that belongs at ``position``. The CRC does not cover a batch's base offset:
+    a batch directly behind another one with an offset farther ahead has a damaged one, and is skipped, as are
+    batches whose offsets go back, which are copies of earlier ones.
+    """
+    found = find_batch(view, position, from_offset)
+    while found is not None:
+        first, header = found.position, found.header
+        if first == position and header.base_offset > from_offset:
+            found = find_batch(view, first + 1, from_offset)
+            continue
+        end, end_offset, last_epoch = first, header.base_offset, header.leader_epoch
+        following: BatchHeader | None = header
+        while following is not None and following.base_offset == end_offset:
+            end += following.length_bytes
+            end_offset, last_epoch = following.next_offset, following.leader_epoch
+            following = _batch_at(view, end, end_offset)
+        yield Intact(first, end, header.base_offset, end_offset, header.leader_epoch, last_epoch)
+        position, from_offset = end, end_offset
+        found = find_batch(view, position, from_offset)
+
+
+def is_complete(view: memoryview, position: int, offset: int) -> bool:
+    """Whether the bytes of a bad batch were all written, so that a write that was cut off is not the cause.
+
+    The end of an incomplete write is the end of the file, or zeros up to it. A copy of earlier batches, with
+    offsets below ``offset``, is not a write of this log.
+    """
+    rest = bytes(view[position:]).rstrip(b"\0")
+    try:
+        header = parse_header(view, position)
+    except CorruptBatchError:
+        return len(rest) >= HEADER_BYTES
+    return header.base_offset >= offset and len(rest) >= header.length_bytes

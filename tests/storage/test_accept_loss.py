@@ -1,0 +1,168 @@
+"""R45: `kl log accept-loss` keeps every intact batch at its offset, and puts gaps in place of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kafkalite.errors import DataDirectoryError, LogOfflineError
+from kafkalite.model import TopicPartition
+from kafkalite.records.gaps import is_gap
+from kafkalite.records.header import check
+from kafkalite.storage.accept_loss import accept_loss
+from kafkalite.storage.log import Log
+from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.log_store import LogStore
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
+
+PATH, ID = "/data", "0" * 32
+DIRECTORY = f"{PATH}/{ID}-0"
+ORDERS = TopicPartition("orders", 0)
+CONFIG = LogConfig(segment_bytes=4096, index_interval_bytes=512, preallocate_min_bytes=1024)
+BATCH_BYTES = 161
+Spoil = Callable[[MemoryFileSystem], None]
+
+
+def open_store(fs: MemoryFileSystem) -> LogStore:
+    store = LogStore.open(fs, PATH, cluster_id="c", node_id=1)
+    store.load({ORDERS: (ID, CONFIG)})
+    return store
+
+
+def log_of(store: LogStore) -> Log:
+    log = store.get(ORDERS)
+    assert log is not None
+    return log
+
+
+def path(base_offset: int) -> str:
+    return f"{DIRECTORY}/{base_offset:020d}.log"
+
+
+def flip(fs: MemoryFileSystem, base_offset: int, number: int) -> None:
+    fs.open(path(base_offset)).write_at(number * BATCH_BYTES + 100, b"\xff\xfe\xfd")
+
+
+@pytest.fixture
+def fs() -> MemoryFileSystem:
+    return MemoryFileSystem()
+
+
+@pytest.fixture
+def written(fs: MemoryFileSystem, make_batch: Any, sync: Any, read_all: Any) -> list[tuple[int, bytes]]:
+    """Write 80 batches in four segments, and let the process end."""
+    store = open_store(fs)
+    log = log_of(store)
+    for number in range(80):
+        log.append(make_batch(seed=number), now_ms=1, leader_epoch=1 + number // 30)
+    sync(log)
+    store.checkpoint()
+    batches: list[tuple[int, bytes]] = read_all(log)
+    store.close(clean=False)
+    return batches
+
+
+@pytest.mark.parametrize(
+    ("spoil", "lost"),
+    [
+        (lambda fs: flip(fs, 75, 2), [77]),
+        (lambda fs: flip(fs, 75, 0), [75]),
+        (lambda fs: flip(fs, 75, 4), [79]),
+        (lambda fs: fs.unlink(path(50)), list(range(50, 75))),
+        (lambda fs: fs.unlink(path(0)), list(range(25))),
+        (lambda fs: fs.unlink(path(75)), list(range(75, 80))),
+        (lambda fs: fs.open(path(25)).truncate(10 * BATCH_BYTES + 3), list(range(35, 50))),
+        (lambda fs: fs.open(path(75)).truncate(3 * BATCH_BYTES + 3), [78, 79]),
+        (lambda fs: fs.open(path(75)).write_at(0, bytes(1024)), list(range(75, 80))),
+        (lambda fs: fs.remove_tree(DIRECTORY), list(range(80))),
+    ],
+)
+@pytest.mark.parametrize("is_clean", [False, True])
+def test_every_intact_batch_stays_and_gaps_take_the_place_of_the_others(
+    spoil: Spoil,
+    lost: list[int],
+    is_clean: bool,
+    fs: MemoryFileSystem,
+    written: list[tuple[int, bytes]],
+    read_all: Any,
+    make_batch: Any,
+) -> None:
+    if is_clean:
+        open_store(fs).close(broker_epoch=7)
+    spoil(fs)
+    store = open_store(fs)
+    if log_of(store).damage is None:
+        assert is_clean, "a clean start notices changed bits when they are read"
+        with pytest.raises(LogOfflineError, match="kl log accept-loss"):
+            read_all(log_of(store))
+    damage = log_of(store).damage
+    assert damage is not None
+    assert damage.records_in_doubt == len(lost)
+    store.close(clean=is_clean)
+    accepted = accept_loss(fs, DIRECTORY)
+    assert (accepted.lost_records, accepted.log_end_offset) == (len(lost), 80)
+    store = open_store(fs)
+    log = log_of(store)
+    assert log.damage is None
+    assert log.log_end_offset == 80
+    found = read_all(log)
+    assert [one for one in found if not is_gap(check(one[1]))] == [
+        one for one in written if one[0] not in lost
+    ]
+    assert log.append(make_batch(), now_ms=1, leader_epoch=9).base_offset == 80
+    store.close()
+    assert log_of(open_store(fs)).damage is None
+    assert accept_loss_again(fs) == 0
+
+
+def accept_loss_again(fs: MemoryFileSystem) -> int:
+    fs.locked.clear()
+    return accept_loss(fs, DIRECTORY).lost_records
+
+
+def test_the_damaged_files_are_kept(fs: MemoryFileSystem, written: list[tuple[int, bytes]]) -> None:
+    flip(fs, 75, 2)
+    damaged = fs.read_bytes(path(75))
+    (kept,) = accept_loss(fs, DIRECTORY).kept
+    assert kept == f"{path(75)}.damaged-1"
+    assert fs.read_bytes(kept) == damaged
+
+
+def test_an_interrupted_repair_is_repeated(fs: MemoryFileSystem, written: list[tuple[int, bytes]]) -> None:
+    flip(fs, 75, 2)
+    real = fs.rename
+    for stop_at in (0, 1):
+        calls: list[str] = []
+
+        def stop(old: str, new: str, stop_at: int = stop_at, calls: list[str] = calls) -> None:
+            if old.startswith(path(75)) and not old.endswith(".tmp"):
+                calls.append(old)
+                if len(calls) > stop_at:
+                    raise OSError(5, "killed")
+            real(old, new)
+
+        fs.rename = stop  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="killed"):
+            accept_loss(fs, DIRECTORY)
+        fs.rename = real  # type: ignore[method-assign]
+    accept_loss(fs, DIRECTORY)
+    log = log_of(open_store(fs))
+    assert (log.log_end_offset, log.damage) == (80, None)
+
+
+def test_a_directory_in_use_or_of_another_log_is_refused(
+    fs: MemoryFileSystem, written: list[tuple[int, bytes]]
+) -> None:
+    with pytest.raises(DataDirectoryError, match="not the directory of a log"):
+        accept_loss(fs, PATH)
+    with pytest.raises(DataDirectoryError, match="nothing is known"):
+        accept_loss(fs, f"{PATH}/{ID}-5")
+    store = open_store(fs)
+    with pytest.raises(DataDirectoryError, match="in use"):
+        accept_loss(fs, DIRECTORY)
+    store.close(clean=False)
+    fs.rename(DIRECTORY, f"{PATH}/{ID}-5")
+    with pytest.raises(DataDirectoryError, match="holds the log orders-0"):
+        accept_loss(fs, f"{PATH}/{ID}-5")

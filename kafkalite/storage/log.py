@@ -49,7 +49,7 @@ from kafkalite.storage.compaction_pass import CompactionPass
 from kafkalite.storage.compaction_state import Cleanable, CompactionState
 from kafkalite.storage.compaction_swap import SwapWork
 from kafkalite.storage.damage import Damage, repair_hint
-from kafkalite.storage.filesystem import Buffer, FileSystem, unlink_existing
+from kafkalite.storage.filesystem import Buffer, FileSystem
 from kafkalite.storage.index_block import OFFSET_ENTRY_BYTES
 from kafkalite.storage.leader_epochs import EpochEnd, EpochEntry, LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
@@ -877,11 +877,11 @@ class Log:
             self.roll()
         return plan.log_start_offset
 
-    def remove_retired(self, now_ms: int) -> None:
-        """Unlink the files of segments retired ``file.delete.delay.ms`` before, and old torn tails."""
-        with self._writing():
-            self._segments.remove_retired(now_ms, self._config.file_delete_delay_ms)
-            unlink_existing(self._fs, self._torn.due(now_ms, TORN_KEPT_MS))
+    def take_retired(self, now_ms: int) -> list[str]:
+        """Return the files of segments retired ``file.delete.delay.ms`` before, and old torn tails. The
+        caller unlinks them, in any thread: that may take long."""
+        files = self._segments.take_retired(now_ms, self._config.file_delete_delay_ms)
+        return files + self._torn.due(now_ms, TORN_KEPT_MS)
 
     def release_idle(self) -> int:
         """Close files and maps unused since the last call. Return the number of segments that had any."""

@@ -32,7 +32,7 @@ from kafkalite.storage.checkpoints import (
     encode_node,
     encode_partition,
 )
-from kafkalite.storage.filesystem import FileSystem, Lock
+from kafkalite.storage.filesystem import FileSystem, Lock, unlink_existing
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.recovery import RecoverySync, is_as_left
@@ -361,7 +361,8 @@ class LogStore:
         return self._logs
 
     def delete_log(self, tp: TopicPartition, topic_id: str | None = None) -> None:
-        """Durably retire a log with all its records. A later ``remove_retired`` unlinks its files.
+        """Retire a log with all its records. The next checkpoint makes that durable, and a later
+        ``begin_removal`` returns the removal of its files.
 
         If ``topic_id`` is given, the log must belong to that topic (R25). Has no effect if there is no log.
         """
@@ -376,7 +377,6 @@ class LogStore:
         self._forget(log, name)
         if self._fs.exists(log.directory):
             self._fs.rename(log.directory, log.directory + layout.DELETED_SUFFIX)
-            self._fs.sync_dir(self._path)
             self._retired.add(log.directory + layout.DELETED_SUFFIX)
 
     def replace_damaged(self, tp: TopicPartition, topic_id: str, config: LogConfig) -> Log:
@@ -400,9 +400,20 @@ class LogStore:
         del self._names[tp]
         return self.create_log(tp, topic_id, config)
 
-    def remove_retired(self, now_ms: int, delay_ms: int = 60_000) -> None:
-        """Remove the directories of logs that were deleted at least ``delay_ms`` ago."""
-        for path in self._retired.due(now_ms, delay_ms):
+    def begin_removal(
+        self, now_ms: int, files: Iterable[str] = (), delay_ms: int = 60_000
+    ) -> Callable[[], None] | None:
+        """Return the removal of ``files``, which logs have retired, and of the directories of logs that were
+        deleted at least ``delay_ms`` ago, for any thread; None if there is nothing to remove.
+
+        It raises OSError: the rest is removed at the next start.
+        """
+        files, directories = list(files), self._retired.due(now_ms, delay_ms)
+        return partial(self._remove, files, directories) if files or directories else None
+
+    def _remove(self, files: Sequence[str], directories: Sequence[str]) -> None:
+        unlink_existing(self._fs, files)
+        for path in directories:
             self._fs.remove_tree(path)
 
     def release_idle(self) -> int:
@@ -461,6 +472,7 @@ class LogStore:
             return None
         changes: dict[str, Change] = dict.fromkeys(self._forgotten)
         created = [name for name, log in self._unrecorded if log.damage is None]
+        has_names = bool(created or self._forgotten)
         changes |= {name: RecoveryPoint() for name in created}
         for directory, change in list(self._moved.items()):
             changes[directory.rpartition("/")[2]] = change
@@ -470,10 +482,10 @@ class LogStore:
             del self._moved[directory]
         self._forgotten.clear()
         self._unrecorded.clear()
-        return partial(self._write_points, changes, are_new=bool(created))
+        return partial(self._write_points, changes, has_names=has_names)
 
-    def _write_points(self, changes: Mapping[str, Change], *, are_new: bool) -> None:
-        if are_new:  # a recorded log must exist after a power loss
+    def _write_points(self, changes: Mapping[str, Change], *, has_names: bool) -> None:
+        if has_names:  # after a power loss a recorded log must exist, and a deleted one must not
             self._fs.sync_dir(self._path)
         self._points.write(changes)
 

@@ -151,7 +151,7 @@ class SegmentList:
 
     def retire(self, count: int) -> list[Segment]:
         """Remove the ``count`` oldest segments. Their files are renamed, so that a start ignores them, and
-        kept until ``remove_retired``. The names are not synced."""
+        kept until ``take_retired``. The names are not synced."""
         retired = self.segments[:count]
         del self.segments[:count]
         del self.bases[:count]
@@ -172,10 +172,10 @@ class SegmentList:
         for segment in old:
             segment.release()
 
-    def remove_retired(self, now_ms: int, delay_ms: int) -> None:
-        """Unlink the files that were retired at least ``delay_ms`` ago. The delay of new ones begins now."""
-        for path in self._retired.due(now_ms, delay_ms):
-            self._fs.unlink(path)
+    def take_retired(self, now_ms: int, delay_ms: int) -> list[str]:
+        """Return the files that were retired at least ``delay_ms`` ago, which the caller unlinks. The delay
+        of new ones begins now."""
+        return self._retired.due(now_ms, delay_ms)
 
     def reconfigure(self, config: LogConfig) -> None:
         for segment in self.segments:

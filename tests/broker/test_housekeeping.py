@@ -5,14 +5,20 @@ refused.
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.partitions.housekeeping import LOGS_PER_TURN
 from kafkalite.errors import ErrorCode
+from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages import data
+from kafkalite.protocol.messages.admin import DeleteTopicsRequest
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing.virtual_clock import VirtualClock
 from kafkalite.testing.wire import WireClient
@@ -126,12 +132,56 @@ async def test_a_pass_yields_and_survives_errors(new_topic: Make, monkeypatch: A
         def refuse(*_arguments: object) -> None:
             raise OSError("no luck")
 
-        monkeypatch.setattr(broker._store, "remove_retired", refuse)
-        monkeypatch.setattr(broker._store, "checkpoint", refuse)
+        monkeypatch.setattr(broker._store, "begin_removal", refuse)
+        monkeypatch.setattr(broker._store, "begin_checkpoint", lambda: refuse)
         await broker.housekeeping.retain()
-        broker.housekeeping.checkpoint()
+        await broker.housekeeping.record()
         assert caplog.text.count("no luck") == 2
         monkeypatch.undo()
+
+
+async def test_the_loop_never_waits_for_a_sync_or_a_removal(
+    new_topic: Make, batch_of: Make, produce: Make, monkeypatch: Any, tmp_path: Path
+) -> None:
+    """Creating and deleting topics, rolling, deleting segments, recovery points: all on a real disk."""
+    calls: list[tuple[str, bool]] = []
+
+    def watch(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if not str(arguments[0]).endswith(".producers"):  # of producers, some KiB
+                calls.append((name, threading.current_thread() is threading.main_thread()))
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(module, name, call)
+
+    clock = VirtualClock()
+    async with (
+        Broker(log_dirs=str(tmp_path / "d"), listeners="inproc://") as broker,
+        WireClient(broker.address) as wire,
+    ):
+        for module, name in ((os, "fsync"), (os, "fdatasync"), (os, "unlink"), (shutil, "rmtree")):
+            watch(module, name)
+        monkeypatch.setattr(broker.housekeeping, "_clock", clock)
+        await wire.call(new_topic("t", 3, **{"segment.bytes": "2000", "file.delete.delay.ms": "0"}))
+        for _ in range(5):
+            batch = batch_of(b"x" * 900, timestamp_ms=clock.wall_ms())
+            assert (await wire.call(produce(batch), batch)).partitions[0].error_code == 0
+        hosted = broker.partitions.find(TopicPartition("t", 0))
+        assert hosted is not None
+        deleted: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        hosted.delete_before(4, deleted.set_result)
+        assert await deleted is None
+        await broker.housekeeping.record()
+        await broker.housekeeping.retain()
+        await wire.call(DeleteTopicsRequest(1000, ["t"]))
+        await broker.housekeeping.record()
+        await broker.housekeeping.retain()
+        await clock.advance(60_000)
+        await broker.housekeeping.retain()
+        assert {*calls} == {(name, False) for name in ("fsync", "fdatasync", "unlink", "rmtree")}
+        assert not [name for name in os.listdir(tmp_path / "d") if name.endswith(".deleted")]
 
 
 async def test_a_log_that_fails_does_not_stop_the_pass(

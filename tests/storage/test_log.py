@@ -22,6 +22,7 @@ from kafkalite.limits import MAX_SEGMENT_BYTES
 from kafkalite.model import NO_TIMESTAMP, TimestampType
 from kafkalite.records.header import check, parse_header
 from kafkalite.storage.checkpoints import CleanEnd
+from kafkalite.storage.filesystem import unlink_existing
 from kafkalite.storage.inspect import verify_log
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
@@ -80,7 +81,7 @@ def apply_retention(
     offset = log.retention_offset(now_ms if wall_ms is None else wall_ms, up_to=up_to)
     bases = list(log._segments.bases)
     log.delete_before(offset)
-    log.remove_retired(now_ms)
+    unlink_existing(log._fs, log.take_retired(now_ms))
     return [f"{base:020d}.log" for base in bases if base not in log._segments.bases]
 
 
@@ -225,7 +226,7 @@ def test_views_stay_valid_after_the_log_is_closed(log: Log, fill: Any) -> None:
     piece = log.read(0, max_bytes=2000, up_to=60)
     log.roll()
     log.delete_before(60)
-    log.remove_retired(10**15)
+    unlink_existing(log._fs, log.take_retired(10**15))
     log.close(clean=True)
     assert b"".join(piece.buffers) == b"".join(batch for _, batch in written)[: piece.size_bytes]
 

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 
 from kafkalite.records.header import stamp
 from kafkalite.storage.checkpoints import RecoveryPoint
+from kafkalite.storage.filesystem import unlink_existing
 from kafkalite.storage.leader_epochs import LeaderEpochs
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
@@ -128,7 +129,7 @@ class LogMachine(RuleBasedStateMachine):
         self.log.reconfigure(replace(self.config, retention_bytes=retention_bytes))
         up_to = self.log.synced_end_offset if self.config.synced_only else self.log.log_end_offset
         self.log.delete_before(self.log.retention_offset(self.count, up_to=up_to))
-        self.log.remove_retired(self.count)
+        unlink_existing(self.log._fs, self.log.take_retired(self.count))
         self.log.reconfigure(self.config)
         assert self.log.log_start_offset <= max(self.synced, self.start)
         self.start = self.log.log_start_offset

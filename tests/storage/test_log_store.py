@@ -420,10 +420,11 @@ def test_deleting_a_log_is_durable_and_its_files_are_removed_later(fs: MemoryFil
     store.delete_log(ORDERS)
     assert store.get(ORDERS) is None
     name = f"{IDS[0]}-0.deleted"
-    store.remove_retired(1000)
-    store.remove_retired(60_999)
+    assert store.begin_removal(1000) is store.begin_removal(60_999) is None
     assert name in fs.list_dir(PATH)
-    store.remove_retired(61_000)
+    removal = store.begin_removal(61_000)
+    assert removal is not None
+    removal()
     assert name not in fs.list_dir(PATH)
     store.checkpoint()
     assert f"{IDS[0]}-0" not in decode_recovery_points(fs.read_bytes(PATH + "/recovery-points")).points

@@ -16,6 +16,7 @@ import pytest
 
 from kafkalite.model import TopicPartition
 from kafkalite.records.header import stamp
+from kafkalite.storage.filesystem import unlink_existing
 from kafkalite.storage.leader_epochs import LeaderEpochs
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
@@ -140,7 +141,7 @@ class Driver:
         expected.start_at_most = max(expected.start_at_most, log.synced_end_offset)
         self.note()
         log.delete_before(log.retention_offset(self.count, up_to=log.synced_end_offset))
-        log.remove_retired(self.count)
+        unlink_existing(log._fs, log.take_retired(self.count))
         log.reconfigure(CONFIG)
         expected.start_at_least = expected.start_at_most = log.log_start_offset
         self.note()

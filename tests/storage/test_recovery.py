@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kafkalite.errors import CorruptLogError, LogOfflineError
 from kafkalite.storage.checkpoints import LogState, RecoveryPoint, encode_log_state
 from kafkalite.storage.damage import Damage
+from kafkalite.storage.filesystem import unlink_existing
 from kafkalite.storage.log import TORN_KEPT_MS, Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
@@ -509,10 +510,9 @@ def test_torn_tails_are_kept_for_a_while_and_not_more_than_four(world: World) ->
         assert log.log_end_offset == end
     kept = [name for name in world.fs.list_dir(DIRECTORY) if ".torn-" in name]
     assert kept == [f"{end:020d}.torn-{24 - end}" for end in (15, 16, 17, 18)]
-    log.remove_retired(0)
-    log.remove_retired(TORN_KEPT_MS - 1)
+    assert log.take_retired(0) == log.take_retired(TORN_KEPT_MS - 1) == []
     assert world.fs.exists(f"{DIRECTORY}/{kept[0]}")
-    log.remove_retired(TORN_KEPT_MS)
+    unlink_existing(world.fs, log.take_retired(TORN_KEPT_MS))
     assert not [name for name in world.fs.list_dir(DIRECTORY) if ".torn-" in name]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kafkalite.storage.checkpoints import decode_leader_epochs
+from kafkalite.storage.filesystem import unlink_existing
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
@@ -111,7 +112,7 @@ def test_files_stay_open_for_a_round_after_their_segments_are_removed(log: Log) 
     work = log.begin_sync()
     assert work is not None
     log.delete_before(30)
-    log.remove_retired(10**15)
+    unlink_existing(log._fs, log.take_retired(10**15))
     work.run()
     log.finish_sync(work, None)
     assert log.synced_end_offset == 30

@@ -52,6 +52,7 @@ class Housekeeping:
         self._clock = clock
         self._partitions = partitions
         self._store = store
+        self._retired_files: list[str] = []  #: to unlink at the end of the next pass
         self.cleaner: Cleaner | None = None  #: None if log.cleaner.enable=false
         if config.log_cleaner_enable:
             self.cleaner = Cleaner(config, clock, partitions, scheduler, is_isolated)
@@ -98,12 +99,16 @@ class Housekeeping:
             self.checkpoint()
 
     async def retain(self) -> None:
-        """Roll segments that are old enough, delete segments beyond retention, remove retired files."""
+        """Roll segments that are old enough, delete segments beyond retention, remove retired files beside
+        the loop."""
         for number, hosted in enumerate(list(self._partitions), 1):
             if self._guarded(hosted, partial(self._retain_one, hosted)) or number % LOGS_PER_TURN == 0:
                 await asyncio.sleep(0)
         try:
-            self._store.remove_retired(self._clock.wall_ms())
+            files, self._retired_files = self._retired_files, []
+            removal = self._store.begin_removal(self._clock.wall_ms(), files)
+            if removal is not None:
+                await asyncio.wrap_future(self._scheduler.submit(removal))
             self._store.release_idle()
         except (StorageError, OSError) as error:
             logger.error("housekeeping failed %s", Fields(error=error))
@@ -116,7 +121,7 @@ class Housekeeping:
         now_ms = self._clock.wall_ms()
         log.maybe_roll(now_ms)
         log.expire_producers(now_ms, self._config.producer_id_expiration_ms)
-        log.remove_retired(now_ms)
+        self._retired_files += log.take_retired(now_ms)
         offset = log.retention_offset(now_ms, up_to=hosted.high_watermark)
         if offset <= log.log_start_offset:
             return False
@@ -132,7 +137,7 @@ class Housekeeping:
         count = segments_before - log.segment_count
         start = hosted.log_start_offset
         logger.info("segments deleted %s", Fields(partition=hosted.key, count=count, log_start_offset=start))
-        self._guarded(hosted, partial(log.remove_retired, self._clock.wall_ms()))
+        self._retired_files += log.take_retired(self._clock.wall_ms())  # their delay begins now
 
     def _guarded(self, hosted: HostedPartition, action: Callable[[], bool | None]) -> bool:
         """Call ``action``. Log its disk errors and continue, because they concern one log only."""
@@ -145,10 +150,6 @@ class Housekeeping:
             return True
 
     def checkpoint(self) -> None:
-        """Write the recovery points, and mark unsynced logs to be synced before the next checkpoint."""
-        try:
-            self._store.checkpoint()
-        except (StorageError, OSError) as error:
-            logger.error("recovery points not written %s", Fields(error=error))
+        """Mark unsynced logs, so that their recovery points move."""
         self._partitions.mark_unsynced()
         self._partitions.retry_roles()

@@ -1,4 +1,4 @@
-"""Addresses in a broker's settings: listeners, advertised listeners, voters."""
+"""Parses the addresses in a broker's settings: listeners, advertised listeners, voters."""
 
 # Tests: tests/broker/test_config.py
 
@@ -32,7 +32,10 @@ def parse_address(text: str, key: str) -> str:
 
 
 def parse_voters(voters: Iterable[str]) -> dict[int, str]:
-    """Parse ``1@host:port``, ... to {node id: controller listener's address}. Raises ConfigError."""
+    """Return {node id: address of its controller listener} for ``1@host:port`` entries.
+
+    Raises ConfigError.
+    """
     key = "controller.quorum.voters"
     parsed: dict[int, str] = {}
     for voter in voters:
@@ -51,5 +54,5 @@ def parse_voters(voters: Iterable[str]) -> dict[int, str]:
 
 
 def is_wildcard(address: str) -> bool:
-    """Whether ``address`` stands for every interface, so that other nodes cannot connect to it."""
+    """Whether ``address`` means all interfaces of its node, so that other nodes cannot connect to it."""
     return not has_own_name(address) and address.rpartition(":")[0] in WILDCARD_HOSTS

@@ -1,4 +1,4 @@
-"""Broker: one node. Creates its parts, starts and stops them in order, and owns all their tasks."""
+"""The Broker: one node. It creates its parts, starts and stops them in order, and owns all their tasks."""
 
 # Long because it connects all parts of a node and starts and stops them in order.
 
@@ -72,9 +72,9 @@ Step = tuple[str, Callable[[], Awaitable[None]]]
 class Broker:
     """One broker in the running event loop. It installs no signal handlers and sets no loop policy.
 
-    ``Broker()`` keeps everything in memory and listens on a free TCP port;
-    ``Broker(listeners="inproc://")`` needs no socket. Pass the settings as keyword arguments with Python
-    names, or as one BrokerConfig. Use ``async with``, or call ``start`` and ``stop``.
+    ``Broker()`` keeps everything in memory and listens on a free TCP port; ``Broker(listeners="inproc://")``
+    needs no socket. Pass the settings as keyword arguments with Python names, or as one BrokerConfig. Use
+    ``async with``, or call ``start`` and ``stop``.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Broker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """Return the value for a client's ``bootstrap_servers``."""
+        """Return the address to pass to clients as ``bootstrap_servers``."""
         return self.address
 
     @property
@@ -154,7 +154,7 @@ class Broker:
 
     @property
     def controller_id(self) -> int | None:
-        """Return the id of the active controller, or None if this node knows none."""
+        """Return the id of the active controller, or None if this node does not know of one."""
         return self._services.controller.controller_id
 
     @property
@@ -162,7 +162,7 @@ class Broker:
         return self._state == "running"
 
     def statistics(self) -> BrokerStatistics:
-        """Return counters since the start, and current sizes."""
+        """Return counters that began at the start of this broker, and the present sizes."""
         metrics, services = self._metrics, self._services
         return BrokerStatistics(
             node_id=self.config.node_id,
@@ -205,7 +205,7 @@ class Broker:
 
     @property
     def housekeeping(self) -> Housekeeping:
-        """Return the periodic work, so that tests can run it at once."""
+        """Return the object that runs the periodic passes, so that tests can run them at once."""
         return self._housekeeping
 
     def intercept(self, interceptor: Interceptor | None) -> None:
@@ -273,10 +273,10 @@ class Broker:
         )
 
     async def stop(self, *, hands_over: bool = True) -> None:
-        """Transfer leaderships, refuse new requests, finish those in flight, sync, write the clean marker.
+        """Stop cleanly: transfer leaderships, complete requests in flight, sync, and write the clean marker.
 
-        Idempotent. If ``hands_over`` is False, leadership is not transferred. Use this when the whole
-        cluster stops.
+        Idempotent. If ``hands_over`` is False, leadership is not transferred. Use this when the whole cluster
+        stops.
         """
         self._hands_over = hands_over
         await self._stop(is_clean=self._failure is None)
@@ -294,7 +294,7 @@ class Broker:
             raise self._failure
 
     def fail(self, error: BaseException) -> None:
-        """Stop uncleanly, because an invariant is violated or an essential part of the broker has ended."""
+        """Stop uncleanly, because an invariant is violated or an essential task of the broker has ended."""
         if self._failure is not None or self._state not in {"starting", "running"}:
             return
         self._failure = error
@@ -332,7 +332,7 @@ class Broker:
             await self._registration.hand_over()
 
     async def _unwind(self, *, is_clean: bool) -> None:
-        """Undo the steps of the start in reverse order. If one fails, continue with the others."""
+        """Undo the steps of the start in reverse order, even if some of them fail."""
         self._is_clean = is_clean
         failures: list[BaseException] = []
         while self._started:
@@ -399,9 +399,9 @@ class Broker:
         )
 
     def _open_filesystem(self) -> tuple[FileSystem, bool]:
-        """Return the file system, and whether it is in memory.
+        """Return (file system, whether it is in memory).
 
-        An in-memory file system never blocks, and is not thread-safe.
+        A file system in memory never blocks, and is not thread-safe.
         """
         from kafkalite.storage.disk import RealFileSystem
         from kafkalite.storage.memory_filesystem import MemoryFileSystem
@@ -420,7 +420,7 @@ class Broker:
         self._store.close(clean=self._is_clean and self.may_leave_marker(), broker_epoch=broker_epoch)
 
     def may_leave_marker(self) -> bool:
-        """Whether this process was registered; only then may it leave a clean-shutdown marker (R21)."""
+        """Whether a clean-shutdown marker may be written: only if this process was registered (R21)."""
         return self._node.broker_epoch != NO_BROKER_EPOCH
 
     async def _load_metadata(self) -> None:
@@ -488,7 +488,7 @@ class Broker:
         self._service_tasks.start(coordinators.keep_time(), name="coordinators' time")
 
     def _own_authenticator(self) -> Authenticator | None:
-        """Return what checks the proofs of operators on a single node; None if it has no secret."""
+        """Return the authenticator that checks operators' proofs on a single node; None without a secret."""
         secret = self.config.cluster_secret
         if not secret:
             return None
@@ -497,7 +497,7 @@ class Broker:
         return Authenticator(secret, self._store.identity.cluster_id, self.config.node_id, os.urandom)
 
     def _channel(self, controller: ControllerNode, purpose: str) -> ControllerChannel:
-        """Return a channel to the active controller for one purpose."""
+        """Return a new channel to the active controller, for the requests of one ``purpose``."""
         channel = ControllerChannel(
             controller,
             self._clock,
@@ -537,13 +537,16 @@ class Broker:
             self._service_tasks.start(self._tick_forever(), name="controller's tick")
 
     def _greet(self, request: Request, client: Client) -> Response:
-        """Respond to a node's handshake. Runs on the Raft loop; handlers of handshakes share no state."""
+        """Respond to another node's handshake request.
+
+        Runs on the Raft loop, so it must not use broker state.
+        """
         response = HANDLERS[request.api_key](self._services, request, client)
         assert isinstance(response, Reply | Refusal), "a handshake does not wait"
         return response
 
     async def _leave_quorum(self) -> None:
-        """Leave the cluster after the quorum has stopped, whose last messages let another node lead."""
+        """Close Raft's connections after the quorum has stopped: its last messages let another node lead."""
         assert self._cluster is not None
         await self._cluster.leave(is_clean=self._is_clean)
 
@@ -591,7 +594,7 @@ class Broker:
         await self._server.wait_closed(STOP_GRACE_MS)
 
     async def _register(self) -> None:
-        """Register, wait until the image shows the registration, and wait until unfenced (R20-R23)."""
+        """Register, and wait until the image shows the registration and this broker is unfenced (R20-R23)."""
         if not self.config.is_broker:
             return
         store = self._store
@@ -636,7 +639,7 @@ class Broker:
         self._service_tasks.start(self._server.reap_forever(), name="reaper")
 
     def _request_stop(self) -> None:
-        """Begin an orderly stop once the current response is written."""
+        """Begin a clean stop, after the response to the request that caused it is written."""
         asyncio.get_running_loop().call_soon(self._begin_stop)
 
     def _begin_stop(self) -> None:

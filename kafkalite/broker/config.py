@@ -1,6 +1,6 @@
 """BrokerConfig: every setting of a broker, with Kafka's name, type, default, bounds and documentation.
 
-``BROKER_OPTIONS`` is its registry. ``load_settings`` reads a TOML file, environment variables and flags.
+``BROKER_OPTIONS`` lists them. ``load_settings`` reads them from a TOML file, environment variables and flags.
 """
 
 # Long because it is the one list of a broker's options.
@@ -56,7 +56,7 @@ _TOPIC_DEFAULTS: Final = tuple(name for name in BROKER_DEFAULT_NAMES if name not
 
 
 def _topic_default(name: str) -> Any:
-    """Return a dataclass field for the broker's default of a topic option, with Kafka's default."""
+    """Return a dataclass field for the broker setting that is the default of a topic option."""
     topic_option = TOPIC_OPTIONS.get(BROKER_DEFAULT_NAMES[name].topic_name)
     option = dataclasses.replace(BROKER_DEFAULT_OPTIONS.get(name), default=topic_option.default)
     return dataclasses.field(default=option.default, metadata={"option": option})
@@ -64,7 +64,10 @@ def _topic_default(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """A broker's settings. Every instance satisfies the relations; ``from_settings`` also checks bounds."""
+    """A broker's settings.
+
+    Each instance is checked for contradictions; ``from_settings`` also checks bounds.
+    """
 
     # --- behaviour: the node
     node_id: int = option_field(
@@ -466,7 +469,7 @@ class BrokerConfig:
         self._require(is_valid, "group.consumer.assignors", "uniform, range, or both")
 
     def _require(self, is_met: bool, key: str, allowed: str) -> None:
-        """Raise ConfigError for the option ``key`` unless ``is_met``. A secret value is not shown."""
+        """Raise ConfigError for the option ``key`` unless ``is_met``. Secret values are not shown."""
         if not is_met:
             value = getattr(self, BROKER_OPTIONS.get(key).python_name)
             text = ",".join(value) if isinstance(value, tuple) else value
@@ -477,7 +480,7 @@ class BrokerConfig:
     def from_settings(cls, settings: Mapping[str, Any], *, source: str = "") -> BrokerConfig:
         """Return the config for settings with dotted names (``log.retention.ms``) or Python names.
 
-        Raises ConfigError.
+        ``source`` is where they are from, for error messages. Raises ConfigError.
         """
         parsed = parse_settings(settings, source=source)
         return cls(**{BROKER_OPTIONS.get(name).python_name: value for name, value in parsed.items()})
@@ -487,14 +490,14 @@ class BrokerConfig:
         return {option.name: getattr(self, option.python_name) for option in BROKER_OPTIONS}
 
     def topic_defaults(self) -> dict[str, Any]:
-        """Return {option name: value} of the topic defaults that differ from Kafka's defaults."""
+        """Return {topic option: value} of those defaults of topic options that differ from Kafka's."""
         given = {name: getattr(self, BROKER_OPTIONS.get(name).python_name) for name in _TOPIC_DEFAULTS}
         return topic_defaults(
             {name: value for name, value in given.items() if value != BROKER_OPTIONS.get(name).default}
         )
 
     def controller_settings(self) -> ControllerSettings:
-        """Return the settings that the controller's decisions depend on."""
+        """Return the settings on which the controller's decisions depend."""
         return ControllerSettings(
             self.num_partitions,
             self.default_replication_factor,
@@ -521,7 +524,7 @@ class BrokerConfig:
 
     @property
     def has_peers(self) -> bool:
-        """Whether this node belongs to a cluster of several nodes, with a quorum of voters."""
+        """Whether voters are configured: this node belongs to a cluster of several nodes."""
         return bool(self.controller_quorum_voters)
 
     @property
@@ -537,7 +540,7 @@ SECRET_OPTIONS: Final = frozenset(option.name for option in BROKER_OPTIONS if op
 
 
 def parse_settings(settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
-    """Return {dotted name: typed value} for dotted or Python names; coarser units become milliseconds.
+    """Return {dotted name: typed value} for settings with dotted or Python names. Hours become ms.
 
     ``log.retention.ms`` overrides ``log.retention.minutes``, which overrides ``log.retention.hours``, as in
     Kafka. Raises ConfigError.
@@ -559,7 +562,7 @@ def parse_settings(settings: Mapping[str, Any], *, source: str = "") -> dict[str
 
 
 class Settings(NamedTuple):
-    """A config, and where each value came from: ``default``, a file, an environment variable or ``flag``."""
+    """A config, and {option: its source}: ``default``, a file, an environment variable or ``flag``."""
 
     config: BrokerConfig
     sources: dict[str, str]
@@ -570,11 +573,11 @@ def load_settings(
     env: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Return the broker's settings. Flags override the environment, the environment overrides the file.
+    """Return the broker's settings. ``overrides`` (flags) override ``env``, which overrides ``file``.
 
-    ``file`` is TOML, with nested tables or quoted dotted names. ``env`` holds variables such as
-    ``KAFKALITE_LOG_RETENTION_MS``; other variables are ignored. Raises ConfigError, which names the key,
-    the value, the allowed values and the source.
+    ``file`` is TOML, with nested tables or quoted dotted names. ``env`` has variables such as
+    ``KAFKALITE_LOG_RETENTION_MS``; other variables are ignored. Raises ConfigError, which names the key, the
+    value, the allowed values and the source.
     """
     values: dict[str, Any] = {}
     sources = {option.name: "default" for option in BROKER_OPTIONS}

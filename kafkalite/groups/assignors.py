@@ -21,11 +21,12 @@ Targets = Mapping[str, Partitions]
 
 
 def uniform(members: Subscribers, counts: Counts, previous: Targets) -> dict[str, Partitions]:
-    """Assign all partitions evenly, and move as few as possible.
+    """Return the new target of each member: all partitions assigned evenly, with as few moves as possible.
 
-    If all members have the same subscription, their loads differ by at most one partition and the number
-    of moved partitions is minimal. Otherwise, moving any single partition to another subscriber would not
-    make the loads of those two members more equal.
+    ``counts`` has the partition count of each topic id, ``previous`` the targets before. If all members have
+    the same subscription, their loads differ by at most one partition and the number of moved partitions is
+    minimal. Otherwise, moving any single partition to another subscriber would not make the loads of those
+    two members more equal.
     """
     if not members:
         return {}
@@ -102,7 +103,7 @@ def _uniform_mixed(members: Subscribers, counts: Counts, previous: Targets) -> d
 
 
 def _level(owned: dict[str, set[TopicIdPartition]], subscribers: Mapping[str, list[str]]) -> None:
-    """Move partitions to members with at least two fewer, until no such move is possible.
+    """Move partitions in ``owned`` to subscribers that have at least two fewer, until none can be moved.
 
     Each move decreases the sum of the squared loads, so the loop ends.
     """
@@ -123,10 +124,11 @@ def _level(owned: dict[str, set[TopicIdPartition]], subscribers: Mapping[str, li
 
 
 def range_(members: Subscribers, counts: Counts, previous: Targets) -> dict[str, Partitions]:
-    """Assign each member a range of each topic. Topics with equal counts and subscribers get equal ranges.
+    """Return the new target of each member: one contiguous range of each topic to which it subscribes.
 
-    Partition n of two such topics therefore belongs to the same member, as joins need (co-partitioning).
-    Members keep the order of their previous ranges and new members come last, so that few partitions move.
+    Topics with equal partition counts and subscribers are divided equally, so partition n of two such topics
+    belongs to the same member, as joins of topics require (co-partitioning). Members keep the order of their
+    previous ranges and new members come last, so that few partitions move.
     """
 
     def rank(member: str) -> tuple[bool, float]:

@@ -1,4 +1,4 @@
-"""The effect of one decision on one group, collected as records. The group itself does not change."""
+"""Collects the records by which one decision changes one group. Only replaying them changes the group."""
 
 # Tests: tests/groups/test_heartbeat.py
 
@@ -29,11 +29,11 @@ from kafkalite.protocol.messages.groups import GroupEvent
 
 
 class GroupChange:
-    """A group's next state, which takes effect when ``records`` are replayed.
+    """The state of a group after a decision, and the ``records`` whose replay leads to that state.
 
     First call the methods for members, then ``rebalance`` if a new generation is needed, then ``reconcile``
-    for the member of the request. ``reconcile`` uses the group's state before the change, without the
-    removed members.
+    for the member that sent the request. ``reconcile`` takes the owners of partitions from the state before
+    the change, and ignores removed members.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class GroupChange:
         self._record(record_codec.SUBSCRIPTION, subscription, member_id)
 
     def remove(self, member_ids: Iterable[str]) -> None:
-        """Remove members that leave or are expelled. Their partitions are available at once."""
+        """Remove members that leave or are expelled. Other members may take over their partitions at once."""
         group_id = self._group.group_id
         for member_id in member_ids:
             del self.members[member_id]
@@ -74,7 +74,7 @@ class GroupChange:
         self._put_current(member_id, away)
 
     def succeed(self, member_id: str, predecessor_id: str, subscription: Subscription) -> None:
-        """Let a static member rejoin, possibly with a new member id, with the target of its predecessor."""
+        """Let a static member rejoin, possibly under a new member id. It keeps the target of its old id."""
         target = self.members[predecessor_id].target
         if member_id != predecessor_id:
             self.remove([predecessor_id])
@@ -109,7 +109,7 @@ class GroupChange:
         }
 
     def rebalance(self, cause: str, detail: str) -> None:
-        """Begin a new generation: increment the group epoch, record its cause, assign all targets."""
+        """Begin a new generation: increment the group epoch, compute all targets, and record the cause."""
         group = self._group
         self.group_epoch += 1
         shapes = self.subscribed_shapes()
@@ -127,12 +127,11 @@ class GroupChange:
             sum(count for _, count in shapes.values()),
         )
         self._record(record_codec.GROUP, state)
-        # A ring of keys: the event replaces that of the generation 64 earlier.
+        # The keys of events repeat, so this event replaces that of the generation JOURNAL_SIZE earlier.
         self._record(record_codec.EVENT, event, self.group_epoch % record_codec.JOURNAL_SIZE)
 
     def _choose_assignor(self) -> str:
-        """Return the assignor that most members requested. If it is a tie, or none did, return the broker's
-        first."""
+        """Return the assignor that most members requested; if undecided, the first in the configuration."""
         known = self._settings.assignors
         votes = Counter(
             member.subscription.assignor
@@ -162,9 +161,10 @@ class GroupChange:
     def reconcile(self, member_id: str, stated_epoch: int, owned: Partitions | None) -> CurrentAssignment:
         """Bring a member's assignment as close to its target as the other members allow, and return it (R38).
 
-        ``stated_epoch`` and ``owned`` are from its heartbeat. A partition to revoke counts as released when a
-        heartbeat *at the current epoch* no longer lists it. The member sent that heartbeat after it had
-        received the revocation, whereas a delayed or repeated heartbeat has an earlier epoch.
+        ``stated_epoch`` and ``owned`` are the member epoch and the partitions in its heartbeat; ``owned`` is
+        None if the heartbeat does not list them. A partition to revoke counts as released when a heartbeat
+        *at the current epoch* no longer lists it. The member sent that heartbeat after it had received the
+        revocation, whereas a delayed or repeated heartbeat has an earlier epoch.
         """
         member = self.members[member_id]
         current, target = member.current, member.target

@@ -1,4 +1,4 @@
-"""Changes of groups due to time or topics: expelled members, new targets, expired offsets and groups."""
+"""Changes that no request causes: members expire, topics change, offsets and groups expire."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ MAX_OFFSETS_PER_TICK: Final = 10_000  # checked in one tick, at 0.6 µs each
 
 
 class Expiry:
-    """Finds due changes of one coordinator's groups, with a bounded number of records at a time.
+    """Decides when members, offsets and groups expire, and when changed topics require new targets.
 
-    Invariant: no member's deadline is earlier than ``_members_due_ms``.
+    ``tick`` limits the records of one call, so that a mass expiry does not block the event loop. Invariant:
+    no member is to be expelled before ``_members_due_ms``.
     """
 
     def __init__(
@@ -54,14 +55,14 @@ class Expiry:
             self._members_due_ms = deadline_ms
 
     def next_deadline_ms(self) -> int | None:
-        """Return the monotonic time at which ``tick`` may have work, or None."""
+        """Return the monotonic time at which ``tick`` must run next, or None if nothing is scheduled."""
         dues = [due_ms for due_ms in (self._members_due_ms, self._retention_due_ms) if due_ms is not None]
         if self._to_check:
             return 0  # a check is incomplete and must continue now
         return min(dues, default=None)
 
     def tick(self, now: Instant, topics: Topics) -> list[StateRecord]:
-        """Return the records of the changes that are due, at most about MAX_RECORDS_PER_TICK."""
+        """Return the records of the changes due at ``now``, or only about the first MAX_RECORDS_PER_TICK."""
         records: list[StateRecord] = []
         if topics is not self._topics:
             self._compare_topics(records, now, topics)
@@ -146,7 +147,7 @@ class Expiry:
             records += self._expired_offsets(group, now)
 
     def _expired_offsets(self, group: Group, now: Instant) -> list[StateRecord]:
-        """Return tombstones of the offsets that were neither committed nor in use for the retention time."""
+        """Return tombstones for the group's offsets whose retention time is over."""
         pending = {(key.topic, key.partition) for key in self._pending.keys_of(group.group_id)}
         expired: list[StateRecord] = []
         for topic, partition in group.offsets:
@@ -166,7 +167,7 @@ class Expiry:
 
 
 def _difference(before: Mapping[str, tuple[str, int]], after: Mapping[str, tuple[str, int]]) -> str:
-    """Describe the differences between a group's topics as text. Return "" if there are none."""
+    """Return text that describes how the topics of a group have changed, or "" if they have not."""
     if before == after:
         return ""
     parts = []

@@ -1,4 +1,4 @@
-"""One group: the state that its records determine, and its members' sessions, which are not recorded."""
+"""One consumer group: the state that is replayed from records, and its members' sessions, which are not."""
 
 # Tests: tests/groups/test_machine.py
 
@@ -36,10 +36,10 @@ _NEW_MEMBER: Final = Member(_NO_SUBSCRIPTION, NO_PARTITIONS, NOTHING_HELD)
 
 @dataclass(slots=True)
 class Session:
-    """The volatile state of a member. A new coordinator restarts every session."""
+    """The state of a member that is kept only in memory. A new coordinator restarts every session."""
 
     last_seen_ms: int  #: monotonic time of the last request, or of the start of the session
-    revoke_deadline_ms: int | None = None  #: monotonic end of the rebalance timeout, if it runs
+    revoke_deadline_ms: int | None = None  #: monotonic end of the rebalance timeout; None if not running
     named_epoch: int = 0  #: the epoch in the member's last accepted request
     stated: Partitions | None = None  #: the partitions that the member listed last; None before the first
 
@@ -82,7 +82,7 @@ class Group:
         return sorted(self._events)
 
     def describe_state(self) -> str:
-        """Return Empty, Reconciling or Stable; never Assigning, because a decision contains the targets."""
+        """Return Empty, Reconciling or Stable. Kafka's state Assigning does not occur in kafkalite."""
         if not self.members:
             return EMPTY
         is_settled = all(

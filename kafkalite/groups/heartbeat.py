@@ -1,4 +1,4 @@
-"""The heartbeat, the only request of a group member (KIP-848): it joins, stays, releases and leaves.
+"""Decides heartbeats, by which a member joins, stays, releases partitions and leaves (KIP-848).
 
 ::
 
@@ -10,8 +10,8 @@
     previous ...   missed a response; receives the assignment again    UNKNOWN_MEMBER_ID
     any other      FENCED_MEMBER_EPOCH                                 UNKNOWN_MEMBER_ID
 
-"Previous ..." means all epochs from the last one that the member sent, because it may have missed several
-responses. A heartbeat with an instance id that now belongs to another member receives FENCED_INSTANCE_ID.
+"previous ..." means all epochs since the last one that the member sent: it may have missed several responses.
+A heartbeat with an instance id that now belongs to another member receives FENCED_INSTANCE_ID.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _NONE: Final = int(ErrorCode.NONE)
 
 
 class HeartbeatRules:
-    """Decides the heartbeats of one coordinator's groups."""
+    """Decides the heartbeats that members of one coordinator's groups send."""
 
     def __init__(self, groups: Mapping[str, Group], settings: GroupSettings, patterns: PatternCache) -> None:
         self._groups = groups
@@ -80,8 +80,8 @@ class HeartbeatRules:
     def has_update(self, request: ConsumerGroupHeartbeatRequest) -> bool:
         """Whether the response to the heartbeat must be sent now, because something has changed.
 
-        If False, the response contains no update and may be delayed. Deciding the heartbeat then writes no
-        record, unless the member must still receive a new group epoch.
+        If False, the response would contain no change of the assignment, so it may be held. In that case
+        ``decide`` returns no records, unless the member has not yet received the current group epoch.
         """
         group = self._groups.get(request.group_id)
         member = group.members.get(request.member_id) if group is not None else None
@@ -180,7 +180,7 @@ class HeartbeatRules:
         return Decision(tuple(change.records), self._response(request, current.member_epoch, assignment))
 
     def _predecessor(self, group: Group, member_id: str, instance_id: str | None) -> str | None:
-        """Return the member that a joining member replaces, itself or its instance's member, or None."""
+        """Return the id of the existing member with the joining member's id or instance id, or None."""
         member = group.members.get(member_id)
         if member is not None:
             if member.subscription.instance_id != instance_id:
@@ -293,7 +293,7 @@ def _first_subscription(request: ConsumerGroupHeartbeatRequest, caller: Caller) 
 
 
 def _subscription(request: ConsumerGroupHeartbeatRequest, before: Subscription) -> Subscription:
-    """Return the subscription after the request, or ``before`` itself if the request does not change it."""
+    """Return ``before`` with the changes in the request, or ``before`` itself if there are none."""
     topics, pattern, assignor = request.subscribed_topics, request.subscribed_pattern, request.assignor
     timeout_ms = request.rebalance_timeout_ms
     if topics is None and pattern is None and assignor is None and timeout_ms == -1:

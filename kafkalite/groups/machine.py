@@ -1,8 +1,9 @@
-"""The group coordinator: decides the requests and expirations of the groups of one partition.
+"""The group coordinator: decides requests and expirations for a part of all groups.
 
-``decide`` and ``tick`` return records, and replaying them changes the groups. Directly they change only
-volatile state: the time of each member's last request and the partitions that it listed. A new coordinator
-receives both with the next heartbeats.
+One coordinator has the groups of one partition of ``__consumer_offsets``. ``decide`` and ``tick`` return
+records; the groups change when these are replayed. The only state that ``decide`` changes directly is in
+memory: the time of each member's last request and the partitions that it listed. A new coordinator gets both
+from the next heartbeats.
 """
 
 from __future__ import annotations
@@ -82,11 +83,11 @@ class GroupMachine:
         raise TypeError(f"a group coordinator does not handle {type(command).__name__}")
 
     def tick(self, now: Instant, topics: Topics) -> Decision:
-        """Return changes that are due by time or caused by topics, at most about a thousand records."""
+        """Return records for expirations and topic changes, at most about a thousand in one call."""
         return Decision(tuple(self._expiry.tick(now, topics)))
 
     def next_deadline_ms(self) -> int | None:
-        """Return the monotonic time at which ``tick`` may have work, or None."""
+        """Return the monotonic time at which ``tick`` must run next, or None if nothing is scheduled."""
         return self._expiry.next_deadline_ms()
 
     def on_loaded(self, now: Instant) -> None:
@@ -170,6 +171,6 @@ class GroupMachine:
             self.groups.pop(group.group_id, None)
 
     def end_transaction(self, producer_id: int, *, is_commit: bool) -> None:
-        """Apply or drop the pending offsets of the producer, whose marker was written (R35)."""
+        """Apply the pending offsets of a producer's ended transaction, or drop them if it aborted (R35)."""
         for key, value in self._pending.end(producer_id, is_commit=is_commit):
             self._put_offset(key, value)

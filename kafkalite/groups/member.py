@@ -16,7 +16,7 @@ STATIC_LEAVE_EPOCH: Final = -2
 
 
 class TopicIdPartition(NamedTuple):
-    """A partition of a topic, identified by topic id, so that a recreated topic is different."""
+    """A partition, identified by topic id, so that a topic created again under its name is another topic."""
 
     topic_id: str
     partition: int
@@ -27,7 +27,7 @@ NO_PARTITIONS: Final[Partitions] = frozenset()
 
 
 class Subscription(NamedTuple):
-    """A member's subscription, as its heartbeat stated it."""
+    """The topics or pattern to which a member subscribes, and the client that the member is."""
 
     instance_id: str | None
     client_id: str
@@ -41,8 +41,8 @@ class Subscription(NamedTuple):
 class CurrentAssignment(NamedTuple):
     """The partitions that a member may own at present.
 
-    Invariants: ``assigned`` and ``revoking`` are disjoint. The member owns no other partitions. No partition
-    is in the sets of two members (R38). ``revoking`` gains partitions only together with a new
+    Invariants: ``assigned`` and ``revoking`` are disjoint. The member owns no partition that is in neither.
+    No partition is in a set of two members (R38). ``revoking`` gains partitions only together with a new
     ``member_epoch``, so a heartbeat at that epoch shows that the member has received them.
     """
 
@@ -56,7 +56,7 @@ NOTHING_HELD: Final = CurrentAssignment(0, 0, NO_PARTITIONS, NO_PARTITIONS)
 
 
 class Member(NamedTuple):
-    """The durable state of a member."""
+    """The state of a member that is stored in the log."""
 
     subscription: Subscription
     target: Partitions  #: its assignment once all other members have released these partitions
@@ -91,7 +91,7 @@ def by_topic(partitions: Partitions) -> dict[str, list[int]]:
 
 
 def assigned_topics(partitions: Partitions, names: Mapping[str, str]) -> list[AssignedTopic]:
-    """Return the partitions as in a response: sorted lists of bounded length."""
+    """Return the partitions as response entries, sorted. ``names`` maps topic ids to names."""
     return [
         AssignedTopic(topic_id, names.get(topic_id, ""), part)
         for topic_id, numbers in by_topic(partitions).items()

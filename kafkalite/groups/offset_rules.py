@@ -1,4 +1,4 @@
-"""Rules for committed offsets: who may commit, which offsets are valid, and reads (R35, R39, R40)."""
+"""Rules for committed offsets: who may commit, which offsets are valid, who may read (R35, R39, R40)."""
 
 # Tests: tests/groups/test_offsets.py
 
@@ -46,7 +46,7 @@ _Commit = OffsetCommitRequest | TxnOffsetCommitRequest
 
 
 class OffsetRules:
-    """Decides the requests about committed offsets of one coordinator's groups."""
+    """Decides requests that commit, fetch and delete offsets of one coordinator's groups."""
 
     def __init__(
         self,
@@ -61,9 +61,10 @@ class OffsetRules:
         self._patterns = patterns
 
     def commit(self, request: _Commit, now: Instant, topics: Topics) -> Decision:
-        """Commit the valid offsets, in a transaction if the request belongs to one.
+        """Commit each valid offset; each invalid one gets its own error in the response.
 
-        Raises if the caller is not a current member (R35, R39).
+        The offsets of a TxnOffsetCommitRequest are pending until its transaction ends. Raises the errors of
+        ``check_member`` (R35, R39).
         """
         self.check_member(request)
         if not 0 < len(request.group_id) <= MAX_NAME_LENGTH:
@@ -85,7 +86,7 @@ class OffsetRules:
         return Decision(tuple(records), reply, request.producer_id, request.producer_epoch)
 
     def check_member(self, request: _Commit | OffsetFetchRequest) -> None:
-        """Raise unless the sender is a member at its current epoch or the group has no members (R35, R39)."""
+        """Raise a BrokerError unless the sender is a current member, or the group has none (R35, R39)."""
         group = self._groups.get(request.group_id)
         if not isinstance(request, OffsetFetchRequest):
             check_instance(group, request.instance_id, request.member_id)
@@ -156,7 +157,7 @@ class OffsetRules:
         return Decision(reply=OffsetFetchResponse(_NONE, None, offsets))
 
     def delete(self, request: OffsetDeleteRequest, topics: Topics) -> Decision:
-        """Delete offsets, except those of topics to which a member subscribes."""
+        """Delete the requested offsets, except those of topics to which a member subscribes."""
         group = self._groups.get(request.group_id)
         if group is None:
             raise GroupIdNotFoundError(f"there is no group {request.group_id!r}")
@@ -188,7 +189,7 @@ def offset_tombstone(group_id: str, topic: str, partition: int) -> StateRecord:
 def _result(
     entry: CommittedOffset, topic_id: str, commit_ms: int, error: BrokerError | None
 ) -> CommittedOffset:
-    """Return the result of a commit, without the metadata, which the caller already has."""
+    """Return the response entry for one offset of a commit. It omits the metadata text."""
     value = OffsetValue(entry.offset, entry.leader_epoch, None, commit_ms, topic_id)
     return _fetched(entry.topic, entry.partition, value, error)
 

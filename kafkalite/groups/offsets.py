@@ -1,6 +1,6 @@
-"""Committed offsets: those in effect, and those in open transactions (R35).
+"""Stores committed offsets: those in effect, and those in open transactions (R35).
 
-Values are decoded only when they are read, so loading a partition of a million offsets decodes none.
+Values stay encoded until they are read, so replaying a million offsets decodes none of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Offsets:
         return list(self._packed)
 
     def put(self, topic: str, partition: int, packed: bytes | None) -> None:
-        """Set the encoded value of an offset, or remove the offset if ``packed`` is None."""
+        """Store the encoded offset of a partition, or remove it if ``packed`` is None."""
         partitions = self._packed.get(topic)
         if packed is not None:
             if partitions is None:
@@ -49,7 +49,7 @@ class Offsets:
                 del self._packed[topic]
 
     def get(self, topic: str, partition: int) -> OffsetValue | None:
-        """Return the committed offset of a partition, for any topic that has had this name, or None."""
+        """Return the committed offset of a partition, or None. The caller must compare the topic id."""
         partitions = self._packed.get(topic)
         packed = partitions.get(partition) if partitions is not None else None
         value: OffsetValue | None = parse(OFFSET, packed)[0] if packed is not None else None
@@ -69,8 +69,8 @@ class Offsets:
 class PendingOffsets:
     """Offsets in open transactions. They take effect when the marker of their transaction is written.
 
-    Of several commits of an offset, direct or in transactions, the one written last in the log wins,
-    regardless of the order of the markers. Compaction and later readers use the same order.
+    If a partition's offset is committed several times, directly or in transactions, the commit that was
+    appended last takes effect, regardless of the order of the markers. Compaction keeps the same one.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class PendingOffsets:
         return bool(self._by_producer)
 
     def add(self, producer_id: int, key: OffsetKey, packed: bytes | None) -> None:
-        """Add an offset that was written in the producer's open transaction."""
+        """Add an offset, or its removal, that was written in the producer's open transaction."""
         self._written_count += 1
         self._by_producer.setdefault(producer_id, {})[key] = (self._written_count, packed)
         self._producers.setdefault(key, set()).add(producer_id)
@@ -97,7 +97,7 @@ class PendingOffsets:
             self._forget(producer_id, key)
 
     def end(self, producer_id: int, *, is_commit: bool) -> list[tuple[OffsetKey, bytes | None]]:
-        """End the producer's transaction. Return the offsets that take effect now; none if it is aborted."""
+        """End the producer's transaction. Return each (key, value) that takes effect, none if aborted."""
         effective: list[tuple[OffsetKey, bytes | None]] = []
         for key, (order, packed) in self._by_producer.pop(producer_id, {}).items():
             producers = self._producers[key]

@@ -14,7 +14,7 @@ _MAX_REMEMBERED: Final = 1_000  # the maximum of cached patterns in a coordinato
 
 
 class PatternCache:
-    """Compiled patterns, and their matches among the current topics."""
+    """Compiles patterns, and caches which of the current topics each one matches."""
 
     def __init__(self) -> None:
         self._topics: Topics = {}

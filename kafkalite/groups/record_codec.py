@@ -3,7 +3,7 @@
 ::
 
     key                                             value; its first element is its version
-    [1, group]                                      group: epoch, assignor, emptied_ms, topics
+    [1, group]                                      group epoch, assignor, emptied_ms, topics
     [2, group, member]                              subscription
     [3, group, member]                              target assignment
     [4, group, member]                              epochs and current assignment
@@ -52,17 +52,17 @@ class GroupState(NamedTuple):
     group_epoch: int
     assignor: str
     emptied_ms: int  #: wall clock at which the last member left; NO_TIMESTAMP while the group has members
-    topics: Shapes  #: of the topics on which the targets are based
+    topics: Shapes  #: the subscribed topics at the last assignment
 
 
 class Target(NamedTuple):
-    """The value of a member's target assignment."""
+    """The value of the record of a member's target."""
 
     partitions: Partitions
 
 
 class OffsetValue(NamedTuple):
-    """The value of a committed offset."""
+    """The value of the record of a committed offset."""
 
     offset: int
     leader_epoch: int
@@ -81,13 +81,13 @@ def _unpack_set(packed: list[Any], names: dict[str, str]) -> Partitions:
 
 
 class _Form(NamedTuple):
-    """How fields of one type are stored. Sets of partitions are stored with the names of their topics."""
+    """Encodes and decodes the fields of one type. Sets of partitions are stored with their topics' names."""
 
     pack: Callable[[Any, Names], Any]
     unpack: Callable[[Any, dict[str, str]], Any]
 
 
-#: By type of a field. All other types are stored as they are.
+#: {type of a field: its form}. Fields of all other types are stored unchanged.
 _FORMS: Final[dict[Any, _Form]] = {
     tuple[str, ...]: _Form(lambda strings, _: strings, lambda strings, _: tuple(strings)),
     Partitions: _Form(_pack_set, _unpack_set),
@@ -122,13 +122,13 @@ _LAYOUTS: Final = {
 
 
 def key_of(kind: int, group_id: str, *rest: str | int) -> bytes:
-    """Return the key of a record."""
+    """Return the encoded key ``[kind, group_id, *rest]`` of a record."""
     key: bytes = _pack((kind, group_id, *rest))
     return key
 
 
 def parse_key(key: bytes) -> list[Any]:
-    """Return ``[kind, group_id, ...]``. Raises StorageError for an unknown key."""
+    """Return the decoded key ``[kind, group_id, ...]``. Raises StorageError for an unknown key."""
     try:
         parts: list[Any] = _unpack(key)
         layout = _LAYOUTS.get(parts[0])
@@ -140,9 +140,9 @@ def parse_key(key: bytes) -> list[Any]:
 
 
 def record(kind: int, value: Iterable[Any], *key: str | int, names: Names | None = None) -> StateRecord:
-    """Return a record of that kind. ``key``: the group id, and the rest of the key.
+    """Return an encoded record of the given kind. ``key`` is the group id and the rest of the key.
 
-    ``names``: of the topics in a set of partitions.
+    ``names`` must have the name of each topic in ``value`` that is given by its id.
     """
     fields = [_VERSION, *value]
     for index, form in _LAYOUTS[kind].forms:
@@ -151,7 +151,7 @@ def record(kind: int, value: Iterable[Any], *key: str | int, names: Names | None
 
 
 def parse(kind: int, value: bytes) -> tuple[Any, dict[str, str]]:
-    """Return a record's value and the names of the topics in it by id. Raises StorageError."""
+    """Return the decoded value, and {id: name} of the topics in it. Raises StorageError if malformed."""
     layout, names = _LAYOUTS[kind], dict[str, str]()
     try:
         version, *fields = _unpack(value)

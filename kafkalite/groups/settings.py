@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """The coordinator's options. A field without a name in its comment has that of the broker option."""
+    """The broker options of a group coordinator. The comment of each field begins with the option's name."""
 
     #: group.consumer.session.timeout.ms: a member without a heartbeat for longer is expelled
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 5_000  #: group.consumer.heartbeat.interval.ms, sent to every member
     assignors: tuple[str, ...] = ("uniform", "range")  #: group.consumer.assignors; the first is the default
     max_size: int = 2**31 - 1  #: group.max.size: the maximum number of members in one group
-    offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1_000  #: offsets.retention.minutes, while empty
+    offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1_000  #: offsets.retention.minutes, once empty
     retention_check_interval_ms: int = 600_000  #: offsets.retention.check.interval.ms
     offset_metadata_max_bytes: int = 4_096  #: offset.metadata.max.bytes: the limit for one committed offset

@@ -132,7 +132,7 @@ class TopicPattern:
         return len(self._takes) - 1
 
     def _build(self, node: _Node, after: int) -> int:
-        """Add the states of ``node``, after which matching continues at ``after``. Return its first state."""
+        """Add the states that match ``node`` and then continue at ``after``. Return the first one."""
         match node:
             case _Characters():
                 return self._state((node.allowed, after), [])
@@ -157,7 +157,7 @@ class TopicPattern:
 
 
 class _Parser:
-    """Parses one pattern from left to right."""
+    """Parses the text of one pattern into nodes. Raises InvalidRegularExpressionError."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern

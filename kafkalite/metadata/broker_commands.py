@@ -37,7 +37,7 @@ PRODUCER_ID_BLOCK_SIZE: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class FenceBroker:
-    """Fence a broker whose session has expired or that may stop. ``broker_epoch`` identifies the process."""
+    """Fence a broker whose session has expired or that may stop. ``broker_epoch`` identifies its process."""
 
     node_id: int
     broker_epoch: int
@@ -72,7 +72,11 @@ BrokerChange = FenceBroker | UnfenceBroker | BeginShutdown | LoseReplicas
 
 
 def broker_of(image: ClusterImage, node_id: int, broker_epoch: int) -> BrokerState:
-    """Return the broker. Raises BROKER_ID_NOT_REGISTERED, or STALE_BROKER_EPOCH for an earlier process."""
+    """Return the registered broker ``node_id``.
+
+    Raises BROKER_ID_NOT_REGISTERED, or STALE_BROKER_EPOCH if ``broker_epoch`` is not that of its current
+    process.
+    """
     broker = image.brokers.get(node_id)
     if broker is None:
         raise BrokerIdNotRegisteredError(f"broker {node_id} is not registered")
@@ -86,15 +90,15 @@ def broker_of(image: ClusterImage, node_id: int, broker_epoch: int) -> BrokerSta
 def register_broker(
     image: ClusterImage, command: RegisterBrokerRequest, *, now_ms: int, settings: ControllerSettings
 ) -> Decision:
-    """Give the broker's new process its epoch and end the roles of the earlier process, in one entry (R20).
+    """Register a broker's new process under a new broker epoch, and end the roles of the earlier one (R20).
 
-    The epoch is the lowest offset that the entry can have. Because entries are appended by comparison, every
-    image at that offset or later contains the registration. A repeated request of the same process gets the
-    same response.
+    The broker epoch is the lowest offset that the entry of this decision can have. The entry is appended only
+    if the image is still the newest one, so every image at that offset or later contains the registration. A
+    repeated request of the same process gets the same response.
 
-    The broker's replicas stay eligible if it stopped cleanly, or if no topic has durability=page-cache, so
-    that it reported only synced records. After an unclean stop they lead only after a comparison with the
-    other replicas (R46). Replicas lose their eligibility if the data directory has changed or is an older
+    The broker's replicas stay eligible if it stopped cleanly, or if no topic has durability=page-cache,
+    because then it reported only synced records. After an unclean stop they lead only after a comparison with
+    the other replicas (R46). Replicas lose their eligibility if the data directory has changed or is an older
     copy (R51), or if they are damaged. The only replica of a partition stays eligible even after an unclean
     stop, because no other replica can have more records.
     """
@@ -128,12 +132,12 @@ def register_broker(
 
 
 def is_fenced_at_registration(earlier: BrokerState | None, settings: ControllerSettings) -> bool:
-    """Whether a new process begins fenced; False only in a single-node cluster (R20, R22)."""
+    """Whether a new process is fenced at first. False only in a single-node cluster (R20, R22)."""
     return not settings.is_single_node
 
 
 def has_stopped_cleanly(command: RegisterBrokerRequest, earlier: BrokerState) -> bool:
-    """Whether the shutdown marker proves that the earlier process lost no records (R20, R21)."""
+    """Whether a shutdown marker proves that the earlier process lost no records (R20, R21)."""
     return command.clean_broker_epoch == earlier.broker_epoch
 
 
@@ -144,7 +148,7 @@ def is_restored_directory(command: RegisterBrokerRequest, earlier: BrokerState) 
 
 
 def end_earlier_process(change: PartitionEdit, node_id: int) -> None:
-    """End the roles of the earlier process in a partition: its leadership and its ISR membership (R20)."""
+    """Remove ``node_id`` as leader and ISR member of a partition, because its process has ended (R20)."""
     change.fence(node_id)
 
 
@@ -190,7 +194,7 @@ def _take_over(
 
 
 def suspect_after_unclean_stop(change: PartitionEdit, node_id: int) -> None:
-    """Let the replica lead only after a comparison: what it has synced may be lost or damaged (R46)."""
+    """Mark the replica as unverified: its disk may have lost synced records, so R46 limits its election."""
     change.suspect(node_id)
 
 
@@ -220,8 +224,7 @@ def change_broker(image: ClusterImage, command: BrokerChange, *, settings: Contr
 
 
 def _fence(image: ClusterImage, broker: BrokerState, settings: ControllerSettings) -> list[MetadataRecord]:
-    """Return the records that end the broker's leaderships and ISR memberships (R23). R16 decides whether its
-    replicas stay eligible."""
+    """Return the records that end the broker's leaderships and ISR memberships (R23, R16)."""
     if broker.is_fenced:
         return []
     node_id = broker.node_id
@@ -323,7 +326,7 @@ def _counts(image: ClusterImage, node_id: int, replica: DamagedReplica) -> bool:
 
 
 def may_shut_down(image: ClusterImage, node_id: int) -> bool:
-    """Whether the broker leads no partition that another live broker could lead."""
+    """Whether the broker may stop: no other live broker could take over a partition that it leads."""
     live = image.live_brokers() - {node_id}
     return not any(
         state.leader == node_id and any(each in live for each in state.isr)
@@ -337,7 +340,7 @@ def _change(broker: BrokerState, *, is_fenced: bool, is_shutting_down: bool) -> 
 
 
 def allocate_producer_ids(image: ClusterImage, command: AllocateProducerIdsRequest) -> Decision:
-    """Return a block of producer ids, each allocated only once. Raises the same errors as ``broker_of``."""
+    """Return a block of producer ids that were never allocated before. Raises the errors of ``broker_of``."""
     try:
         broker_of(image, command.node_id, command.broker_epoch)
     except BrokerError as error:

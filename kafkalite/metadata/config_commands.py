@@ -1,4 +1,4 @@
-"""Decisions about configs: overrides of topics and brokers, and their immediate effects on partitions."""
+"""Decisions about configs: overrides of topics and brokers, and the partition changes that these require."""
 
 # Tests: tests/metadata/test_controller.py
 
@@ -36,8 +36,9 @@ def alter_configs(
 ) -> Decision:
     """Set and remove overrides (KIP-339). The changes of one resource are applied together or not at all.
 
-    Errors of a resource: UNKNOWN_TOPIC_OR_PARTITION, INVALID_CONFIG (bad name or value, or a repeated key),
-    INVALID_REQUEST (unknown resource type or broker). One result per resource, in order of first mention.
+    The reply has one result for each resource, in the order in which the request first names them. Errors:
+    UNKNOWN_TOPIC_OR_PARTITION, INVALID_CONFIG (bad name or value, or a repeated key), INVALID_REQUEST
+    (unknown resource type or broker).
     """
     problem = too_many(len(command.changes), "changes")
     if problem is not None:
@@ -63,11 +64,11 @@ def alter_configs(
 def _consequences(
     image: ClusterImage, changes: list[MetadataRecord], settings: ControllerSettings
 ) -> list[MetadataRecord]:
-    """Return the partition records that ``changes`` of configs require; they belong in the same entry.
+    """Return the partition records that ``changes`` of configs require. All must be committed in one entry.
 
-    A smaller min.insync.replicas lets a leader commit without replicas that are still eligible. They lose
-    their eligibility before the leader can receive the new value. If unclean elections are now allowed,
-    partitions without a leader elect one.
+    A smaller min.insync.replicas lets a leader commit without replicas that are in the ELR. These are removed
+    from it before any leader can use the new value. If unclean elections become allowed, leaders are elected
+    for partitions that have none.
     """
     keys = {record.key for record in changes if isinstance(record, ConfigRecord)}
     if not keys & {"min.insync.replicas", "unclean.leader.election.enable"}:
@@ -88,7 +89,7 @@ def _consequences(
 def _alter_one(
     image: ClusterImage, resource_type: str, name: str, changes: list[ConfigChange]
 ) -> list[MetadataRecord]:
-    """Return the records of one resource's changes, except changes without effect. Raises BrokerError."""
+    """Return the records for one resource, without changes that have no effect. Raises BrokerError."""
     parse = _config_parser(image, resource_type, name)
     wanted = parse_configs(parse, ((change.key, change.value) for change in changes))
     present = image.configs_of(resource_type, name)

@@ -94,7 +94,8 @@ def decide(
 ) -> Decision:
     """Decide ``command`` on the cluster state ``image``. Return the records and the reply.
 
-    ``ends_of`` returns the reports of the replicas of a partition without a leader.
+    ``now_ms`` is the wall clock. ``ends_of`` returns, for a partition without a leader, the log ends that its
+    replicas have reported.
     """
     match command:
         case AlterPartitionRequest():

@@ -1,4 +1,4 @@
-"""Shared by all decisions: settings, the form of a decision, and the effective configs of a topic."""
+"""What all decisions share: controller settings, the type of a decision, effective topic configs."""
 
 # Tests: tests/metadata/test_controller.py
 
@@ -34,7 +34,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """The settings of the controller's own node on which decisions depend."""
+    """The settings of the node on which the controller runs, as far as decisions depend on them."""
 
     num_partitions: int = 1  #: for a topic that is created without a partition count
     default_replication_factor: int = 1
@@ -50,11 +50,11 @@ class ControllerSettings:
 
 
 def min_insync_replicas(image: ClusterImage, topic: TopicImage) -> int:
-    """Return the smallest number of in-sync replicas with which the topic's leader may commit.
+    """Return the number of in-sync replicas below which the topic's leader certainly does not commit.
 
-    Only the topic's own override is used. Without an override the leader uses its broker's configuration,
-    which the controller does not know, so 1 is assumed. A smaller number never makes more replicas
-    eligible.
+    That is the topic's own override. Without one, each leader uses its broker's configuration, which the
+    controller does not know, so the result is 1. A result that is too small keeps fewer replicas eligible,
+    which is safe.
     """
     text = image.topic_configs(topic.name).get("min.insync.replicas")
     return 1 if text is None else int(text)
@@ -76,7 +76,7 @@ def edit_partitions(
     is_affected: Callable[[TopicImage, PartitionState], bool],
     edit: Callable[[TopicImage, int, PartitionEdit], None],
 ) -> list[MetadataRecord]:
-    """Call ``edit(topic, partition number, change)`` for each affected partition, and return the records."""
+    """Call ``edit(topic, partition number, change)`` for each affected partition. Return the records."""
     records: list[MetadataRecord] = []
     for topic in image.topics.values():
         min_isr: int | None = None
@@ -94,10 +94,10 @@ def edit_partitions(
 def edit_records(
     image: ClusterImage, topic_id: str, number: int, change: PartitionEdit
 ) -> list[MetadataRecord]:
-    """Return the records that make ``change`` durable, or an empty list if it changes nothing.
+    """Return the records that store ``change``, or an empty list if it changes nothing.
 
-    After an unclean election they also remove the checkpointed high watermark, because committed records
-    may be lost.
+    After an unclean election they also remove the checkpointed high watermark, because committed records may
+    be lost.
     """
     state = change.build()
     if state is None:
@@ -109,8 +109,7 @@ def edit_records(
 
 
 def parse_configs(parse: ConfigParser, configs: Iterable[tuple[str, str | None]]) -> Configs:
-    """Return overrides by canonical name. Raises INVALID_CONFIG for a bad value or an unknown or repeated
-    name."""
+    """Return {canonical name: text}. Raises INVALID_CONFIG for an unknown or repeated name or a bad value."""
     parsed: dict[str, str | None] = {}
     try:
         for name, text in configs:
@@ -132,12 +131,12 @@ def existing_topic(image: ClusterImage, name: str) -> TopicImage:
 
 
 def too_many(count: int, what: str) -> BrokerError | None:
-    """Return the error if the request has too many items, or None."""
+    """Return an InvalidRequestError if ``count`` exceeds the limit of one request, otherwise None."""
     if count <= MAX_TOPICS_PER_REQUEST:
         return None
     return InvalidRequestError(f"one request has at most {MAX_TOPICS_PER_REQUEST} {what}, this one {count}")
 
 
 def outcome(error: BrokerError) -> tuple[int, str]:
-    """Return (error_code, error_message) for one item's result."""
+    """Return (error code, error message), as the result for a refused item."""
     return int(error.code), error.message

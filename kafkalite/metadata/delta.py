@@ -1,11 +1,11 @@
-"""Builds the next image from an image and records: the only place where cluster state changes.
+"""Builds the next image from an image and records. Cluster state changes in no other way.
 
 ``Delta(image).replay(record)`` collects changes, ``apply(offset)`` builds the next image, and
-``local_changes`` returns the changes for one broker. ``apply`` copies the changed tables (5 µs for a table
-of 1,000 topics), but not the topics in them.
+``local_changes`` returns the changes for one broker. ``apply`` copies each table that has changed (5 µs for a
+table of 1,000 topics), but not the topics in it.
 
-Replay is deterministic, and succeeds for all records that a controller decides. A record that contradicts
-the image violates an invariant and raises AssertionError, which must not be caught (R18).
+Replay is deterministic, and succeeds for all records that a controller decides. A record that contradicts the
+image violates an invariant and raises AssertionError, which must not be caught (R18).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ W = TypeVar("W")
 
 
 class LocalPartition(NamedTuple):
-    """The new state of one partition with a replica on a broker."""
+    """A partition that has a replica on the broker, with its new state."""
 
     topic_partition: TopicPartition
     topic_id: str
@@ -53,7 +53,7 @@ class LocalPartition(NamedTuple):
 
 
 class LocalChanges(NamedTuple):
-    """The changes that one broker must make after a delta, in the order of the fields.
+    """The changes that one broker must make after a delta. It must make them in the order of the fields.
 
     A topic that was deleted and created again under the same name is in ``deleted`` with its old topic id and
     in ``created`` with its new one.
@@ -71,7 +71,7 @@ class LocalChanges(NamedTuple):
 
 
 class _TopicEdit(NamedTuple):
-    """A topic during replay. Its partitions are a list instead of a tuple."""
+    """A topic during replay, with its partitions in a list that can be changed."""
 
     topic_id: str
     name: str
@@ -94,7 +94,7 @@ class Delta:
 
     @classmethod
     def to_snapshot(cls, image: ClusterImage, records: Iterable[MetadataRecord]) -> Delta:
-        """Return the delta from ``image`` to the complete state in ``records``."""
+        """Return the delta that replaces ``image`` by the complete state in ``records``."""
         delta = cls(image)
         delta._topics = dict.fromkeys(image.topics_by_id)
         delta._ids = dict.fromkeys(image.topics)
@@ -232,7 +232,7 @@ class Delta:
         return self.after
 
     def _loads(self, topics_by_id: Mapping[str, TopicImage]) -> Mapping[int, BrokerLoad]:
-        """Return the broker loads after this delta. Examines only partitions whose replicas changed."""
+        """Return each broker's load after this delta, from only those partitions whose replicas changed."""
         changes: Counter[tuple[int, bool]] = Counter()  # (node, whether it is the preferred leader)
         for topic_id in self._topics:
             old, new = self.before.topics_by_id.get(topic_id), topics_by_id.get(topic_id)
@@ -311,7 +311,7 @@ def _latest(changes: Mapping[K, V | None], before: Mapping[K, W], key: K) -> V |
 
 
 def _changed(table: Mapping[K, V], changes: Mapping[K, V | None]) -> Mapping[K, V]:
-    """Return the table with changes, itself if there are none. An empty value removes the key."""
+    """Return ``table`` with the changes, or itself if there are none. An empty value removes its key."""
     if not changes:
         return table
     changed = dict(table)

@@ -25,7 +25,7 @@ from kafkalite.metadata.records import NO_LEADER
 
 
 class PartitionEdit:
-    """A change of one partition's state. Replica lists keep the order of ``replicas``."""
+    """Changes one partition's state step by step. Its lists keep the order of ``replicas``."""
 
     __slots__ = (
         "_is_touched",
@@ -62,7 +62,7 @@ class PartitionEdit:
             self._leader_changed = True
 
     def set_isr(self, isr: Collection[int]) -> None:
-        """Set the ISR, and apply R16 to the replicas that leave it."""
+        """Set the ISR. R16 decides which of the replicas outside it stay eligible."""
         in_sync = tuple([node_id for node_id in self.before.replicas if node_id in isr])
         if not self.keeps_eligible(in_sync):
             self.elr = self.last_known_elr = ()
@@ -80,7 +80,7 @@ class PartitionEdit:
         self.isr = in_sync
 
     def keeps_eligible(self, in_sync: tuple[int, ...]) -> bool:
-        """Whether replicas outside this ISR stay eligible: the high watermark cannot move (R9, R16)."""
+        """Whether replicas outside this ISR stay eligible, because it is below min.insync.replicas (R16)."""
         return len(in_sync) < self._min_isr
 
     def refresh_eligible(self) -> None:
@@ -88,19 +88,19 @@ class PartitionEdit:
         self.set_isr(self.isr)
 
     def fence(self, node_id: int) -> None:
-        """End the roles of ``node_id``, whose process has stopped. The records of its replica still count."""
+        """Remove ``node_id`` as leader and ISR member, because its process has stopped. R16 applies."""
         if self.leader == node_id:
             self.lead(NO_LEADER)
         if node_id in self.isr:
             self.set_isr(_without(self.isr, node_id))
 
     def suspect(self, node_id: int) -> None:
-        """Let an eligible ``node_id``, which has restarted uncleanly, lead only after a comparison (R46)."""
+        """Mark an eligible ``node_id`` that has restarted uncleanly as unverified (R46)."""
         if node_id in self.elr:
             self.unverified = _both(self.elr, (*self.unverified, node_id))
 
     def distrust(self, node_id: int) -> None:
-        """Make ``node_id`` a last known eligible replica: it may have lost the end of its log (R20)."""
+        """Move ``node_id`` to the last known ELR, because the end of its log may be lost (R20)."""
         self.fence(node_id)
         if node_id in self.elr:
             self.elr = _without(self.elr, node_id)
@@ -110,7 +110,7 @@ class PartitionEdit:
             )
 
     def forget(self, node_id: int) -> None:
-        """Remove all roles of ``node_id``, whose records are damaged or lost (R24)."""
+        """End all roles of ``node_id`` and its eligibility, because its records are damaged or lost (R24)."""
         self.fence(node_id)
         self.isr = _without(self.isr, node_id)
         self.elr = _without(self.elr, node_id)
@@ -118,22 +118,22 @@ class PartitionEdit:
         self.last_known_elr = _without(self.last_known_elr, node_id)
 
     def remember_damaged(self, node_id: int) -> None:
-        """Forget the only replica, whose log is damaged, until its process starts with a sound log (R24)."""
+        """Make the only replica ineligible, because its log is damaged, until ``restore`` (R24)."""
         self.forget(node_id)
         self.last_known_elr = (node_id,)
 
     def restore(self, node_id: int) -> None:
-        """Make the only replica eligible again, because its log is sound."""
+        """Make the only replica eligible again, because its process has started with a sound log."""
         if node_id in self.last_known_elr:
             self.elr, self.last_known_elr = (node_id,), ()
 
     def renew_epoch(self) -> None:
-        """Begin another epoch of the same leader, in which it counts no earlier fetch of a replica."""
+        """Begin a new leader epoch of the same leader, so that it ignores earlier fetches of replicas."""
         if self.leader != NO_LEADER:
             self._leader_changed = True
 
     def hand_over(self, node_id: int, live: Container[int]) -> None:
-        """Transfer the roles of ``node_id``, which will stop soon, to in-sync replicas if possible."""
+        """Remove ``node_id``, which will stop, as leader and ISR member, if another ISR member is live."""
         if self.leader == node_id:
             self._elect_from(_without(self.isr, node_id), live)
         others = _without(self.isr, node_id)
@@ -158,15 +158,15 @@ class PartitionEdit:
         return tuple([each for each in self.elr if each not in self.unverified])
 
     def elect_compared(self, node_id: int) -> None:
-        """Make ``node_id`` the leader, whose log was compared (R46).
+        """Make ``node_id`` the leader, because a comparison has shown that its log is complete (R46).
 
-        The members of the ELR are unverified: they may lack records that the new leader has.
+        The members of the ELR become unverified: they may lack records that the new leader has.
         """
         self._elect_from((node_id,), {node_id})
         self.unverified = self.elr
 
     def elect_uncleanly(self, node_id: int) -> None:
-        """Make ``node_id`` the leader, although it may lack committed records, and record that (R49)."""
+        """Make ``node_id`` the leader, and record that committed records may be lost (R49)."""
         self.elect_compared(node_id)
         self._accept_loss()
 
@@ -185,7 +185,7 @@ class PartitionEdit:
         return False
 
     def touch(self) -> None:
-        """Increment the partition epoch even if nothing else changes, to make a refusal durable (R14)."""
+        """Increment the partition epoch even if nothing else changes, which makes a refusal durable (R14)."""
         self._is_touched = True
 
     def build(self) -> PartitionState | None:

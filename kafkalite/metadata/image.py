@@ -1,7 +1,7 @@
-"""An immutable value for the cluster's state at one offset of the metadata log.
+"""The state of the cluster at one offset of the metadata log, as an immutable value.
 
-``delta.Delta`` builds the next image, which shares all unchanged parts with the previous one. Nodes that
-have replayed the same records have equal images.
+``delta.Delta`` builds the next image, which shares all unchanged parts with the previous one. Nodes that have
+replayed the same records have equal images.
 """
 
 # Tests: tests/metadata/test_delta.py
@@ -35,8 +35,8 @@ class PartitionState(NamedTuple):
     Invariants: isr, elr and last_known_elr are disjoint subsets of replicas, in the same order; unverified is
     a subset of elr. The leader is in isr, or -1. Neither epoch ever decreases. Every member of isr and elr
     has all committed records (R16, I2), but the disk of an unverified member may have lost some unnoticed.
-    With at least min.insync.replicas in sync, elr is empty (I10). Members of last_known_elr have lost their
-    eligibility.
+    While isr has at least min.insync.replicas members, elr is empty (I10). Members of last_known_elr have
+    lost their eligibility.
     """
 
     replicas: tuple[int, ...]  #: the first is the preferred leader
@@ -63,7 +63,7 @@ BrokerState = BrokerRegistrationRecord
 
 
 class BrokerLoad(NamedTuple):
-    """A broker's numbers of preferred leaderships and of replicas, regardless of the current leaders."""
+    """How many partitions have a broker as preferred leader, and how many as a replica."""
 
     preferred_leaders: int
     replicas: int
@@ -88,11 +88,11 @@ class ClusterImage:
     loads: Mapping[int, BrokerLoad] = field(default_factory=dict)  #: derived from the topics
 
     def topic_configs(self, name: str) -> Mapping[str, str]:
-        """Return the topic's overrides, name → text; an empty mapping if it has none."""
+        """Return the topic's overrides as {name: text}, empty if it has none."""
         return self.configs.get((TOPIC, name), _NO_CONFIGS)
 
     def configs_of(self, resource_type: str, name: str) -> Mapping[str, str]:
-        """Return the overrides of a resource, name → text; an empty mapping if it has none."""
+        """Return the overrides of a resource as {name: text}, empty if it has none."""
         return self.configs.get((resource_type, name), _NO_CONFIGS)
 
     def partition(self, topic: str, partition: int) -> PartitionState | None:
@@ -103,12 +103,12 @@ class ClusterImage:
         return found.partitions[partition]
 
     def partition_of(self, topic_id: str, partition: int) -> PartitionState | None:
-        """Return the same as ``partition``, for a topic id."""
+        """Return the state of one partition of the topic with this id, or None if it does not exist."""
         found = self.topics_by_id.get(topic_id)
         return None if found is None else self.partition(found.name, partition)
 
     def live_brokers(self) -> frozenset[int]:
-        """Return the ids of the brokers that may get roles: neither fenced nor shutting down."""
+        """Return the ids of the brokers that may lead and join ISRs: neither fenced nor shutting down."""
         return frozenset(broker.node_id for broker in self.brokers.values() if broker.is_live)
 
     def to_records(self) -> Iterator[MetadataRecord]:

@@ -1,4 +1,4 @@
-"""Decisions about partitions: leaders propose in-sync sets, users and the balancer elect leaders."""
+"""Decisions about partitions: ISR changes that leaders propose, and elections for users and the balancer."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ MAX_ELECTIONS_PER_BALANCE: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class BalanceLeaders:
-    """Elect preferred leaders if too many leaderships have moved. The reply is the number of elections."""
+    """Elect preferred leaders if too many other brokers lead. The reply is the number of elections."""
 
 
 def alter_partition(image: ClusterImage, command: AlterPartitionRequest) -> Decision:
-    """Decide leaders' proposals for their ISRs (KIP-497), which must state the current partition epoch (R13).
+    """Decide ISR changes proposed by leaders (KIP-497). Each must state the current partition epoch (R13).
 
-    A proposal changes nothing unless it is from the current process and the current leader. A request as a
-    whole fails with BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH; a partition fails with UNKNOWN_TOPIC_ID,
+    A proposal is accepted only from the current process of the current leader. The request as a whole can
+    fail with BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH, a partition with UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION, FENCED_LEADER_EPOCH, NEW_LEADER_ELECTED or INVALID_UPDATE_VERSION.
 
-    A refusal because of the content (INVALID_REQUEST, INELIGIBLE_REPLICA) is as durable as an acceptance: it
-    increments the partition epoch (R14). Therefore a delayed copy of the request is refused too. The leader
-    receives the new epoch, and may then commit without the replica again.
+    If the proposed ISR itself is refused (INVALID_REQUEST, INELIGIBLE_REPLICA), the partition epoch is
+    incremented (R14), so that a delayed copy of the request is refused too. The leader receives the new
+    epoch, and need no longer wait for the replica that it wanted to add.
     """
     try:
         broker_of(image, command.node_id, command.broker_epoch)
@@ -113,7 +113,7 @@ def _proposed_upon(topic: TopicImage | None, proposal: PartitionChange) -> Parti
 
 
 def _check_is_current(state: PartitionState, node_id: int, proposal: PartitionChange) -> None:
-    """Raise unless the sender leads in this leader epoch and knows the current state (R13)."""
+    """Raise a BrokerError unless the proposal is from the current leader and state of the partition (R13)."""
     if proposal.leader_epoch < state.leader_epoch:
         raise FencedLeaderEpochError(
             f"leader epoch {proposal.leader_epoch} has ended; it is {state.leader_epoch}"
@@ -130,12 +130,12 @@ def _check_is_current(state: PartitionState, node_id: int, proposal: PartitionCh
 
 
 def record_refusal(edit: PartitionEdit) -> None:
-    """Increment the partition epoch of the unchanged state, so that the leader sees the refusal (R14)."""
+    """Increment the partition epoch although nothing else changes, so that the refusal is durable (R14)."""
     edit.touch()
 
 
 def is_present_incarnation(broker: BrokerState, epoch: int) -> bool:
-    """Whether ``epoch``, in which a replica fetched, is the current epoch of its broker (R13)."""
+    """Whether a replica fetched under ``epoch``, the epoch of the broker's current process (R13)."""
     return epoch == broker.broker_epoch
 
 
@@ -191,10 +191,10 @@ def _unchanged(
 
 
 def checkpoint_high_watermarks(image: ClusterImage, command: CheckpointHighWatermarksRequest) -> Decision:
-    """Store leaders' high watermarks for later leaders, in one record for the request.
+    """Store the high watermarks that a leader reports, for use by later leaders.
 
-    Partitions that the sender does not lead in the stated epoch, or whose high watermark has not grown, are
-    skipped. Errors: BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH.
+    One record has them all. Partitions that the sender does not lead in the stated epoch, or whose high
+    watermark has not grown, are skipped. Errors: BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH.
     """
     try:
         broker_of(image, command.node_id, command.broker_epoch)
@@ -220,11 +220,11 @@ def elect_leaders(
     """Elect leaders on request (KIP-183, KIP-460).
 
     A preferred election makes the first replica the leader if it is live and in sync; otherwise the error is
-    PREFERRED_LEADER_NOT_AVAILABLE. An unclean election gives a partition without a leader the most complete
-    of the replicas that have reported (``ends_of``), or any live one, even if it may lack committed records.
-    If no replica is live, the error is ELIGIBLE_LEADERS_NOT_AVAILABLE. Other errors: ELECTION_NOT_NEEDED,
-    UNKNOWN_TOPIC_OR_PARTITION. The response to a request for all partitions contains only the partitions that
-    needed an election.
+    PREFERRED_LEADER_NOT_AVAILABLE. An unclean election is for a partition without a leader. It elects the
+    replica with the most complete log among those in ``ends_of(partition)``, or else any live one, even if
+    committed records may be lost. If no replica is live, the error is ELIGIBLE_LEADERS_NOT_AVAILABLE. Other
+    errors: ELECTION_NOT_NEEDED, UNKNOWN_TOPIC_OR_PARTITION. The response to a request for all partitions
+    contains only those that needed an election.
     """
     live = image.live_brokers()
     records: list[MetadataRecord] = []
@@ -290,7 +290,7 @@ def _elect_unclean(edit: PartitionEdit, live: frozenset[int], ends: Mapping[int,
 def balance_leaders(
     image: ClusterImage, command: BalanceLeaders, *, settings: ControllerSettings
 ) -> Decision:
-    """Elect preferred leaders on brokers that lead too few of the partitions that prefer them.
+    """Elect preferred leaders for brokers that lead too few of the partitions that prefer them.
 
     Works like Kafka's automatic rebalance, with at most MAX_ELECTIONS_PER_BALANCE elections per call.
     """

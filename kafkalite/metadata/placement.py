@@ -1,11 +1,15 @@
 """Chooses the brokers for the replicas of new partitions.
 
-Within a topic, the numbers of partitions led by any two brokers differ by at most one. Brokers that are
-preferred leaders of the fewest other partitions lead the remainder. Followers are placed in racks that the
-partition does not use yet, as long as there are any. The followers of one leader rotate over the brokers, so
-that the load of a failed leader is spread over all others. Among equal choices the broker with the fewest
-replicas is chosen. Remaining ties are broken by position on a circle of brokers whose neighbours are in
-different racks if possible.
+- The numbers of partitions of one topic that any two brokers lead differ by at most one. If the partitions
+  cannot be divided equally, brokers that are preferred leaders of the fewest other partitions lead one more.
+
+- Followers are placed in racks that the partition does not use yet, as long as there are any.
+
+- The followers of one leader rotate over the brokers, so that the load of a failed leader is spread over all
+  others.
+
+- Among brokers that are equal so far, the one with the fewest replicas is chosen. If there are still several,
+  it is the next one on a circle of brokers whose neighbours are in different racks if possible.
 """
 
 from __future__ import annotations
@@ -31,9 +35,9 @@ def place(
 ) -> list[tuple[int, ...]]:
     """Return the replicas of each of ``count`` new partitions of one topic, the preferred leader first.
 
-    Ties are broken from position ``start`` (any int) on the circle. ``present`` has the replicas of the
-    topic's existing partitions, ``loads`` the replicas of all topics on each broker. There must be at
-    least ``replication_factor`` brokers.
+    ``start`` (any int) is the position on the circle at which choices among equal brokers begin. ``present``
+    has the replicas of the topic's existing partitions, ``loads`` the load of each broker from all topics.
+    There must be at least ``replication_factor`` brokers.
     """
     circle = _circle(brokers)
     size = len(circle)

@@ -42,7 +42,7 @@ class RecordType(enum.IntEnum):
 
 
 class _Layout(NamedTuple):
-    """The encoding of one record type."""
+    """The number and types of the fields of one record type, in each of its versions."""
 
     record_type: type[Any]
     shapes: tuple[frozenset[tuple[type, ...]], ...]  #: by version: the allowed types of all fields
@@ -51,9 +51,9 @@ class _Layout(NamedTuple):
 
 
 def _layout(record_type: type[Any], *field_counts: int) -> _Layout:
-    """Derive the layout from the fields' types. ``field_counts`` has the counts of the older versions.
+    """Derive the layout from the fields' types. ``field_counts`` has the count of each older version.
 
-    A new version only adds fields at the end. They have their defaults in records of an old version.
+    A new version only adds fields at the end. A record of an older version gets their defaults.
     """
     hints = list(get_type_hints(record_type).values())
     items = [(index, get_args(hint)[0]) for index, hint in enumerate(hints) if get_origin(hint) is tuple]
@@ -125,7 +125,7 @@ def from_array(array: Any) -> MetadataRecord:
 def _read(layout: _Layout, version: int, fields: list[Any]) -> MetadataRecord | None:
     """Return the record, or None if the fields are malformed.
 
-    Optimized, because the failure of one broker can change thousands of partitions.
+    Written for speed, because the failure of one broker can change thousands of partitions.
     """
     if tuple(map(type, fields)) not in layout.shapes[version]:
         return None

@@ -54,7 +54,7 @@ class ConfigRecord(NamedTuple):
 
 
 class BrokerRegistrationRecord(NamedTuple):
-    """A broker process has registered. Its broker epoch fences earlier processes of the same node (R20).
+    """A broker process has registered. Its broker epoch fences earlier processes of this node id (R20).
 
     Invariant: a fenced broker is in no ISR (I10).
     """
@@ -74,7 +74,7 @@ class BrokerRegistrationRecord(NamedTuple):
 
     @property
     def is_live(self) -> bool:
-        """Whether the broker may get roles."""
+        """Whether the broker may lead and join ISRs: it is neither fenced nor shutting down."""
         return not (self.is_fenced or self.is_shutting_down)
 
 
@@ -88,7 +88,7 @@ class BrokerChangeRecord(NamedTuple):
 
 
 class HighWatermarksRecord(NamedTuple):
-    """The high watermarks of one checkpoint. A value of 0 removes the entry of a partition."""
+    """High watermarks that leaders have checkpointed. A value of 0 removes the entry of a partition."""
 
     high_watermarks: tuple[tuple[str, int, int], ...]  #: (topic id, partition, exclusive end)
 

@@ -1,10 +1,12 @@
-"""Elects leaders after unclean stops, by comparing what the replicas report of their logs. Pure.
+"""Elects leaders after unclean stops by comparing what the replicas report about their logs. Pure.
 
-A replica in the ISR or ELR holds all committed records, unless its disk has lost or damaged some. After an
-unclean stop that can go unnoticed: a damaged end of a log looks like one that was never synced. So a
-restarted member leads only after a comparison. By the matching of logs (R3, R4), the log with the greatest
-(last epoch, end) contains every other one up to what was committed; one sound member among those compared
-makes it complete. A report holds for one leader epoch without a leader, in which no log changes.
+A replica in the ISR or ELR has all committed records, unless its disk has lost or damaged some. After an
+unclean stop such a loss can be invisible, because a damaged end of a log looks like an end that was never
+synced. So a replica that restarted uncleanly leads only after a comparison. Logs agree up to their common
+epochs and offsets (R3, R4), so the log with the greatest (last epoch, log end offset) contains all committed
+records of every other one. If an ISR or ELR member with an undamaged log is among those compared, that log
+has all committed records. A report is valid for one leader epoch in which the partition has no leader,
+because meanwhile no log changes.
 
 The active controller keeps reports in memory only. Brokers send them again to a new controller.
 """
@@ -26,7 +28,7 @@ from kafkalite.metadata.records import NO_LEADER, MetadataRecord
 from kafkalite.protocol.messages.cluster import DamagedReplica, ReplicaReport, ReportReplicasRequest
 from kafkalite.protocol.messages.metadata import RecoveringPartition, RecoveringReplica
 
-#: How long the only member that returned waits for other replicas to compare its log with.
+#: How long a partition with the report of only one replica waits for another one to compare it with.
 COMPARE_WAIT_MS: Final = 5_000
 MAX_ELECTIONS: Final = 1_000
 _WITHOUT_LIMIT: Final = 2**62
@@ -43,7 +45,7 @@ PartitionKey = tuple[str, int]
 
 
 class ReplicaEnd(NamedTuple):
-    """What a replica reported of its log. Offsets are exclusive."""
+    """What a replica reported about its log. Offsets are exclusive."""
 
     broker_epoch: int
     last_epoch: int  #: of the last batch; -1 in an empty log
@@ -53,7 +55,7 @@ class ReplicaEnd(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The result of a comparison. If ``leader`` is NO_LEADER, the partition waits."""
+    """The result of comparing reports: the new leader, or NO_LEADER while the partition must wait."""
 
     leader: int
     waits_for: tuple[int, ...] = ()  #: replicas whose reports are missing
@@ -63,7 +65,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecoverLeaders:
-    """Elect leaders of partitions by these reports. The reply is a list of RecoveredPartition."""
+    """Elect leaders of partitions from the reports ``ends``. The reply is a list of RecoveredPartition."""
 
     ends: Mapping[PartitionKey, Mapping[int, ReplicaEnd]]
     waited_ms: Mapping[PartitionKey, int]
@@ -71,9 +73,10 @@ class RecoverLeaders:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceShortLeaders:
-    """Let a broker lead partitions whose leaders lack records that its replicas know to be committed (R50).
+    """Replace leaders that lack committed records by ``node_id``, which has them (R50).
 
-    The reply is a list of (topic name, partition, whether it leads now).
+    ``partitions`` has the reports of that broker. The reply is a list of (topic name, partition, whether it
+    leads now).
     """
 
     node_id: int
@@ -91,12 +94,12 @@ class RecoveredPartition(NamedTuple):
 
 
 def lacks_committed(end: ReplicaEnd, committed_end: int) -> bool:
-    """Whether a log without known damage has lost committed records (R48)."""
+    """Whether a log has lost committed records, although no damage of it was found (R48)."""
     return end.log_end_offset < committed_end
 
 
 def most_complete(state: PartitionState, ends: Mapping[int, ReplicaEnd]) -> int:
-    """Return the replica with the greatest (last epoch, end), a member of the ISR or ELR if possible."""
+    """Return the reporting replica with the greatest (last epoch, end), preferably an ISR or ELR member."""
     members = state.isr + state.elr
     order = sorted(state.replicas, key=lambda node_id: node_id not in members)
     return max(
@@ -108,10 +111,10 @@ def most_complete(state: PartitionState, ends: Mapping[int, ReplicaEnd]) -> int:
 def is_compared(
     state: PartitionState, ends: Mapping[int, ReplicaEnd], *, min_isr: int, waited_ms: int
 ) -> bool:
-    """Whether enough replicas have reported to name the most complete one (R46).
+    """Whether enough replicas have reported to know which has the most complete log (R46).
 
-    Every member of the ISR and ELR, or min.insync.replicas of them if none is damaged; and two replicas at
-    least, unless no second one reports within COMPARE_WAIT_MS.
+    All members of the ISR and ELR must have reported, or min.insync.replicas of them if no reported log is
+    damaged. At least two replicas must have reported, unless no second one does so within COMPARE_WAIT_MS.
     """
     members = state.isr + state.elr
     reported = [node_id for node_id in members if node_id in ends]
@@ -137,9 +140,10 @@ def compare(
     waited_ms: int,
     limit_ms: int,
 ) -> Verdict:
-    """Compare the reports of a partition without a leader. ``ends`` are those of live brokers.
+    """Choose the leader from the reports of a partition without one. ``ends`` has those of live brokers.
 
-    Never elects if no member of the ISR and ELR reports a sound log: only an unclean election may.
+    Returns NO_LEADER unless a member of the ISR or ELR reports a log with all committed records. An unclean
+    election is then the only way to a leader.
     """
     members = state.isr + state.elr
     sound = {node_id: end for node_id, end in ends.items() if not end.is_damaged}
@@ -161,7 +165,7 @@ def compare(
 
 
 def recover_leaders(image: ClusterImage, command: RecoverLeaders, settings: ControllerSettings) -> Decision:
-    """Elect the most complete replica of each partition that waits for one, at most MAX_ELECTIONS."""
+    """Elect a leader for each partition for which the reports suffice, at most MAX_ELECTIONS."""
     records: list[MetadataRecord] = []
     recovered: list[RecoveredPartition] = []
     for key, ends in command.ends.items():
@@ -184,8 +188,7 @@ def verdict_on(
     waited_ms: int,
     settings: ControllerSettings,
 ) -> tuple[PartitionEdit, Verdict] | None:
-    """Return the comparison of a partition's logs, and the edit to carry it out. None if it has a leader or
-    does not exist."""
+    """Return the verdict and an edit of the partition; None if it has a leader or does not exist."""
     topic, state = image.topics_by_id.get(key[0]), image.partition_of(*key)
     if topic is None or state is None or state.leader != NO_LEADER:
         return None
@@ -205,7 +208,7 @@ def verdict_on(
 def present_ends(
     image: ClusterImage, state: PartitionState, ends: Mapping[int, ReplicaEnd]
 ) -> dict[int, ReplicaEnd]:
-    """Return the reports of the processes that are live now."""
+    """Return the reports of live brokers' current processes."""
     brokers = image.brokers
     return {
         node_id: end
@@ -220,16 +223,16 @@ def present_ends(
 def committed_end(
     image: ClusterImage, key: PartitionKey, state: PartitionState, ends: Iterable[ReplicaEnd]
 ) -> int:
-    """Return the greatest offset, exclusive, that is known to be committed.
+    """Return the exclusive end of the offsets that are known to be committed.
 
-    What a replica knew before an unclean election (R49) no longer counts.
+    Reports of replicas that have not taken part since the last unclean election (R49) are ignored.
     """
     known = (end.committed_end for end in ends if end.last_epoch >= state.loss_epoch and not end.is_damaged)
     return max(image.high_watermarks.get(key, 0), *known, 0)
 
 
 def replace_short_leaders(image: ClusterImage, command: ReplaceShortLeaders) -> Decision:
-    """Decide ReplaceShortLeaders. The reply is the BrokerError of ``broker_of``, or as documented there."""
+    """Decide a ReplaceShortLeaders. The reply is as documented there, or the BrokerError of ``broker_of``."""
     try:
         broker = broker_of(image, command.node_id, command.broker_epoch)
     except BrokerError as error:
@@ -260,7 +263,7 @@ def replace_short_leaders(image: ClusterImage, command: ReplaceShortLeaders) -> 
 
 
 def is_present_refusal(image: ClusterImage, key: PartitionKey, leader_epoch: int) -> bool:
-    """Whether a refused truncation is of the leader that the partition has now."""
+    """Whether a refusal to truncate, reported in ``leader_epoch``, concerns the current leader."""
     state = image.partition_of(*key)
     return state is not None and state.leader != NO_LEADER and state.leader_epoch == leader_epoch
 
@@ -268,8 +271,8 @@ def is_present_refusal(image: ClusterImage, key: PartitionKey, leader_epoch: int
 def has_committed_nothing(state: PartitionState, min_isr: int) -> bool:
     """Whether the leader has certainly committed nothing since its election by comparison (R50).
 
-    With enough replicas in sync the ELR would have been emptied, and later members of it would be verified.
-    Otherwise both logs may have committed records, and an operator must choose.
+    If its ISR had ever reached min.insync.replicas, the ELR would have been emptied, and later ELR members
+    would be verified. If it may have committed records, both logs may have some, and an operator must choose.
     """
     return len(state.isr) < min_isr and bool(state.elr) and state.elr == state.unverified
 
@@ -285,7 +288,7 @@ class _Waiting:
 
 
 class WaitingPartition(NamedTuple):
-    """A partition without a leader, for which some replicas have reported."""
+    """A partition that has no leader, the reports of its replicas, and the verdict on them so far."""
 
     waited_ms: int
     ends: Mapping[int, ReplicaEnd]
@@ -293,9 +296,9 @@ class WaitingPartition(NamedTuple):
 
 
 class ReplicaReports:
-    """The reports that the active controller has received, by partition. ``now_ms`` is monotonic.
+    """Stores the reports that brokers send to the active controller. ``now_ms`` is always monotonic.
 
-    Invariant: every report is of the leader epoch in which its partition waits.
+    Invariant: every report is of the current leader epoch of its partition, which has no leader.
     """
 
     def __init__(self, settings: ControllerSettings) -> None:
@@ -314,14 +317,14 @@ class ReplicaReports:
         self._refusals.clear()
 
     def take_damaged(self, node_id: int, damaged: Sequence[DamagedReplica]) -> None:
-        """Store which replicas of a broker are damaged or offline, from its registration or heartbeat."""
+        """Store which replicas are damaged or offline, as a broker's registration or heartbeat lists them."""
         if damaged:
             self._damaged[node_id] = tuple(damaged)
         else:
             self._damaged.pop(node_id, None)
 
     def take_refusals(self, image: ClusterImage, request: ReportReplicasRequest) -> list[ReplicaReport]:
-        """Store the reports of refused truncations (R49). Return those that are new."""
+        """Store reports of replicas that refuse to truncate (R49). Return those that are new."""
         new: list[ReplicaReport] = []
         for report in request.partitions:
             key = (report.topic_id, report.partition)
@@ -336,7 +339,7 @@ class ReplicaReports:
         return new
 
     def take(self, image: ClusterImage, request: ReportReplicasRequest, now_ms: int) -> None:
-        """Store the reports about partitions without a leader. Others are outdated and are dropped."""
+        """Store the reports about partitions without a leader. Drop outdated reports."""
         for report in request.partitions:
             key = (report.topic_id, report.partition)
             state = image.partition_of(*key)
@@ -355,7 +358,10 @@ class ReplicaReports:
         self._seen = None
 
     def due(self, image: ClusterImage, now_ms: int) -> RecoverLeaders | None:
-        """Return the elections to decide now; None while no wait has ended and nothing has changed."""
+        """Return the elections that are possible now.
+
+        None if there are none, or nothing changed since a call.
+        """
         if not self._partitions or (image is self._seen and now_ms < self._due_ms):
             return None
         self._seen = image
@@ -372,14 +378,14 @@ class ReplicaReports:
         return RecoverLeaders(ends, waited_ms) if ends else None
 
     def waiting(self, image: ClusterImage, now_ms: int) -> dict[PartitionKey, WaitingPartition]:
-        """Return the partitions that wait for a leader, and what is known of their replicas."""
+        """Return the partitions that have no leader and for which at least one replica has reported."""
         return {
             key: WaitingPartition(now_ms - waiting.since_ms, dict(waiting.ends), verdict)
             for key, waiting, verdict in self._compare(image, now_ms)
         }
 
     def describe(self, image: ClusterImage, now_ms: int) -> list[RecoveringPartition]:
-        """Return the partitions that wait for a leader, and all damaged and suspect replicas."""
+        """Describe each partition that waits, or has damaged, unverified or refusing replicas."""
         waiting = self.waiting(image, now_ms)
         damaged = {
             (replica.topic_id, replica.partition, node_id)
@@ -423,7 +429,7 @@ class ReplicaReports:
         return found
 
     def ends_of(self, image: ClusterImage, key: PartitionKey) -> Mapping[int, ReplicaEnd]:
-        """Return the reports of live, sound replicas of a partition without a leader."""
+        """Return the reports of a leaderless partition's live replicas whose logs are undamaged."""
         waiting, state = self._partitions.get(key), image.partition_of(*key)
         if waiting is None or state is None or state.leader_epoch != waiting.leader_epoch:
             return {}
@@ -431,7 +437,7 @@ class ReplicaReports:
         return {node_id: end for node_id, end in ends.items() if not end.is_damaged}
 
     def _compare(self, image: ClusterImage, now_ms: int) -> Iterator[tuple[PartitionKey, _Waiting, Verdict]]:
-        """Compare the logs of all partitions, and drop those that do not wait any more."""
+        """Yield the verdict on each partition that waits for a leader. Drop the reports of all others."""
         for key, waiting in list(self._partitions.items()):
             state = image.partition_of(*key)
             waited_ms = now_ms - waiting.since_ms

@@ -13,7 +13,7 @@ from typing import Final
 
 #: Longer than the heartbeat interval, so that a broker that merely lost its connection is not fenced.
 DISCONNECT_GRACE_MS: Final = 600
-# For a broker without a heartbeat to this controller, which it must find first.
+# For a live broker that has not sent a heartbeat to this controller, because it must find it first.
 FIRST_HEARTBEAT_GRACE_MS: Final = 1_000
 # If a check is this late, this process was paused, and unread heartbeats are waiting.
 LATE_CHECK_MS: Final = 1_000
@@ -28,7 +28,7 @@ class _Session:
 
 
 class BrokerSessions:
-    """The sessions by node id. Invariant: each node has at most one, for its newest broker epoch."""
+    """The broker sessions by node id. Invariant: a node has at most one, for its newest broker epoch."""
 
     def __init__(self, session_timeout_ms: int) -> None:
         self._session_timeout_ms = session_timeout_ms
@@ -50,7 +50,7 @@ class BrokerSessions:
     def expect(
         self, node_id: int, broker_epoch: int, now_ms: int, *, grace_ms: int = FIRST_HEARTBEAT_GRACE_MS
     ) -> None:
-        """Give a live broker ``grace_ms`` for a heartbeat, unless it has a session of this broker epoch."""
+        """Give a live broker a session of ``grace_ms``, unless it has one for this broker epoch."""
         session = self._sessions.get(node_id)
         if session is None or session.broker_epoch != broker_epoch:
             self._sessions[node_id] = _Session(broker_epoch, now_ms + grace_ms, -1, is_connected=False)
@@ -76,8 +76,8 @@ class BrokerSessions:
     def expired(self, now_ms: int) -> list[tuple[int, int]]:
         """Return (node id, broker epoch) of each expired session. Call it about every 100 ms.
 
-        If the check is late, every session is extended by the time since the last check, because heartbeats
-        could not be read.
+        After a late call, every session is extended by the delay, because heartbeats could not be read
+        meanwhile.
         """
         checked_ms, self._checked_ms = self._checked_ms, now_ms
         if checked_ms is not None and now_ms - checked_ms > LATE_CHECK_MS:

@@ -64,11 +64,10 @@ MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
 def create_topics(
     image: ClusterImage, command: CreateTopicsRequest, *, rng: Rng, settings: ControllerSettings
 ) -> Decision:
-    """Create topics, each with a new id. Leaders are spread over the brokers.
+    """Create topics, each with a new id. ``placement`` chooses the brokers.
 
-    Errors: INVALID_TOPIC_EXCEPTION, TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS,
-    INVALID_REPLICATION_FACTOR, INVALID_CONFIG, POLICY_VIOLATION (too many partitions in one request),
-    INVALID_REQUEST (repeated name).
+    Errors: INVALID_TOPIC_EXCEPTION, TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR,
+    INVALID_CONFIG, POLICY_VIOLATION (too many partitions in one request), INVALID_REQUEST (repeated name).
     """
     new_ids: set[str] = set()
     left_count = MAX_PARTITIONS_PER_REQUEST
@@ -103,7 +102,7 @@ def _decide_each(
     decide: Callable[[T], tuple[TopicResult, Iterable[MetadataRecord]]],
     refused: Callable[[str, BrokerError], TopicResult] = _refused,
 ) -> Decision:
-    """Decide (name, item) of each topic in a request, in order. A refused topic changes nothing."""
+    """Decide each (name, item) in a request, in order. A repeated or refused name changes nothing."""
     problem = too_many(len(topics), "topics")
     if problem is not None:
         return Decision(response(*outcome(problem), []))
@@ -123,7 +122,7 @@ def _decide_each(
 
 
 def _new_topic_id(image: ClusterImage, new_ids: set[str], rng: Rng) -> str:
-    """Return an unused topic id. A generator with a fixed seed may repeat ids after a restart."""
+    """Return an unused topic id. A seeded generator may repeat ids after a restart."""
     while True:
         topic_id = rng.randbytes(TOPIC_ID_BYTES).hex()
         if topic_id not in image.topics_by_id and topic_id not in new_ids:
@@ -171,7 +170,7 @@ def _check_partition_count(total_count: int, added_count: int, left_count: int) 
 
 
 def _check_enough_live(image: ClusterImage, factor: int, what: str) -> None:
-    """Raise unless enough brokers are live: a replica on another broker would start out of sync."""
+    """Raise unless ``factor`` brokers are live. Replicas on other brokers would start out of sync."""
     live = image.live_brokers()
     if factor <= len(live):
         return
@@ -185,8 +184,8 @@ def _check_enough_live(image: ClusterImage, factor: int, what: str) -> None:
 def _agreed_configs(settings: ControllerSettings) -> Configs:
     """Return the overrides that every new topic gets unless the request sets them.
 
-    The controller decides eligibility by min.insync.replicas (R16), and every leader applies its own
-    broker's configuration (R9). An override in the topic makes both use the same value.
+    The controller decides eligibility by min.insync.replicas (R16), and each leader acts on its own broker's
+    value (R9). An override in the topic makes both use the same value.
     """
     default = settings.topic_defaults.get(MIN_INSYNC_REPLICAS)
     if default is None or default == TOPIC_OPTIONS.get(MIN_INSYNC_REPLICAS).default:
@@ -221,11 +220,10 @@ def delete_topics(image: ClusterImage, command: DeleteTopicsRequest) -> Decision
 
 
 def create_partitions(image: ClusterImage, command: CreatePartitionsRequest) -> Decision:
-    """Add partitions to topics. New replicas are placed so that they balance the existing ones.
+    """Add partitions to topics. Their replicas go to the brokers that have the fewest so far.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS (no increase, or too many), POLICY_VIOLATION,
-    INVALID_REPLICATION_FACTOR (fewer brokers than the topic has replicas), INVALID_REQUEST (repeated
-    name).
+    INVALID_REPLICATION_FACTOR (fewer brokers than the topic has replicas), INVALID_REQUEST (repeated name).
     """
     left_count = MAX_PARTITIONS_PER_REQUEST
 

@@ -43,7 +43,7 @@ def _option(
     maximum: float = MAX_INT64,
     choices: tuple[str, ...] | None = None,
 ) -> Option:
-    """Return a dynamic option with the type of its default. For numbers ``minimum`` is required."""
+    """Return a dynamic option of the same type as ``default``. A number also requires ``minimum``."""
     upper = None if minimum is None else maximum
     return Option(
         name,
@@ -201,7 +201,7 @@ TOPIC_OPTIONS: Final = OptionRegistry(
 
 
 class BrokerDefault(NamedTuple):
-    """The topic option whose default a broker setting is. ``factor`` converts the setting's unit to ms."""
+    """Maps a broker setting to the topic option whose default it is. ``factor`` converts its unit to ms."""
 
     topic_name: str
     factor: int = 1
@@ -266,7 +266,7 @@ Their default is None, which stands for the default of the topic option.
 
 
 def topic_defaults(settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
-    """Return {topic option: typed default} from broker settings. Ignores None and other settings.
+    """Return {topic option: typed default} from broker settings. Ignores None and all other settings.
 
     Raises ConfigError for a value that the option does not allow. -1 minutes or hours means -1 ms.
     """
@@ -302,7 +302,7 @@ def topic_settings(
 
 
 def parse_topic_config(name: str, text: str | None) -> tuple[str, str | None]:
-    """Return (dotted option name, canonical text) of an override; None, which removes it, stays None.
+    """Return (dotted option name, canonical text) of an override. A text of None stays None.
 
     Raises ConfigError.
     """
@@ -310,7 +310,7 @@ def parse_topic_config(name: str, text: str | None) -> tuple[str, str | None]:
 
 
 def parse_broker_config(name: str, text: str | None) -> tuple[str, str | None]:
-    """Return a broker override in stored form. Only BROKER_DEFAULT_NAMES can be overridden.
+    """Return a broker override as ``parse_topic_config`` does. Only BROKER_DEFAULT_NAMES can be overridden.
 
     Raises ConfigError.
     """

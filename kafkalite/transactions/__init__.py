@@ -1,1 +1,1 @@
-"""Decisions of the coordinator of transactions and transaction groups. Pure."""
+"""The transaction coordinator's decisions about transactions and transaction groups. Pure."""

@@ -1,4 +1,4 @@
-"""Commands of a transaction coordinator other than protocol requests, and its pending markers."""
+"""Commands to a transaction coordinator that are not protocol requests, and markers still to be written."""
 
 # Tests: tests/transactions/test_machine.py
 
@@ -28,7 +28,7 @@ class WithReservedId(NamedTuple):
 
 
 class MarkersWritten(NamedTuple):
-    """Reports that partitions have the transaction's committed marker, or no longer exist. Has no reply."""
+    """Reports that the transaction's marker is committed in these partitions, or that they are deleted."""
 
     transactional_id: str  #: or the application id of a transaction group
     producer_id: int
@@ -47,5 +47,5 @@ class PendingMarker(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What identifies the transaction: its id, and the producer id and epoch of the marker."""
+        """The transaction's identity: its transactional id, and the producer id and epoch of its marker."""
         return self[:3]

@@ -1,12 +1,14 @@
 """A transaction group: transactions of many producers of one application, decided by one request.
 
 Batches have ascending numbers. A writer joins a batch with its name, gets its own producer id and epoch, and
-writes transactional record batches like any producer. ``EndTxnGroup`` names the winning writers. One decision
-commits them, aborts all other writers of this and earlier batches, and records the batch as the last decided
-one. So each batch is decided once, and a repeated request gets the first result.
+writes transactional record batches like any producer. ``EndTxnGroup`` names the winners: the writers whose
+records belong to the result. One decision commits them, aborts all other writers of this and earlier batches,
+and records the batch as the last decided one. So each batch is decided once, and a repeated request gets the
+first result.
 
-The last decision is removed only after the group was retired. Under an unknown name any batch is treated as
-the first of a new application, so a retired name must not be used to repeat its last batch.
+The last decision is removed some time after the group is retired. After that its name is unknown, and a batch
+under an unknown name is the first one of a new application. So a retired application must not repeat its last
+batch.
 
 The next writer that joins reuses the producer id of a completed writer, with the next epoch. Otherwise each
 task of each batch would leave producer state in every partition to which it wrote.
@@ -26,9 +28,9 @@ from kafkalite.transactions.transaction import NO_BATCH, PREPARED, Identity, Tra
 
 
 class TransactionGroup:
-    """The state of one application that its records determine.
+    """The state of one application's transaction group, replayed from its records.
 
-    Invariants: The producer ids of the writers are in ``open`` if their transaction is open, otherwise in
+    Invariants: the producer ids of the writers are in ``open`` if their transaction is open, otherwise in
     ``free``. No writer of a batch up to ``last_batch_id`` is Ongoing.
     """
 
@@ -57,7 +59,7 @@ class TransactionGroup:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all markers of the decided batches are written."""
+        """Whether the markers of all transactions in decided batches are written."""
         return not any(
             writer.state in PREPARED and writer.batch_id <= self.last_batch_id
             for writer in self.open_writers()
@@ -68,7 +70,7 @@ class TransactionGroup:
         return (self.writers[producer_id] for producer_id in self.open)
 
     def ongoing(self, batch_id: int) -> list[Transaction]:
-        """Return the Ongoing writers of this batch and of earlier ones."""
+        """Return the writers of this batch and of earlier ones whose transactions are Ongoing."""
         return [
             writer
             for writer in self.open_writers()
@@ -81,15 +83,16 @@ class TransactionGroup:
         return None if producer_id is None else self.writers[producer_id]
 
     def free_identity(self) -> Identity | None:
-        """Return the identity that was freed last, so that surplus ones expire, or None if none is free."""
+        """Return the completed writers' identity that was freed last, or None. Unused ones expire."""
         for producer_id in reversed(self.free):
             return self.writers[producer_id].identity
         return None
 
     def winners(self, batch_id: int, named: Sequence[TxnWinner]) -> dict[int, Transaction]:
-        """Return {producer id: named writer}. Each must be Ongoing, in the epoch in which it wrote.
+        """Return {producer id: transaction} of the writers that a request names as winners of the batch.
 
-        Raises InvalidTxnStateError if a writer was aborted by a timeout or has joined again.
+        Raises InvalidTxnStateError unless each of them is Ongoing with the named epoch: its timeout may have
+        aborted it, or the writer has joined again.
         """
         found = {}
         for winner in named:
@@ -109,11 +112,11 @@ class TransactionGroup:
         return found
 
     def decide(self, result: GroupResult) -> None:
-        """Replay the application's latest result."""
+        """Replay the record of the last decided batch."""
         _, self.last_batch_id, self.last_winners, self.retired_ms = result
 
     def put(self, writer: Transaction) -> None:
-        """Replay the latest transaction of a writer's producer id."""
+        """Replay the record of a writer's transaction, which replaces the earlier one of its producer id."""
         producer_id = writer.producer_id
         assert producer_id != NO_PRODUCER_ID
         earlier = self.writers.get(producer_id)
@@ -127,7 +130,7 @@ class TransactionGroup:
             self._attempts[writer.writer_name, writer.batch_id] = producer_id
 
     def remove(self, producer_id: int) -> None:
-        """Replay the removal of a writer's producer id."""
+        """Replay the removal of a writer's producer id, together with its transaction."""
         earlier = self.writers.pop(producer_id, None)
         if earlier is not None:
             self._end_attempt(earlier)

@@ -1,15 +1,16 @@
 """The transaction coordinator for one partition of ``__transaction_state``. Pure.
 
-A transactional id has one producer at a time. An application (``group``) has many, which are decided
-together. Both share one name space: the first use of a name determines its kind, and requests of the other
-kind are then refused.
+A transactional id has one producer at a time. An application has a transaction group (``group``): many
+producers, whose transactions are decided together. Both share one name space: the first use of a name
+determines its kind, and requests of the other kind are then refused.
 
 These rules handle late, repeated and lost requests (KIP-890, R31, R32, R34):
 
-- A request is valid only with the current identity, and the decision changes the epoch. So a late request of
-  an earlier transaction never affects a later one.
-- A transaction is decided once. A repeated request gets the first response, and the opposite one is refused.
-- No transaction begins with an identity until all markers of its previous transaction are written.
+- A request must state the current producer id and epoch, and each decision increments the epoch. So a late
+  request of an earlier transaction never affects a later one.
+- A transaction is committed or aborted once. If the request is repeated, it gets the first response; a
+  request for the opposite outcome is refused.
+- A producer's next transaction begins only after all markers of its previous one are written.
 """
 
 from __future__ import annotations
@@ -74,21 +75,21 @@ from kafkalite.transactions.transaction import (
 )
 
 MAX_RECORDS_PER_TICK: Final = 1_000
-#: Far below any max.message.bytes, because the records of one tick form one batch.
+#: The records of one tick form one batch, so this is far below any max.message.bytes.
 MAX_BYTES_PER_TICK: Final = 256 * 1024
 _OK: Final[tuple[int, str | None]] = (int(ErrorCode.NONE), None)
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionSettings:
-    """The coordinator's settings, named by their broker options."""
+    """The broker options of a transaction coordinator. The comment of each field has the option's name."""
 
     max_timeout_ms: int = 900_000  #: transaction.max.timeout.ms
     transactional_id_expiration_ms: int = 604_800_000  #: transactional.id.expiration.ms
 
 
 class TransactionMachine:
-    """The state machine of one coordinator. ``kafkalite.coordinator_types`` describes its methods."""
+    """The state machine of one coordinator. ``kafkalite.coordinator_types`` describes how to use it."""
 
     def __init__(self, settings: TransactionSettings | None = None) -> None:
         self._settings = settings or TransactionSettings()
@@ -104,7 +105,7 @@ class TransactionMachine:
     # --- deciding ----------------------------------------------------------------------------------
 
     def decide(self, command: Any, caller: Caller, now: Instant, topics: Topics) -> Decision:
-        """Return the changes of a command, and its reply. Raises a BrokerError if it is refused."""
+        """Return the records and the reply for a command. Raises a BrokerError if it is refused."""
         reserved_id = NO_PRODUCER_ID
         if isinstance(command, WithReservedId):
             command, reserved_id = command
@@ -133,7 +134,7 @@ class TransactionMachine:
         raise TypeError(f"a transaction coordinator does not handle {type(command).__name__}")
 
     def tick(self, now: Instant, topics: Topics) -> Decision:
-        """Return the records that abort overdue transactions (R34) and remove expired names."""
+        """Return the first records that abort overdue transactions (R34) and remove expired names."""
         records: list[StateRecord] = []
         size_bytes = 0
         for record in self._due_records(now):
@@ -144,11 +145,11 @@ class TransactionMachine:
         return Decision(tuple(records))
 
     def next_deadline_ms(self) -> int | None:
-        """Return the monotonic time at which ``tick`` has work, or None."""
+        """Return the monotonic time at which ``tick`` must run next, or None if nothing is scheduled."""
         return self._table.next_deadline_ms()
 
     def pending_markers(self) -> list[PendingMarker]:
-        """Return the decided transactions that lack markers, in the order of their decisions."""
+        """Return the decided transactions with missing markers, in the order of the decisions."""
         return list(self._table.pending.values())
 
     # --- replaying ---------------------------------------------------------------------------------
@@ -390,7 +391,7 @@ class TransactionMachine:
         return ListTransactionsResponse(*_OK, listed)
 
     def _describe(self, name: str) -> DescribedTransaction:
-        """Describe a transactional id. The caller sets the coordinator epoch."""
+        """Return the description of a transactional id. The caller sets its coordinator epoch."""
         known = self._table.transactions.get(name)
         outcome, state = _OK, "" if known is None else known.state.value
         if known is None:
@@ -459,7 +460,7 @@ class TransactionMachine:
 
 
 def _check_not_ending(transaction: Transaction) -> None:
-    """Raise if a decided transaction is not complete, or if a group writer's transaction is not Ongoing."""
+    """Raise while markers are being written, or if the transaction is a group writer's and not Ongoing."""
     if transaction.state in PREPARED:
         raise ConcurrentTransactionsError(
             f"the markers of {transaction.name!r}'s last transaction are being written"
@@ -469,12 +470,12 @@ def _check_not_ending(transaction: Transaction) -> None:
 
 
 def must_abort_first(transaction: Transaction) -> bool:
-    """Whether a new producer must wait until the open transaction of its id is aborted (R34)."""
+    """Whether a new producer of this transactional id must wait until the transaction is aborted (R34)."""
     return transaction.state is TransactionState.ONGOING
 
 
 def may_complete(remaining: tuple[object, ...]) -> bool:
-    """Whether a decided transaction is complete, because every partition has its marker (R32)."""
+    """Whether a decided transaction is complete: no partition in ``remaining`` lacks its marker (R32)."""
     return not remaining
 
 
@@ -484,7 +485,7 @@ def abort_overdue(transaction: Transaction, wall_ms: int) -> Transaction:
 
 
 def _latest(transaction: Transaction) -> StateRecord:
-    """Return the transaction's record, or the removal of a completed writer that has no epoch left."""
+    """Return the record of the transaction; for a completed writer without an epoch left, its removal."""
     if transaction.is_writer and not transaction.is_open and transaction.needs_producer_id:
         return removal(transaction.key)
     return transaction_record(transaction)
@@ -495,7 +496,7 @@ def _initialized(transaction: Transaction) -> Decision:
 
 
 def _ended(transaction: Transaction) -> EndTxnResponse:
-    """Return the response with the next identity. A group's writer has none, because it must join again."""
+    """Return the response with the identity to use next. A group's writer gets none and must join again."""
     return EndTxnResponse(
         *_OK, *(NO_IDENTITY if transaction.writer_name != NO_WRITER else transaction.identity)
     )
@@ -508,7 +509,7 @@ def _fenced(name: str, requester: Identity) -> ProducerFencedError:
 
 
 def _reserved(reserved_producer_id: int) -> int:
-    """Return the id. Raises the retriable CoordinatorNotAvailableError if no id was reserved."""
+    """Return the argument. Raises the retriable CoordinatorNotAvailableError if no id was reserved."""
     if reserved_producer_id == NO_PRODUCER_ID:
         raise CoordinatorNotAvailableError("no producer id is available at present")
     return reserved_producer_id

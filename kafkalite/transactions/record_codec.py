@@ -11,8 +11,8 @@ key                             value
 ``[3, application id, id]``     a writer's transaction, by its producer id
 ==============================  ================================================================
 
-A writer's record does not repeat the other writers. An unknown type or version is refused, because skipping
-a record would make this coordinator forget a decision (R36).
+A group has one record for each writer, so a change of one writer does not write the others. An unknown type
+or version is refused, because skipping a record would make this coordinator forget a decision (R36).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class KeyType(enum.IntEnum):
 
 
 _VERSION: Final = 0
-# The version of a group's result; an older broker that cannot read it must not serve the group.
+# The version of a GroupResult. A broker that knows only version 0 refuses it, so serves no such group.
 _RETIRED_VERSION: Final = 1
 _STATES: Final = tuple(TransactionState)
 _NUMBERS: Final = {state: number for number, state in enumerate(_STATES)}
@@ -56,7 +56,7 @@ _NUMBERS: Final = {state: number for number, state in enumerate(_STATES)}
 class GroupResult(NamedTuple):
     """The last decided batch of an application and its winners, kept for repeated requests (R32).
 
-    A batch of NO_BATCH means that the decision was removed.
+    If ``last_batch_id`` is NO_BATCH, the decision was removed.
     """
 
     name: str
@@ -82,12 +82,12 @@ def transaction_record(transaction: Transaction) -> StateRecord:
 
 
 def removal(key: Key) -> StateRecord:
-    """Return the record that removes a transactional id or a writer. ``result_record`` removes a group."""
+    """Return the tombstone of a transactional id or a writer. ``result_record`` returns that of a group."""
     return StateRecord(_key(key), None)
 
 
 def result_record(result: GroupResult) -> StateRecord:
-    """Return the record of an application's last decision, or its removal if the batch is NO_BATCH."""
+    """Return the record of an application's last decision; if the batch is NO_BATCH, its tombstone."""
     key = msgpack.packb([int(KeyType.GROUP), result.name])
     if result.last_batch_id == NO_BATCH:
         return StateRecord(key, None)
@@ -98,7 +98,7 @@ def result_record(result: GroupResult) -> StateRecord:
 
 
 def parse_record(record: StateRecord) -> Transaction | GroupResult | Key:
-    """Return the content of a record, or its Key if it is a removal. Raises StorageError if unknown."""
+    """Return the decoded record, or its Key if it is a tombstone. Raises StorageError if malformed."""
     try:
         return _parse(record)
     except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
@@ -151,7 +151,7 @@ def _key(key: Key) -> bytes:
 def _partitions_to_array(partitions: Iterable[TxnPartition]) -> list[tuple[str, list[int]]]:
     """Return (topic, [first, count, first, count, …]) for each topic, sorted.
 
-    The ranges make whole topics short, and equal sets of partitions have equal bytes.
+    As ranges, all partitions of a topic take two numbers. Equal sets of partitions have equal bytes.
     """
     topics: dict[str, list[int]] = {}
     for topic, number in in_order(partitions):

@@ -1,7 +1,7 @@
 """The transactions of a coordinator by name, their deadlines and their pending markers.
 
-The replayed records determine everything except the deadlines and the written markers, which are missing
-in ``pending`` (R36).
+Everything except the deadlines and the progress of markers (``pending``) is determined by the replayed
+records (R36).
 """
 
 # Tests: tests/transactions/test_machine.py
@@ -31,19 +31,20 @@ _SPARE_DEADLINES: Final = 64  # the number of outdated heap entries to tolerate
 
 
 class TransactionTable:
-    """The coordinator's transactions. Invariant: no name is in both ``transactions`` and ``groups``."""
+    """Stores transactions and their deadlines. No name is in both ``transactions`` and ``groups``."""
 
     def __init__(self, expiration_ms: int) -> None:
         self.transactions: dict[str, Transaction] = {}
         self.groups: dict[str, TransactionGroup] = {}
         self._expiration_ms = expiration_ms
-        #: {prepared transaction: partitions that may lack its marker}. A new coordinator begins with all of
-        #: its partitions and sends the markers again, which has no effect (R33).
+        #: {key of a prepared transaction: its partitions that may lack the marker}. A new coordinator begins
+        #: with all partitions of the transaction. A marker that is sent again has no effect (R33).
         self.pending: dict[Key, PendingMarker] = {}
-        # {Ongoing transaction: (monotonic deadline, start_ms)}
+        # {key of an Ongoing transaction: (monotonic deadline, start_ms)}
         self._timeouts: dict[Key, tuple[int, int]] = {}
         self._heap: list[tuple[int, Key]] = []  # all deadlines in ``_timeouts``, and outdated ones
-        #: {name without an open transaction, or retired group: monotonic expiration}, the longest idle first
+        #: {key of an id, writer or retired group without an open transaction: monotonic time of its
+        #: expiration}, the longest idle first
         self._idle: dict[Key, int] = {}
 
     def get(self, key: Key) -> Transaction | None:
@@ -61,7 +62,7 @@ class TransactionTable:
             yield from group.writers.values()
 
     def overdue(self, now: Instant) -> Iterator[Transaction]:
-        """Yield Ongoing transactions past their timeout, the longest overdue first."""
+        """Yield the Ongoing transactions whose timeout has expired, the longest overdue first."""
         due = sorted(key for key in self._timeouts if self._timeouts[key][0] <= now.monotonic_ms)
         due.sort(key=lambda key: self._timeouts[key][0])
         for key in due:
@@ -70,7 +71,7 @@ class TransactionTable:
             yield transaction
 
     def expired(self, now: Instant) -> Iterator[StateRecord]:
-        """Yield the records that remove expired names, the longest idle first."""
+        """Yield the tombstones of expired ids, writers and retired groups, the longest idle first."""
         for key, deadline_ms in self._idle.items():
             if deadline_ms > now.monotonic_ms:
                 return
@@ -139,12 +140,12 @@ class TransactionTable:
         return now.monotonic_ms + max(self._expiration_ms - idle_ms, 0)
 
     def is_over(self, name: str) -> bool:
-        """Whether the name is that of a retired group, which expires as a whole and is not reused (R32)."""
+        """Whether ``name`` is a retired group. It accepts no batch, and expires as a whole (R32)."""
         group = self.groups.get(name)
         return group is not None and group.is_retired
 
     def _settle(self, group: TransactionGroup, used_ms: int, now: Instant) -> None:
-        """Schedule the expiration of a retired group without open writers, counted from its last use."""
+        """If a retired group has no open writers, schedule its expiration, counted from its last use."""
         key = (group.name, NO_PRODUCER_ID)
         deadline_ms = self._idle.pop(key, None)
         if group.open or not self.is_over(group.name):
@@ -173,7 +174,7 @@ class TransactionTable:
             self._idle.pop((group.name, NO_PRODUCER_ID), None)
 
     def _set_timeout(self, transaction: Transaction, now: Instant) -> None:
-        """Set the deadline of an Ongoing transaction. The wall clock measures the time since its start."""
+        """Set the monotonic deadline of an Ongoing transaction, from the wall-clock time of its start."""
         key = transaction.key
         known = self._timeouts.get(key)
         if known is not None and known[1] == transaction.start_ms:

@@ -1,4 +1,4 @@
-"""One transaction as an immutable value. Each state transition is a method that returns the next value.
+"""A transaction as an immutable value. The method for a state transition returns the transaction after it.
 
     Empty ──begin──► Ongoing ──prepare──► PrepareCommit ──complete──► CompleteCommit ──begin──► …
                              └─────────► PrepareAbort  ──complete──► CompleteAbort  ──begin──► …
@@ -35,7 +35,7 @@ Key = tuple[str, int]
 
 
 class TransactionState(enum.Enum):
-    """The states, with the protocol's names. Their order is their number on disk, so never change it."""
+    """The states by the protocol's names. Each is stored as its position in this list: never reorder them."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -61,7 +61,7 @@ def in_order(partitions: Iterable[TxnPartition]) -> list[TxnPartition]:
 
 
 class Identity(NamedTuple):
-    """A producer id and its current epoch, the only one that may be used."""
+    """A producer id and an epoch of it."""
 
     producer_id: int
     producer_epoch: int
@@ -73,20 +73,21 @@ NO_IDENTITY: Final = Identity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 class Transaction(NamedTuple):
     """The latest transaction of a transactional id or of a group's writer.
 
-    Invariants: only an open transaction has partitions and a start. Only a prepared one has a next producer
-    id.
+    Invariants: ``partitions`` and ``start_ms`` are set only while it is open (Ongoing or prepared), and
+    ``next_producer_id`` only while it is prepared.
     """
 
     name: str  #: the transactional id; for a group's writer, the application id
     producer_id: int
-    producer_epoch: int  #: Ongoing: of its batches; prepared: of its markers; otherwise: of the next batches
+    producer_epoch: int  #: of its batches if Ongoing, of its markers if prepared, else of the next batches
     state: TransactionState
     timeout_ms: int  #: an Ongoing transaction is aborted when it lasts longer
     start_ms: int  #: wall clock; NO_TIMESTAMP if no transaction is open
     update_ms: int  #: wall clock of the last record
     partitions: frozenset[TxnPartition] = frozenset()  #: the partitions that need a marker
-    #: The producer that made the decision or requested the identity. If it repeats its request, it gets the
-    #: same response. NO_IDENTITY after a timeout or a decision for a newer producer: the producer is fenced.
+    #: The sender of the request that decided the transaction or created this identity. If the sender repeats
+    #: the request, it gets the same response. NO_IDENTITY if a timeout or a newer producer aborted the
+    #: transaction.
     ended: Identity = NO_IDENTITY
     next_producer_id: int = NO_PRODUCER_ID  #: if no epoch is left: the id that is used next, from epoch 0
     writer_name: str = NO_WRITER
@@ -102,7 +103,7 @@ class Transaction(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """The only identity whose requests are accepted at present."""
+        """The producer id and epoch that a request must state to be accepted now."""
         if self.next_producer_id != NO_PRODUCER_ID:
             return Identity(self.next_producer_id, 0)
         return Identity(self.producer_id, self.producer_epoch)
@@ -118,9 +119,9 @@ class Transaction(NamedTuple):
 
     @property
     def needs_producer_id(self) -> bool:
-        """Whether only the last epoch is left, so that another producer id must follow (KIP-360).
+        """Whether the next transaction needs another producer id, because only one epoch is left (KIP-360).
 
-        The last epoch is reserved for markers, so that there is always an epoch for fencing.
+        The last epoch is reserved for markers, so that a decision can always increment the epoch.
         """
         return self.producer_epoch + 1 >= MAX_PRODUCER_EPOCH
 
@@ -137,7 +138,7 @@ class Transaction(NamedTuple):
 
     @property
     def epoch_after_end(self) -> int:
-        """The producer epoch after the decision, because every transaction has its own (R31, KIP-890)."""
+        """The producer epoch after the decision to commit or abort. No two transactions share one (R31)."""
         return self.producer_epoch + 1
 
     def prepared(
@@ -148,7 +149,10 @@ class Transaction(NamedTuple):
         ended: Identity = NO_IDENTITY,
         next_producer_id: int = NO_PRODUCER_ID,
     ) -> Transaction:
-        """Return the decided transaction with the next epoch (R31). Without partitions it is complete."""
+        """Return the decided transaction with the next epoch (R31).
+
+        It is complete if it has no partitions.
+        """
         state = TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT
         decided = self._replace(
             state=state,
@@ -160,7 +164,7 @@ class Transaction(NamedTuple):
         return decided if self.partitions else decided.completed(wall_ms)
 
     def completed(self, wall_ms: int) -> Transaction:
-        """Return the transaction as complete. The caller ensures that all markers are written."""
+        """Return the prepared transaction as complete. The caller must know that all markers are written."""
         producer_id, producer_epoch = self.identity
         return self._replace(
             producer_id=producer_id,
@@ -175,8 +179,10 @@ class Transaction(NamedTuple):
     def renewed(
         self, wall_ms: int, *, timeout_ms: int, requester: Identity, reserved_producer_id: int
     ) -> Transaction:
-        """Return an Empty transaction for a new producer, with the next epoch, or with the reserved id and
-        epoch 0 if no epoch is left (R34)."""
+        """Return an Empty transaction for a new producer of this transactional id (R34).
+
+        It has the next epoch; if none is left, ``reserved_producer_id`` with epoch 0.
+        """
         identity = Identity(self.producer_id, self.producer_epoch + 1)
         if self.needs_producer_id:
             identity = Identity(reserved_producer_id, 0)

@@ -1,12 +1,12 @@
 """Sends requests to the active controller, which may be in this process or on another node.
 
-A request is sent to the leader of the metadata quorum. If that node refuses it or is lost, or if there is
-no leader, the request is sent again until its timeout: after a short backoff, or as soon as another leader
-is known. When leadership moves, the connection to the former leader is closed, so that no request waits
-for a node that is stopped, partitioned or deposed.
+A request is sent to the leader of the metadata quorum. If that node refuses it or is lost, or if there is no
+leader, the request is sent again until its timeout: after a short backoff, or as soon as this node knows a
+new leader. When leadership moves, the connection to the former leader is closed, so that no request waits for
+a node that is stopped, partitioned or no longer leads.
 
-Responses arrive in the order of the requests of a connection. A request that must not wait for others
-therefore has its own channel.
+A connection returns responses in the order of its requests. So a request that must not wait for others needs
+its own channel.
 """
 
 # Tests: tests/broker/test_cluster_parts.py, tests/integration/test_cluster_metadata.py
@@ -62,7 +62,7 @@ class _OutcomeUnknownError(KafkaliteError):
 
 
 class ControllerChannel:
-    """Sends this node's requests to the controller. Belongs to the broker's event loop."""
+    """Sends requests to the controller, one after the other. Belongs to the broker's event loop."""
 
     def __init__(
         self,
@@ -93,18 +93,18 @@ class ControllerChannel:
         return f"<ControllerChannel of node {self._node_id} to {self._connected_to}>"
 
     async def send(self, request: Any, timeout_ms: int) -> Any:
-        """Return the active controller's response. The request must be idempotent: it may be sent repeatedly.
+        """Send a request and return the active controller's response.
 
-        Raises the BrokerError of the response, and RequestTimedOutError if no controller responded in
-        time.
+        The request must be idempotent, because it may be sent several times. Raises the BrokerError of the
+        response, and RequestTimedOutError if no controller responded in time.
         """
         return await self._until(timeout_ms, partial(self._send_once, request))
 
     async def decide(self, command: Any, *, timeout_ms: int) -> Any:
-        """Return the reply to a client's command, once this node's image shows its effect.
+        """Return the controller's reply to a client's command. By then this node's image shows the effect.
 
-        A ``timeout_ms`` of 0 stands for the default. Raises BrokerError. Raises RequestTimedOutError after
-        the timeout, and if the outcome is unknown.
+        ``timeout_ms`` is 0 if the client sets none. Raises a BrokerError. Raises RequestTimedOutError after
+        the timeout and if the outcome is unknown.
         """
         if self._controller.controller_id == self._node_id and self._authenticator is None:
             return await self._locally(self._controller.submit(command), timeout_ms)
@@ -114,10 +114,11 @@ class ControllerChannel:
             raise RequestTimedOutError(error.message) from error
 
     async def execute(self, message: Any) -> Any:
-        """Let this node's controller decide another node's request. Raises NotControllerError, BrokerError.
+        """Have this node's controller decide a request from another node, and return the reply.
 
-        If the controller's log has failed, NotControllerError is raised although the outcome is unknown. This
-        is safe because these requests are idempotent, and the sender repeats them at the next controller.
+        Raises NotControllerError, BrokerError. If the controller's log has failed, NotControllerError is
+        raised although the outcome is unknown. This is safe because these requests are idempotent, and the
+        sender repeats them at the next controller.
         """
         try:
             if isinstance(message, BrokerHeartbeatRequest):
@@ -179,7 +180,7 @@ class ControllerChannel:
         return await drive(plan, locate=locate, dial=dial, send=send, pause=pause)
 
     def _judge(self, error: KafkaliteError) -> Verdict:
-        """Return RELOCATE for errors of a node that is not the controller. Once closed, do not retry them."""
+        """Return RELOCATE if the error means that another node is the controller; no retries once closed."""
         if not isinstance(error, _ELSEWHERE):
             return FINAL
         return Verdict(limit_ms=0) if self._is_closed else RELOCATE

@@ -1,8 +1,8 @@
-"""A controller's own listener on the Raft runner's loop, for the other nodes of the cluster.
+"""The controller's listener, at which other nodes of the cluster connect. It runs on the loop of Raft.
 
-Only nodes that have proved to know the cluster's secret are served. Raft messages are passed directly to
-the transport on this loop. Every other request is dispatched on the broker's loop, and its response returns
-to this loop. If both are the same loop, the request is dispatched directly.
+Requests are served only after a node has proved that it knows the cluster's secret. Raft messages are passed
+directly to the transport on this loop. Every other request is dispatched on the broker's loop, and its
+response returns to this loop. If both are the same loop, the request is dispatched directly.
 """
 
 # Tests: tests/client/test_authentication.py
@@ -52,14 +52,14 @@ _FORBIDDEN: Final = Refusal(
 
 
 async def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run ``coroutine`` on ``loop``, in this thread or another, and return its result."""
+    """Run ``coroutine`` on ``loop``, which may belong to another thread, and return its result."""
     if loop is asyncio.get_running_loop():
         return await coroutine
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
 
 
 class ControllerListener:
-    """A server on the Raft loop that passes requests to the broker's dispatcher."""
+    """Serves the controller's listener on the Raft loop, and passes requests to the broker's dispatcher."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""The parts of a node that only a cluster of several nodes has: its quorum, with links and listener.
+"""The parts that a node has only in a cluster of several: its quorum, links to voters, controller listener.
 
 A voter runs Raft, on its own loop and thread unless everything is in memory. A node that does not vote
-follows the voters' metadata log. This module is imported only if there are voters, so that a single-node
+follows the voters' metadata log. This module is imported only if voters are configured, so that a single-node
 cluster never loads the Raft library.
 """
 
@@ -38,14 +38,14 @@ VOTERS_FILE: Final = "quorum-voters"
 
 
 class VotersFile:
-    """Stores the voters of the node's quorum in a data directory.
+    """Stores the node ids of the quorum's voters in a data directory.
 
     The file is written once the Raft log exists. If a directory has this file but no log, votes and entries
-    that other voters rely on were lost, and the node must not start as if it had never voted.
+    on which other voters rely were lost, and the node must not start as if it had never voted.
     """
 
     def __init__(self, filesystem: FileSystem, path: str, voters: Iterable[int]) -> None:
-        """Raises DataDirectoryError if the stored voters differ from ``voters``."""
+        """Compare ``voters`` with the stored ones. Raises DataDirectoryError if they differ."""
         self._filesystem = filesystem
         self._path = join(path, VOTERS_FILE)
         self._text = ",".join(map(str, sorted(voters))) + "\n"
@@ -65,10 +65,7 @@ class VotersFile:
 
 
 class ClusterNode:
-    """The parts of a Broker that only a cluster needs: Raft, links to peers, the controller's listener.
-
-    The Broker starts and stops them step by step.
-    """
+    """The parts of a Broker that only a cluster needs. The Broker starts and stops them step by step."""
 
     def __init__(
         self,
@@ -148,7 +145,7 @@ class ClusterNode:
         dispatch: Callable[[Request, Client], Response | Pending],
         on_session_lost: Callable[[int], None],
     ) -> tuple[str, ...]:
-        """Listen for the other voters, connect to them, and return the own addresses. Raises ListenError."""
+        """Listen for other voters, connect to them, and return the own addresses. Raises ListenError."""
         if self.raft is None or self._runner is None or self._voters_file is None:
             return ()
         self._voters_file.remember()

@@ -11,9 +11,9 @@ from kafkalite.model import NO_BROKER_EPOCH
 
 @dataclass(slots=True)
 class NodeState:
-    """Written by the registration and read by all parts of the broker that send requests for this process."""
+    """The identity of this process in the cluster. The registration writes it, and other parts read it."""
 
     incarnation_id: str  #: identifies this process: 32 hex digits
     broker_epoch: int = NO_BROKER_EPOCH  #: assigned to this process by its registration
-    #: No controller was reached for longer than the session timeout: this broker may have been fenced (R23).
+    #: Whether no controller was reached for over a session timeout, so that this broker may be fenced (R23).
     is_isolated: bool = False

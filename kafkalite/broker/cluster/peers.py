@@ -1,4 +1,7 @@
-"""Connections to other nodes on which both sides have proved that they know the cluster's secret."""
+"""Connections to other nodes of the cluster.
+
+Both sides prove that they know its secret before they are used.
+"""
 
 # Tests: tests/broker/test_marker_sender.py, tests/integration/test_cluster_metadata.py
 
@@ -30,7 +33,7 @@ POLL_GRACE_MS: Final = 2_000
 
 
 class PeerConnections:
-    """One shared connection to each broker, opened on request, and dialled again after a loss.
+    """Keeps one shared connection to each other broker. It is opened at the first use and after a loss.
 
     Responses arrive in the order of the requests, so a long poll delays the responses to later requests.
     """
@@ -97,7 +100,7 @@ class MetadataSource:
         self._rules = CallRules(_try_next_voter, BACKOFF, max_failures=TRIES_PER_VOTER * len(voters))
 
     async def fetch(self, request: FetchMetadataRequest) -> tuple[FetchMetadataResponse, memoryview]:
-        """Return the response of the current voter, or of the next voter that can be reached.
+        """Return the response and its payload from the voter that responded last, or else from the next one.
 
         Raises ConnectionFailedError, RequestTimeoutError, BrokerError. After an error, the next call tries
         another voter.
@@ -112,7 +115,7 @@ class MetadataSource:
         return response.message, response.payload
 
     async def _connect(self) -> Connection:
-        """Try the voters in turn and return a connection to the first one that can be reached."""
+        """Return a connection to the first voter that can be reached."""
 
         async def next_voter() -> int:
             return next(self._next_voter)

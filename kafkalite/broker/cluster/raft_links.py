@@ -1,9 +1,9 @@
-"""The links that carry this node's Raft messages to every other voter.
+"""The links over which this node sends Raft messages to each other voter.
 
-Messages from A to B are RaftMessages requests on the connection that A dialled. The response acknowledges
-their arrival. Raft's heartbeats make it arrive regularly, so that a silent peer is detected. A link
-preserves the order and bounds its queue; it drops messages beyond the bound, which Raft tolerates. Runs
-on the Raft runner's loop.
+Node A sends its messages to B as RaftMessages requests on a connection that A opened. Each response
+acknowledges that the messages have arrived. Because Raft sends heartbeats regularly, a missing response
+reveals a peer that is down. A link preserves the order of messages and bounds its queue: it drops messages
+beyond the bound, which Raft tolerates. Runs on the loop of Raft.
 """
 
 # Tests: tests/broker/test_cluster_parts.py
@@ -38,13 +38,16 @@ MAX_REQUEST_BYTES: Final = 8 * MIB
 MAX_REQUESTS_IN_FLIGHT: Final = 64
 DRAIN_INTERVAL_S: Final = 0.005
 DRAIN_TRIES: Final = 20
-#: A repeated failure is logged once in this many attempts.
+#: If an attempt to connect fails repeatedly, every n-th failure is logged.
 LOG_EVERY: Final = 60
 LATE_FAILURES: Final = 5
 
 
 class RaftLink:
-    """A ``PeerLink`` over one connection: first in, first out, bounded, never blocks, never raises."""
+    """A ``PeerLink`` over one connection.
+
+    Its queue is first in, first out and bounded; it never blocks or raises.
+    """
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self._connection = connection
@@ -96,7 +99,7 @@ class RaftLink:
 
 
 class RaftLinks:
-    """Maintains a link to every other voter that can be reached."""
+    """Keeps a link to every other voter that can be reached."""
 
     def __init__(
         self,
@@ -133,7 +136,7 @@ class RaftLinks:
         self._tasks.clear()
 
     async def _keep(self, peer_id: int, address: str) -> None:
-        """Dial the peer, attach the link and wait until the connection is lost; repeat forever."""
+        """Connect to the peer, use the connection until it is lost, and repeat this forever."""
         backoff_s = FIRST_BACKOFF_S
         failures, was_refused = 0, False
         while True:

@@ -2,15 +2,14 @@
 
 ::
 
-    register      the controller gives this process its broker epoch and fences the previous process (R20)
-    replay        the broker takes no role until this node's image shows its registration (R22)
+    register      the controller assigns this process a broker epoch and fences the previous process (R20)
+    replay        the broker takes no role until its image shows its registration (R22)
     heartbeat     the first heartbeats unfence the broker; later ones keep its session alive (R23)
-    hand over     wants_shutdown, until other brokers lead this broker's partitions, or a timeout
+    hand over     heartbeats request a shutdown, until other brokers lead all its partitions, or a timeout
 
 A broker that has reached no controller for longer than the session timeout may have been fenced
-(``NodeState.is_isolated``). It continues to serve as far as its in-sync replicas allow, since it cannot
-commit anything without them (R8, R13), and if two of three nodes are lost it is the only one left. The
-metadata that it returns may be outdated.
+(``NodeState.is_isolated``). It still serves requests, because it cannot commit a record without its in-sync
+replicas (R8, R13), and because it may be the only node left. The metadata that it returns may be outdated.
 """
 
 # Tests: tests/integration/test_cluster_membership.py
@@ -59,7 +58,7 @@ HAND_OVER_ANSWER_TIMEOUT_MS: Final = 1_500
 
 
 class Registration:
-    """The registration of one process. On its own ``channel`` heartbeats never wait for other requests."""
+    """Registers one process and sends its heartbeats, on its own ``channel``, so that they never wait."""
 
     def __init__(
         self,
@@ -76,7 +75,10 @@ class Registration:
         damaged: Callable[[], list[DamagedReplica]],
     ) -> None:
         """``clean_broker_epoch`` is the epoch in the clean-shutdown marker, or -1 without a marker (R21).
-        ``start_count`` is that of the data directory (R51), or 0 if it is unknown."""
+
+        ``start_count`` is that of the data directory (R51), or 0 if it is unknown. ``damaged`` returns the
+        replicas to report as damaged or offline.
+        """
         self._node = node
         self._controller = controller
         self._channel = channel
@@ -93,10 +95,10 @@ class Registration:
         channel.on_lost = self._hurry.set
 
     async def register(self) -> None:
-        """Register this process and return when its image shows the registration.
+        """Register this process. Return when its own image shows the registration.
 
-        Waits for a controller without limit. Raises DuplicateBrokerRegistrationError and every error of the
-        controller that is not retriable.
+        Waits for a controller without limit. Raises DuplicateBrokerRegistrationError and every other error of
+        the controller that is not retriable.
         """
         config = self._config
         request = RegisterBrokerRequest(
@@ -116,7 +118,7 @@ class Registration:
         self._last_contact_ms = self._clock.monotonic_ms()
 
     async def replay(self, registration_offset: int) -> None:
-        """Return when this node's image shows its registration. Older images assign it no role (R22)."""
+        """Return when this node's image contains its registration. It takes no role before (R22)."""
         await self._controller.wait_for_offset(registration_offset)
 
     async def _register_until_accepted(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
@@ -148,7 +150,7 @@ class Registration:
                 await self._clock.sleep_ms(START_INTERVAL_MS)
 
     async def wait_unfenced(self) -> None:
-        """Send heartbeats until this broker is unfenced and its own image shows it."""
+        """Send heartbeats until this broker is unfenced and its own image shows that."""
         while True:
             try:
                 response = await self._heartbeat()
@@ -213,7 +215,10 @@ class Registration:
         )
 
     async def hand_over(self) -> bool:
-        """Transfer this broker's leaderships. Return whether it now leads none; False also after an error."""
+        """Transfer leaderships to other brokers.
+
+        Return whether this broker leads none; False after an error.
+        """
         if self._node.broker_epoch == NO_BROKER_EPOCH:
             return False
         self._is_leaving = True

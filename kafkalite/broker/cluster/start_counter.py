@@ -1,7 +1,7 @@
-"""Counts the starts of a node in its data directory, so that an older copy of the directory is noticed (R51).
+"""Counts the starts of a node in its data directory, so that an older copy of it is detected (R51).
 
-The count is durable before the process registers. A directory that was restored from an earlier time has a
-lower count than the controller knows.
+The count is synced before the process registers. A directory that was restored from a backup has a lower
+count than the controller has recorded.
 """
 
 # Tests: tests/broker/test_cluster_parts.py
@@ -24,10 +24,10 @@ _KIND: Final = "start-count"
 
 
 def count_start(filesystem: FileSystem, directory: str) -> int:
-    """Add this start to the count, durably, and return it; 1 in a new directory.
+    """Increment the count of starts, sync it, and return it; 1 in a new directory.
 
-    An unreadable file counts as none: the controller then treats the directory as an older copy, and its
-    replicas are filled again. Raises OSError, DiskFullError.
+    An unreadable file counts as 0. Then the controller takes the directory for an older copy, and its
+    replicas fetch all records again. Raises OSError, DiskFullError.
     """
     path = join(directory, START_COUNT_FILE)
     count = 0

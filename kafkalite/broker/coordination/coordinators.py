@@ -1,8 +1,8 @@
 """The coordinators of this broker: one shard for each partition of the internal topics that it leads.
 
-``Coordinators`` follows the roles of those partitions. When this broker becomes the leader of one, a shard
-is created, loaded, and then serves. When the leadership ends, the shard is closed. One task ticks all
-shards when they are due, on the broker's clock.
+When this broker becomes the leader of such a partition, ``Coordinators`` creates a shard, which replays the
+log and then serves. When the leadership ends, the shard is closed. One task ticks all shards when they are
+due, on the broker's clock.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ OnChange = Callable[[Shard], None]
 
 
 class Coordinators:
-    """{(topic, partition): Shard} of the partitions of internal topics that this broker leads."""
+    """The shards of this broker, by (topic, partition) of the internal topics that it leads."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Coordinators:
         node: NodeState,
         machines: Mapping[int, Callable[[], Machine]] | None = None,
     ) -> None:
-        """``machines`` maps a kind to the factory of its machines; a missing kind uses the product's."""
+        """``machines`` has factories of state machines by kind; a missing kind has a default factory."""
         self.creation = TopicCreation(config, channel, clock)  #: creates the internal topics
         #: Group heartbeats whose responses wait for an update for the member.
         self.heartbeats = HeldHeartbeats(waiters.loop, config.group_consumer_session_timeout_ms)
@@ -125,7 +125,7 @@ class Coordinators:
         return partition_of(key, len(topic.partitions))
 
     def find(self, kind: int, partition: int) -> Shard:
-        """Return the shard of a partition, even while it loads. Raises NotCoordinatorError."""
+        """Return the shard of a partition, even if it is still loading. Raises NotCoordinatorError."""
         topic = TOPICS[kind]
         shard = self._shards.get((topic, partition))
         if shard is None:
@@ -135,30 +135,30 @@ class Coordinators:
         return shard
 
     def shards(self, kind: int) -> Iterator[Shard]:
-        """Yield the shards of one kind in the order of their partitions, including those that still load."""
+        """Yield the shards of one kind by ascending partition, including those that are still loading."""
         topic = TOPICS[kind]
         for key in sorted(self._shards):
             if key[0] == topic:
                 yield self._shards[key]
 
     def count(self, kind: int) -> int:
-        """Return the number of groups, or of transactional ids, in the loaded shards of this broker."""
+        """Return the number of groups, or of transactions and writers, in the loaded shards."""
         count = _COUNTS[kind]
         return sum(count(shard.machine) for shard in self.shards(kind) if shard.is_loaded)
 
     def on_change(self, kind: int, callback: OnChange) -> None:
-        """Call ``callback(shard)`` after the state or the high watermark of a shard has changed.
+        """Register ``callback``, which is called with a shard after its state or high watermark has changed.
 
-        It is called once, in the next iteration of the loop, for all changes up to then.
+        It is called once, in the next iteration of the loop, for all changes of the shard up to then.
         """
         self._on_change[kind].append(callback)
 
     def on_close(self, kind: int, callback: OnChange) -> None:
-        """Call ``callback(shard)`` when a shard has been closed."""
+        """Register ``callback``, which is called with each shard that has been closed."""
         self._on_close[kind].append(callback)
 
     def on_marker(self, partition: Partition, producer_id: int, is_commit: bool) -> None:
-        """Apply the pending records of a transaction whose marker was appended to ``partition`` (R35)."""
+        """Apply a transaction's pending records in the shard of ``partition``, which has its marker (R35)."""
         shard = self._shards.get(partition.key)
         if shard is not None and shard.partition is partition:
             shard.on_marker(producer_id, is_commit=is_commit)
@@ -176,10 +176,7 @@ class Coordinators:
         self._begin(kind, partition)
 
     def on_not_leading(self, partition: Partition) -> None:
-        """Close the shard of ``partition``, which this broker no longer leads (R36).
-
-        Has no effect if ``partition`` has no shard.
-        """
+        """Close the shard of ``partition``, if any, because this broker does not lead it (R36)."""
         shard = self._shards.get(partition.key)
         if shard is not None and shard.partition is partition:
             self._close(shard)
@@ -234,7 +231,7 @@ class Coordinators:
             )
 
     def publish(self, delta: Delta, image: ClusterImage) -> None:
-        """Apply a new image. If topics were created, deleted or extended, tick all shards soon."""
+        """Adopt a new image. If topics were created, deleted or extended, tick all shards soon."""
         before, self._image = self._image, image
         if image.topics is not before.topics and delta.has_reshaped_topics():
             self.topics = TopicShapes(image.topics)
@@ -293,14 +290,14 @@ class Coordinators:
         await self.creation.close()
 
     def end(self) -> None:
-        """Close all shards and create no more."""
+        """Close all shards, and create no more."""
         self._is_closed = True
         for shard in list(self._shards.values()):
             self._close(shard)
 
 
 def _product_machines(config: BrokerConfig) -> dict[int, Callable[[], Machine]]:
-    """Return {kind: factory of the product's machines}. A factory imports its modules on first use."""
+    """Return {kind: factory of its state machines}. Each factory imports its modules at the first call."""
 
     def group_machine() -> Machine:
         from kafkalite.groups.machine import GroupMachine

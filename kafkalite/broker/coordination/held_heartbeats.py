@@ -1,8 +1,8 @@
 """Holds the responses to group heartbeats until there is an update, so that a rebalance takes milliseconds.
 
-Every heartbeat is decided, and takes effect, when it arrives. If its response has no update for the
-member, and the member allows it, the response is held until there is an update, the member sends its next
-heartbeat, or the deadline passes. The response that is then sent is decided on the group's current state.
+Every heartbeat is decided, and takes effect, when it arrives. If its response has no update for the member,
+and the request allows a wait, the response is held until there is an update, the member sends its next
+heartbeat, or the deadline passes. Then a new response is made from the group's state at that time.
 """
 
 # Tests: tests/broker/test_groups.py
@@ -25,7 +25,7 @@ class HeldHeartbeats:
     """The held heartbeats of one broker. Invariant: each member has at most one."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, session_timeout_ms: int) -> None:
-        """A response is held for at most half of ``session_timeout_ms``, so that no session expires."""
+        """``session_timeout_ms``: a response is held for at most half of it, so that no session expires."""
         self._max_wait_ms = session_timeout_ms // 2
         self._loop = loop
         self._by_group: dict[str, dict[str, tuple[Shard, HeldResponse]]] = {}
@@ -82,14 +82,14 @@ class HeldHeartbeats:
             held.update()
 
     def on_ticked(self, shard: Shard) -> None:
-        """Decide the held heartbeats of a shard again, because its state has changed."""
+        """Check again whether the held responses of a shard have an update, because its state has changed."""
         for group in self._by_group.values():
             for its_shard, held in group.values():
                 if its_shard is shard:
                     held.update()
 
     def on_close(self, shard: Shard) -> None:
-        """Resolve the held heartbeats of a closed shard, so that members look up the new coordinator."""
+        """Respond to the held heartbeats of a closed shard that the coordinator has moved."""
         for group in list(self._by_group.values()):
             for its_shard, held in list(group.values()):
                 if its_shard is shard:
@@ -97,7 +97,7 @@ class HeldHeartbeats:
 
 
 def _only_alive(request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatRequest:
-    """Return a heartbeat of the same member without changes: it only keeps the session alive."""
+    """Return the heartbeat of the same member and epoch without changes, which only extends the session."""
     return request._replace(
         rebalance_timeout_ms=-1,
         subscribed_topics=None,
@@ -109,7 +109,7 @@ def _only_alive(request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbea
 
 
 def _is_new(response: Response, request: ConsumerGroupHeartbeatRequest) -> bool:
-    """Return whether ``response`` has an update for the member."""
+    """Whether ``response`` has an error, another epoch or an assignment for the member."""
     if not isinstance(response, Reply):
         return True
     message: ConsumerGroupHeartbeatResponse = response.message

@@ -44,7 +44,7 @@ _PARTITIONS: Final = {
 
 
 def refuse_internal(topic: str) -> None:
-    """Raise InvalidTopicError if ``topic`` is internal, and so may be used by brokers only."""
+    """Raise InvalidTopicError if ``topic`` is internal. Only brokers may use internal topics."""
     if topic.startswith(INTERNAL_PREFIX):
         raise InvalidTopicError(
             f"topic {topic!r} is internal: names that begin with {INTERNAL_PREFIX} are for brokers only",
@@ -58,7 +58,7 @@ def partition_of(key: str, partition_count: int) -> int:
 
 
 def new_topic(kind: int, config: BrokerConfig, live_broker_count: int) -> NewTopic:
-    """Return the request item that creates the internal topic of ``kind``."""
+    """Return the entry of a CreateTopics request for the internal topic of ``kind``."""
     if kind == GROUP:
         partition_count = config.offsets_topic_num_partitions
         wanted_replicas = config.offsets_topic_replication_factor
@@ -82,14 +82,14 @@ def new_topic(kind: int, config: BrokerConfig, live_broker_count: int) -> NewTop
 
 
 def expected_brokers(config: BrokerConfig, image: ClusterImage) -> int:
-    """Return the number of brokers that the cluster is expected to have, alive or not."""
+    """Return how many brokers the cluster is expected to have, whether or not they are running."""
     if config.is_broker and config.is_controller:
         return max(len(image.brokers), len(config.voters))
     return len(image.brokers)
 
 
 class TopicCreation:
-    """Creates internal topics on request. Concurrent requests wait for the same creation."""
+    """Creates internal topics when they are needed. Concurrent callers wait for the same creation."""
 
     def __init__(self, config: BrokerConfig, channel: ControllerChannel, clock: Clock) -> None:
         self._config = config
@@ -128,7 +128,7 @@ class TopicCreation:
 
 
 class TopicShapes(Mapping[str, TopicShape]):
-    """A view of an image's topics as TopicShapes. It copies nothing."""
+    """A mapping of topic names to TopicShapes that reads a metadata image without copying it."""
 
     __slots__ = ("_topics",)
 

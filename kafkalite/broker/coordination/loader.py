@@ -1,4 +1,4 @@
-"""Loads the state of a new coordinator by replaying the log of its partition in slices (R36)."""
+"""Loads the state of a new coordinator by replaying the log of its partition, one slice at a time (R36)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ _HEAD: Final = Struct(">8xi5xIhi")
 
 
 async def load(shard: Shard) -> int:
-    """Replay the log up to its end and let the shard serve. Return the number of replayed records.
+    """Replay the log up to its end, then let the shard serve. Return the number of replayed records.
 
-    Records above the high watermark count too: a leader never removes them, and responses wait until
-    they are committed. Returns early if the shard is closed meanwhile. Raises LogOfflineError for a damaged
-    log, whose sound part is not the whole state (R44), StorageError, OSError, and the errors of the machine
-    for records that it cannot read.
+    Records above the high watermark are included: a leader never removes them, and responses wait until they
+    are committed. Returns early if the shard is closed meanwhile. Raises LogOfflineError for a damaged log,
+    StorageError, OSError, and the errors of the machine for records that it cannot read.
     """
     partition = shard.partition
     refuse_damaged(partition)
@@ -53,14 +52,17 @@ async def load(shard: Shard) -> int:
 
 
 def refuse_damaged(partition: Partition) -> None:
-    """Raise LogOfflineError for a damaged log: its sound part is not the whole state (R44)."""
+    """Raise LogOfflineError if the log is damaged, because its readable part is not the whole state (R44)."""
     damage = partition.damage
     if damage is not None:
         raise LogOfflineError(f"the log of {partition} is damaged: {damage}", hint=damage.hint)
 
 
 def replay_batches(machine: Any, buffer: memoryview, now: Instant) -> int:
-    """Replay the complete batches in ``buffer`` and return the number of records. Ignores keyless records."""
+    """Replay the complete batches in ``buffer``, except records without a key.
+
+    Return the number of records.
+    """
     record_count, position = 0, 0
     replay, new_record, unpack_head = machine.replay, tuple.__new__, _HEAD.unpack_from
     data = bytes(buffer)

@@ -43,7 +43,7 @@ MAX_PARTITIONS_PER_REQUEST: Final = 1_000
 MAX_IN_FLIGHT: Final = 4
 FIRST_RETRY_MS: Final = 20
 MAX_RETRY_MS: Final = 500
-#: The attempt that logs a warning; it happens some seconds after the first attempt.
+#: The attempt, some seconds after the first one, at which a warning is logged.
 WARN_ATTEMPT: Final = 12
 
 #: Results that count as written: the partition has this marker, or a marker of a later transaction.
@@ -58,7 +58,10 @@ _Key = tuple[str, int, int]
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """A decided transaction. Invariant: each partition in ``open`` is routed, in flight, or in ``later``."""
+    """The markers of one decided transaction that are to be sent.
+
+    Invariant: each partition in ``open`` waits in a route, is in flight, or is in ``later``.
+    """
 
     shard: Shard
     marker: PendingMarker
@@ -72,9 +75,9 @@ class _Work:
 
 @dataclass(slots=True, eq=False)
 class _Ending:
-    """The decided transactions of one shard.
+    """The decided but incomplete transactions of one shard.
 
-    ``waiting`` has those whose decision may be uncommitted, in the order of the decisions.
+    ``waiting`` has those whose decision may still be uncommitted, in the order of the decisions.
     """
 
     works: dict[_Key, _Work] = field(default_factory=dict)
@@ -92,7 +95,7 @@ class _Route:
 
 
 class MarkerSender:
-    """Sends the markers of the decided but incomplete transactions that this broker coordinates."""
+    """Sends the markers of decided transactions that this broker coordinates, until all are written."""
 
     def __init__(
         self,
@@ -136,7 +139,10 @@ class MarkerSender:
             self._finish_when_written(work)
 
     def _add_new(self, shard: Shard, ending: _Ending, pending: Sequence[PendingMarker]) -> None:
-        """Add new decisions. Each is committed once the high watermark reaches the current log end."""
+        """Add newly decided transactions.
+
+        They are committed when the high watermark reaches the present log end.
+        """
         ending.last_seen = pending[-1]
         for marker in pending:
             if marker.key not in ending.works:
@@ -154,7 +160,7 @@ class MarkerSender:
                     work.timer.cancel()
 
     def on_image(self, image: ClusterImage) -> None:
-        """Retry late partitions at once if topics changed, because there may be new leaders."""
+        """If topics have changed, retry markers that wait for a retry at once: there may be new leaders."""
         if self._late and image.topics is not self._topics:
             self._topics = image.topics
             for work in list(self._late):
@@ -201,7 +207,7 @@ class MarkerSender:
             route.in_flight -= 1
 
     def _take(self, route: _Route) -> dict[_Work, list[TxnPartition]]:
-        """Remove the markers of the next request from the queue and return them."""
+        """Remove the markers for the next request from the route, and return them by transaction."""
         batch: dict[_Work, list[TxnPartition]] = {}
         count = 0
         while route.waiting and count < MAX_PARTITIONS_PER_REQUEST:
@@ -244,7 +250,7 @@ class MarkerSender:
         answered: Sequence[TxnPartitionResult],
         reason: object,
     ) -> None:
-        """Record a broker's results for the markers of one transaction."""
+        """Process a broker's results for the markers of one transaction."""
         outcomes = {(one.topic, one.partition): one for one in answered}
         for at in partitions:
             outcome = outcomes.get((at.topic, at.partition))
@@ -301,7 +307,7 @@ class MarkerSender:
         self._on_complete(marker.transactional_id)
 
     def _on_recorded(self, work: _Work, response: Response) -> None:
-        """If the coordinator could not record the completion, process its pending decisions again later."""
+        """If the coordinator could not record that all markers are written, send them again later."""
         if isinstance(response, Refusal) and not work.shard.is_closed:
             logger.info(
                 "end of a transaction not noted %s",

@@ -1,8 +1,9 @@
 """Appends the markers of ended transactions to the partitions that this broker leads.
 
-Each marker is an ordinary replicated batch. It is acknowledged when every in-sync replica has it (R33). A
-marker that the log already contains is not appended again; its commit is awaited. In ``__consumer_offsets``
-the transaction's offsets take effect when the marker is appended, so before its acknowledgement (R35).
+Each marker is an ordinary replicated batch, and acknowledged when every in-sync replica has it (R33). If the
+log already has the marker, it is not appended again, but its commit is awaited. A marker in
+``__consumer_offsets`` puts the transaction's offsets into effect as soon as it is appended, which is before
+its acknowledgement (R35).
 """
 
 # Tests: tests/broker/test_transactions.py
@@ -43,7 +44,7 @@ class MarkerWriter:
         self._on_marker = on_marker
 
     def write(self, markers: Sequence[TxnMarker]) -> PendingResults:
-        """Append all markers. The result is a WriteTxnMarkersResponse once each is committed or has failed.
+        """Append all markers. The result is a WriteTxnMarkersResponse when each is committed or has failed.
 
         Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS,
         KAFKA_STORAGE_ERROR, TRANSACTION_COORDINATOR_FENCED (R32), INVALID_PRODUCER_EPOCH (the log has a later
@@ -92,7 +93,10 @@ class MarkerWriter:
 
     @staticmethod
     def is_committed(end_offset: int, high_watermark: int) -> bool:
-        """Whether a marker is committed. Its transaction may become complete only then (R33)."""
+        """Whether a marker that ends at ``end_offset`` is committed.
+
+        Only then may its transaction complete (R33).
+        """
         return end_offset <= high_watermark
 
 

@@ -11,7 +11,7 @@ from kafkalite.protocol.messages.cluster import AllocateProducerIdsResponse
 
 
 class ProducerIds:
-    """The unused producer ids of this broker. Each id is assigned at most once. A stop discards the rest."""
+    """The unused producer ids of this broker. Each is assigned at most once; a stop discards the rest."""
 
     def __init__(self, allocate: Callable[[], Awaitable[AllocateProducerIdsResponse]]) -> None:
         """``allocate`` requests a block of ids from the controller."""
@@ -21,14 +21,20 @@ class ProducerIds:
         self._allocating = asyncio.Lock()
 
     def take(self) -> int | None:
-        """Return the next id, or None if the block is used up and ``next`` must allocate another."""
+        """Return the next id, or None if the block is used up.
+
+        Then call ``next``, which allocates another.
+        """
         if self._next == self._end:
             return None
         self._next += 1
         return self._next - 1
 
     async def next(self) -> int:
-        """Return the next id, after allocating a block if necessary. Raises the errors of ``allocate``."""
+        """Return the next id.
+
+        Allocate another block if necessary, which can raise the errors of ``allocate``.
+        """
         async with self._allocating:
             while (producer_id := self.take()) is None:
                 block = await self._allocate()

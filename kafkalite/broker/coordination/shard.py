@@ -1,10 +1,10 @@
-"""One coordinator: a machine that replays one partition of an internal topic, which this broker leads.
+"""One coordinator: a state machine for one partition of an internal topic, which this broker leads.
 
 Each request is decided on the state at the end of the log. The records of the decision are appended as one
-batch and replayed at once. The response is sent when the high watermark has reached that log end. Thus
-no decision is ever reverted, and no response, including errors and reads, depends on records that may
-still be lost (R36, R39, R40). When the leadership ends, held requests get NOT_COORDINATOR, and the shard
-is discarded with its machine. The next leader replays the whole log before it serves.
+batch and replayed at once. The response is sent when the high watermark has reached that log end. So a
+decision is never reverted, and no response, including errors and reads, depends on records that may still be
+lost (R36, R39, R40). When the leadership ends, held requests get NOT_COORDINATOR, and the shard is discarded
+with its machine. The next leader replays the whole log before it serves.
 """
 
 # Tests: tests/broker/test_coordinators.py
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 COMMIT_TIMEOUT_MS: Final = 5_000
 #: The delay of the next tick after a tick whose records could not be written.
 TICK_RETRY_MS: Final = 500
-#: The shortest time between two ticks, for a machine whose past deadline leads to no decision.
+#: The shortest time between two ticks, in case a deadline has passed but ``tick`` decides nothing.
 MIN_TICK_INTERVAL_MS: Final = 10
 NO_CALLER: Final = Caller("", "")
 
@@ -63,7 +63,10 @@ _UNAVAILABLE: Final = (
 
 
 class Machine(Protocol):
-    """Decides requests. It is pure, and its state is replayed from records; see ``coordinator_types``."""
+    """Decides requests.
+
+    Pure: its state is replayed from records. ``coordinator_types`` describes how to use it.
+    """
 
     def decide(self, command: Any, caller: Caller, now: Instant, topics: Topics) -> Decision: ...
 
@@ -79,17 +82,17 @@ class Machine(Protocol):
 
 
 class ShardOwner(Protocol):
-    """The part of ``Coordinators`` that a shard uses."""
+    """The interface of ``Coordinators`` that its shards use."""
 
     topics: Topics  #: all topics of the cluster
     node: NodeState
 
     def wake_at(self, shard: Shard, due_ms: int | None) -> None:
-        """Call ``shard.tick()`` at ``due_ms`` (monotonic), which replaces an earlier request; None: never."""
+        """Call ``shard.tick()`` at ``due_ms`` (monotonic), never if None. Replaces an earlier request."""
         ...
 
     def on_ticked(self, shard: Shard) -> None:
-        """Called when a tick or the end of loading has changed the shard's state. Implies ``on_changed``."""
+        """Called instead of ``on_changed`` if a tick or the end of loading has changed the state."""
         ...
 
     def on_changed(self, shard: Shard) -> None:
@@ -107,11 +110,11 @@ deadline in seconds of the loop's time, the response, and the Pending to resolve
 
 
 class Shard:
-    """Serves the keys that hash to one partition of an internal topic.
+    """Coordinates the groups or transactions whose names hash to one partition of an internal topic.
 
-    Invariants: While the shard is loaded and open, the machine's state is the replay of the whole log. The
-    end offsets in ``_held`` never decrease. While responses are held or records are uncommitted,
-    ``_waiter`` is registered.
+    Invariants: while the shard is loaded and open, the machine's state is the replay of the whole log. The
+    end offsets in ``_held`` never decrease. While responses are held or records are uncommitted, ``_waiter``
+    is registered.
     """
 
     def __init__(
@@ -152,8 +155,10 @@ class Shard:
         return Instant(self._clock.monotonic_ms(), self._clock.wall_ms())
 
     def check(self) -> None:
-        """Raise NotCoordinatorError, CoordinatorNotAvailableError or CoordinatorLoadInProgressError if the
-        shard cannot serve now."""
+        """Raise if the shard cannot serve now.
+
+        Raises NotCoordinatorError, CoordinatorNotAvailableError or CoordinatorLoadInProgressError.
+        """
         if self.is_closed:
             raise NotCoordinatorError(f"this broker does not coordinate {self.partition.key} any more")
         if not self.may_serve():
@@ -165,22 +170,21 @@ class Shard:
             raise CoordinatorLoadInProgressError(f"{self.partition.key} is being loaded; retry soon")
 
     def may_serve(self) -> bool:
-        """Whether the whole log was replayed. A partial state may lack committed records (R36)."""
+        """Whether the whole log was replayed. Otherwise the state may lack committed records (R36)."""
         return self.is_loaded
 
     def may_send(self, response: Response) -> bool:
-        """Whether every record that ``response`` may depend on is committed, that is, the whole log (R36; R32
-        for the end of a transaction)."""
+        """Whether the whole log is committed, and with it all that ``response`` may depend on (R32, R36)."""
         return self.high_watermark >= self.end_offset
 
     # --- requests
 
     def submit(self, command: Any, caller: Caller = NO_CALLER) -> Response | Pending:
-        """Return the machine's response to ``command``, held until the records it depends on are committed.
+        """Return the response to ``command``, held until all records that it depends on are committed.
 
-        Never raises. A Refusal has the machine's error code, NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS,
-        or COORDINATOR_NOT_AVAILABLE. After the latter the command may or may not take effect, and the client
-        retries.
+        Never raises: an error is a Refusal with the machine's error code, NOT_COORDINATOR,
+        COORDINATOR_LOAD_IN_PROGRESS or COORDINATOR_NOT_AVAILABLE. After the last one the client must retry,
+        because the command may or may not take effect.
         """
         try:
             self.check()
@@ -212,14 +216,18 @@ class Shard:
         return self._hold(response)
 
     async def ask(self, command: Any, caller: Caller = NO_CALLER) -> Any:
-        """Submit ``command`` and return the message of the reply. Raises the BrokerError of a refusal."""
+        """Submit ``command``, wait, and return the message of the response.
+
+        Raises the BrokerError of a refusal.
+        """
         return await settled(self.submit(command, caller))
 
     def _claim(self, now: Instant) -> None:
-        """Append an empty record. If the in-sync replicas accept it, this broker is still the leader.
+        """Append a record without content, on whose commit the response waits as on any other record.
 
-        While no controller can be reached, another broker may have become the coordinator (R23), and this
-        state may be old. The response waits for the record as for any other.
+        Called while no controller can be reached, when another broker may have become the coordinator (R23)
+        and this state may be outdated. If the in-sync replicas accept the record, this broker is still the
+        leader.
         """
         if len(self.partition.in_sync_replicas) > 1:
             self._append(build_batch([None], None, now.wall_ms), now)
@@ -246,14 +254,14 @@ class Shard:
             raise AssertionError(message) from error
 
     def _append(self, batch: bytearray, now: Instant) -> None:
-        """Append a batch. Raises errors in the form that clients receive."""
+        """Append a batch. Raises the errors that clients are to receive."""
         try:
             self.partition.append_state(batch, parse_header(batch), now.wall_ms)
         except Exception as error:
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> Exception:
-        """Return the error that a client receives for an error of the log. Return other errors unchanged."""
+        """Return the error that clients receive for an error of the log; other errors unchanged."""
         if isinstance(error, _GONE):
             return NotCoordinatorError(f"this broker does not lead {self.partition.key} any more")
         if isinstance(error, _UNAVAILABLE):
@@ -261,7 +269,10 @@ class Shard:
         return error
 
     def on_marker(self, producer_id: int, *, is_commit: bool) -> None:
-        """Apply the appended marker of a transaction. A shard that is loading will read it from the log."""
+        """Apply a transaction whose marker was appended.
+
+        While loading, the loader does so when it reads the marker.
+        """
         if self.is_loaded and not self.is_closed:
             self.machine.end_transaction(producer_id, is_commit=is_commit)
             self._schedule()
@@ -287,7 +298,7 @@ class Shard:
         return pending
 
     def _await_commitment(self) -> None:
-        """Register ``_on_reached`` for the end offset of the first held response, or else for the log end."""
+        """Wait for the high watermark to reach the offset of the first held response, else the log end."""
         if self._waiter is not None or self.is_closed:
             return
         end_offset = self._held[0][0] if self._held else self.end_offset
@@ -324,7 +335,7 @@ class Shard:
         self._owner.on_changed(self)
 
     def _expire(self) -> None:
-        """Fail responses past their deadline. Their records may still be committed, so clients retry."""
+        """Fail responses past their deadline. Clients retry, because the records may still be committed."""
         self._timer = None
         now_s, held = self._waiters.loop.time(), self._held
         error = CoordinatorNotAvailableError(
@@ -344,7 +355,7 @@ class Shard:
     # --- time and topics
 
     def tick(self) -> None:
-        """Apply the decisions that time or changed topics require, one batch of records for each call."""
+        """Write decisions that are due by time or by changed topics, one batch of records in each call."""
         if self.is_closed or not self.is_loaded:
             return
         self._is_tick_due = False

@@ -1,6 +1,6 @@
-"""The broker's transactions: serves commands as a coordinator, and calls the coordinators elsewhere.
+"""A broker's part in transactions: commands to its own coordinators, and requests to those of other brokers.
 
-A command that arrives before the previous transaction is complete is held for a short time. Markers of
+A command that arrives before the previous transaction is complete is held for a short time. The markers of
 decided transactions are sent to the leaders of their partitions.
 """
 
@@ -91,12 +91,12 @@ _ELSEWHERE: Final = (
     ProtocolError,  # a broker of an earlier version does not support the api
 )
 
-#: The previous transaction is not complete, or the coordinator's metadata lacks the partition.
+#: Retried: the previous transaction is not complete, or the coordinator's image lacks the partition.
 _WAITS: Final = (ConcurrentTransactionsError, UnknownTopicOrPartitionError)
 
 
 class Transactions:
-    """The transactions of one broker: it coordinates some, and leads partitions of others."""
+    """Coordinates some transactions, and verifies those in partitions that this broker leads."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Transactions:
         controller.publishers.append(self._publish)
 
     def end(self) -> None:
-        """Stop sending requests to other brokers, and send the held responses, because the broker stops."""
+        """Stop sending requests to other brokers, and send held responses now, because the broker stops."""
         self.is_closed = True
         self.sender.close()
         for held in [one for waiting in self._held.values() for one in waiting]:
@@ -156,8 +156,7 @@ class Transactions:
         producer_epoch: int,
         partitions: Sequence[TopicPartition],
     ) -> None:
-        """Return when the coordinator has added ``partitions`` durably, so that the end of the transaction
-        writes a marker to each (R31).
+        """Return when the coordinator has durably added ``partitions``, so that each will get a marker (R31).
 
         Raises the coordinator's error if it refuses. Raises a retriable error if the result is unknown (R30):
         ConcurrentTransactionsError while the previous transaction is not complete, or
@@ -188,7 +187,7 @@ class Transactions:
         )
 
     def _judge(self, error: KafkaliteError) -> Verdict:
-        """Return whether and for how long to retry after an error of the coordinator."""
+        """Return whether, and after which pause, to retry after an error of the coordinator."""
         if isinstance(error, _WAITS):
             return Verdict(must_locate=True, limit_ms=0 if self.is_closed else CONCURRENT_TIMEOUT_MS)
         if isinstance(error, _ELSEWHERE):
@@ -196,7 +195,7 @@ class Transactions:
         return FINAL
 
     async def _locate(self, transactional_id: str) -> int:
-        """Return the node that coordinates the transactional id. Raises CoordinatorNotAvailableError."""
+        """Return the node id of the coordinator. Raises CoordinatorNotAvailableError."""
         partition = self._coordinators.partition_of(TRANSACTION, transactional_id)
         state = self._controller.image.partition(TRANSACTIONS_TOPIC, partition)
         if state is None or state.leader < 0:
@@ -212,8 +211,7 @@ class Transactions:
     async def _send_add(
         self, request: AddPartitionsToTxnRequest, connection: Connection | None, _timeout_ms: int
     ) -> None:
-        """Send a request to add partitions to the coordinator. Raises the BrokerError of the request or of
-        a partition."""
+        """Ask the coordinator to add partitions. Raises the request's or a partition's BrokerError."""
         if connection is None:
             response = await settled(self.add_partitions(request, NO_CALLER))
         else:
@@ -223,7 +221,7 @@ class Transactions:
                 raise broker_error(result.error_code, result.error_message or "")
 
     async def _connection(self, node_id: int, purpose: str, timeout_ms: int) -> Connection:
-        """Return a connection to another broker. Each purpose has its own, so that none delays another."""
+        """Return a connection to another broker. Each purpose has its own, so that none waits for another."""
         if self._authenticator is None:
             raise NotCoordinatorError(f"broker {node_id} is not part of this cluster")
         if self.is_closed:
@@ -244,12 +242,12 @@ class Transactions:
     def submit(
         self, transactional_id: str, command: Any, caller: Caller = NO_CALLER, *, hold_ms: int = HOLD_MS
     ) -> Response | Pending:
-        """Return the response to ``command`` by the coordinator of ``transactional_id`` on this broker.
+        """Return the response of the coordinator on this broker to ``command``.
 
-        A CONCURRENT_TRANSACTIONS response is held for up to ``hold_ms``, and the command decided again when
-        the previous transaction is complete. ``transactional_id`` may also be the name of an application,
-        whose transaction groups have the same coordinator. Raises NotCoordinatorError,
-        CoordinatorLoadInProgressError, CoordinatorNotAvailableError.
+        If it is CONCURRENT_TRANSACTIONS, it is held for up to ``hold_ms``, and the command is decided again
+        when the previous transaction is complete. ``transactional_id`` may also be the application id of a
+        transaction group. Raises NotCoordinatorError, CoordinatorLoadInProgressError,
+        CoordinatorNotAvailableError.
         """
         response = self._coordinators.transactions(transactional_id).submit(command, caller)
         if not isinstance(response, Pending) and not _is_concurrent(response):
@@ -277,7 +275,7 @@ class Transactions:
     def submit_with_spare_id(
         self, transactional_id: str, make: Callable[[int], Any], caller: Caller, *, hold_ms: int = HOLD_MS
     ) -> HandlerResult:
-        """Submit the command that ``make`` returns for a reserved producer id.
+        """Reserve a producer id, and submit the command that ``make`` returns for it.
 
         If the command does not use the id, the id is discarded. Raises the same errors as ``submit``, and
         RequestTimedOutError if no id could be reserved in time.
@@ -295,10 +293,10 @@ class Transactions:
         return Reply(await settled(self.submit(transactional_id, make(spare_id), caller, hold_ms=hold_ms)))
 
     def add_partitions(self, request: AddPartitionsToTxnRequest, caller: Caller) -> Response | Pending:
-        """Return the response to the leader of partitions. Raises the same errors as ``submit``.
+        """Return the response to a partition leader that adds partitions to a transaction.
 
-        Also raises UnknownTopicOrPartitionError if this broker's image lacks a partition, so that every added
-        partition exists; if it is missing later, it was deleted.
+        Raises UnknownTopicOrPartitionError if this broker's image lacks a partition: only existing ones are
+        added, so one that is missing later has been deleted. Also raises the errors of ``submit``.
         """
         topics = self._controller.image.topics
         for topic, partition in request.partitions:

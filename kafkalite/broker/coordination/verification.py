@@ -1,10 +1,10 @@
-"""Makes transactional batches wait until the coordinator has added their partition (R31).
+"""Makes transactional batches wait until the coordinator has added their partition to the transaction (R31).
 
-The first batch of a transaction in a partition waits until the coordinator has added the partition
-durably. From then on the end of the transaction is certain to write a marker there, and if it already has,
-the marker's epoch fences the batch. So no late batch can leave a hanging transaction, or become part of
-the next transaction (KIP-890). Later batches of the same producer wait in order behind the first. A batch
-whose transaction is already open in the log does not wait.
+The first batch of a transaction in a partition waits until the coordinator has added the partition durably.
+From then on the end of the transaction is certain to write a marker there; if it has already done so, the
+marker's epoch fences the batch. So no late batch can stay in a transaction that never ends, or become part of
+the next one (KIP-890). Later batches of the same producer wait in order behind the first. A batch does not
+wait if the log has an open transaction of its producer and epoch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BrokerError."""
 
 
 class Owner(NamedTuple):
-    """Identifies the transaction of a batch. Each transaction has its own epoch."""
+    """Identifies the transaction to which a batch belongs. Each transaction has its own epoch."""
 
     transactional_id: str
     producer_id: int
@@ -53,7 +53,7 @@ _Place: TypeAlias = tuple[TopicPartition, int]
 
 
 class Verifications:
-    """The batches that wait for a coordinator.
+    """Queues the batches that wait for a coordinator, by place: (partition, producer id).
 
     Invariant: a place has a queue exactly while the transaction of its first batch is being verified.
     """
@@ -80,9 +80,11 @@ class Verifications:
         acks: int,
         then: Then,
     ) -> Appended | None:
-        """Call ``Partition.append`` and return its result, or return None and call ``then`` once, later.
+        """Append a batch now, or after its transaction has been verified.
 
-        ``batch`` must not change until ``then`` is called. Raises the errors of ``Partition.append``.
+        Returns the result of ``Partition.append``, or None if the batch must wait. Then ``then`` is called
+        once with the result or an error, and ``batch`` must not change before. Raises the errors of
+        ``Partition.append``.
         """
         place = (partition.key, header.producer_id)
         queue = self._queues.get(place)
@@ -97,7 +99,7 @@ class Verifications:
         return None
 
     def _gather(self, owner: Owner, key: TopicPartition) -> None:
-        """Verify ``key`` in the next iteration of the loop, with the transaction's other partitions."""
+        """Verify ``key`` in the next iteration of the loop, together with others of the transaction."""
         gathered = self._gathered.get(owner)
         if gathered is None:
             self._gathered[owner] = {key: None}

@@ -45,9 +45,15 @@ MIN_SEGMENT_BYTES: Final = 1 * KIB  # Kafka's minimum is 1 MiB; tests need small
 MAX_IN_FLIGHT_PER_CONNECTION: Final = 256  # requests without a response; the broker then stops reading
 MAX_QUEUED_COMMANDS: Final = 10_000  # waiting for the controller; further commands fail and are retriable
 
+# The longest time that a request can make the broker wait for data, a change, replicas or the controller. A
+# longer one is cut to this, the default of connections.max.idle.ms.
+MAX_WAIT_MS: Final = 600_000
+MAX_REBALANCE_TIMEOUT_MS: Final = 24 * 60 * 60 * 1_000  # how long a member may hold a revoked partition
+
 MAX_PARTITIONS_PER_TOPIC: Final = 10_000
 MAX_TOPICS_PER_REQUEST: Final = 10_000
 MAX_TXN_GROUP_MEMBERS: Final = 10_000  # undecided writers; the decision writes a record for each
+MAX_RESOURCES_PER_REQUEST: Final = 200  # whose configuration is described: 40 options of 200 bytes each
 MAX_GROUPS_PER_REQUEST: Final = 1_000  # to describe or delete: each group may have a thousand members
 MAX_PARTITIONS_PER_REQUEST: Final = 10_000  # to create: bounds the size of one entry in the metadata log
 

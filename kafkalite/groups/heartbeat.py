@@ -45,6 +45,7 @@ from kafkalite.groups.member import (
 )
 from kafkalite.groups.pattern_cache import PatternCache
 from kafkalite.groups.settings import GroupSettings
+from kafkalite.limits import MAX_REBALANCE_TIMEOUT_MS
 from kafkalite.protocol.messages.groups import (
     AssignedTopic,
     ConsumerGroupHeartbeatRequest,
@@ -285,7 +286,7 @@ def _first_subscription(request: ConsumerGroupHeartbeatRequest, caller: Caller) 
         request.instance_id,
         caller.client_id,
         caller.host,
-        request.rebalance_timeout_ms,
+        min(request.rebalance_timeout_ms, MAX_REBALANCE_TIMEOUT_MS),
         tuple(sorted({*(request.subscribed_topics or ())})),
         request.subscribed_pattern or None,
         request.assignor,
@@ -295,7 +296,7 @@ def _first_subscription(request: ConsumerGroupHeartbeatRequest, caller: Caller) 
 def _subscription(request: ConsumerGroupHeartbeatRequest, before: Subscription) -> Subscription:
     """Return ``before`` with the changes in the request, or ``before`` itself if there are none."""
     topics, pattern, assignor = request.subscribed_topics, request.subscribed_pattern, request.assignor
-    timeout_ms = request.rebalance_timeout_ms
+    timeout_ms = min(request.rebalance_timeout_ms, MAX_REBALANCE_TIMEOUT_MS)
     if topics is None and pattern is None and assignor is None and timeout_ms == -1:
         return before
     changed = before._replace(

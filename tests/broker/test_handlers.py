@@ -12,6 +12,7 @@ import pytest
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.handlers import HANDLERS
 from kafkalite.errors import ErrorCode
+from kafkalite.limits import MAX_RESOURCES_PER_REQUEST
 from kafkalite.model import EARLIEST, LATEST, MAX_TIMESTAMP
 from kafkalite.protocol.api import APIS, ApiKey
 from kafkalite.protocol.connection import RequestError
@@ -565,6 +566,15 @@ async def test_configs_of_unknown_resources_are_refused(wire: WireClient) -> Non
         ErrorCode.INVALID_REQUEST,
         ErrorCode.INVALID_REQUEST,
     ]
+
+
+async def test_s25_too_many_resources_are_refused(wire: WireClient) -> None:
+    asked = [admin.ConfigResource("topic", "t")] * (MAX_RESOURCES_PER_REQUEST + 1)
+    answer = await wire.call(admin.DescribeConfigsRequest(asked))
+    assert (answer.error_code, answer.error_message) == (
+        ErrorCode.INVALID_REQUEST,
+        "at most 200 resources in one request",
+    )
 
 
 async def test_the_log_directory_lists_what_is_stored(

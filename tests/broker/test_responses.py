@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kafkalite.broker.server.responses import HeldResponse, Pending, PendingResults, Reply, Response
+from kafkalite.limits import MAX_WAIT_MS
 
 
 def test_the_continuation_is_called_now_or_later() -> None:
@@ -164,6 +165,26 @@ async def test_a_response_is_asked_for_again_once_for_all_updates_of_a_turn() ->
     subject.held.update()
     await asyncio.sleep(0)
     assert subject.asked == 3
+
+
+class RecordingLoop:
+    """Records the seconds of each timer."""
+
+    def __init__(self) -> None:
+        self.delays_s: list[float] = []
+
+    def call_later(self, delay_s: float, _callback: object) -> Any:
+        self.delays_s.append(delay_s)
+
+
+@pytest.mark.parametrize("wait_ms", [2**31, 2**63 - 1])
+def test_s25_no_request_waits_longer_than_the_limit(wait_ms: int) -> None:
+    loop: Any = RecordingLoop()
+    HeldResponse(loop, wait_ms, lambda: None).offer(None)
+    results = PendingResults(loop, ["a"], lambda result, _error: result, Reply)
+    results.expect(0)
+    results.begin(wait_ms, "late after %d ms")
+    assert loop.delays_s == [MAX_WAIT_MS / 1000] * 2
 
 
 async def test_a_response_that_is_due_is_never_held() -> None:

@@ -16,6 +16,7 @@ from kafkalite.errors import (
     UnsupportedAssignorError,
 )
 from kafkalite.groups.settings import GroupSettings
+from kafkalite.limits import MAX_REBALANCE_TIMEOUT_MS
 from proof.groups.world import Consumer, Coordinator, settle, topic_id
 
 
@@ -184,6 +185,20 @@ def test_a_member_that_does_not_give_back_is_expelled(coordinator, consumer):
         first.beat()
     second.beat()
     assert len(second.assigned) == 3
+
+
+def test_s25_no_member_keeps_a_partition_for_ever(coordinator, consumer):
+    first = consumer("m1", rebalance_timeout_ms=2**63 - 1)
+    first.settle()
+    first.beat()
+    second = consumer("m2")
+    for _ in range(MAX_REBALANCE_TIMEOUT_MS // 40_000):
+        first.beat()
+        second.beat()
+        coordinator.advance(40_000)
+    with pytest.raises(UnknownMemberIdError):
+        first.beat()
+    assert coordinator.causes[-1] == "MemberFenced"
 
 
 def test_a_new_coordinator_starts_all_sessions_again(coordinator, consumer):

@@ -36,6 +36,7 @@ from kafkalite.errors import (
     ShuttingDownError,
     broker_error,
 )
+from kafkalite.limits import MAX_WAIT_MS
 from kafkalite.protocol import codec
 from kafkalite.protocol.api import API_KEY_BY_REQUEST, APIS
 from kafkalite.protocol.messages.cluster import BrokerHeartbeatRequest, EnvelopeRequest, ReportReplicasRequest
@@ -103,13 +104,14 @@ class ControllerChannel:
     async def decide(self, command: Any, *, timeout_ms: int) -> Any:
         """Return the controller's reply to a client's command. By then this node's image shows the effect.
 
-        ``timeout_ms`` is 0 if the client sets none. Raises a BrokerError. Raises RequestTimedOutError after
-        the timeout and if the outcome is unknown.
+        ``timeout_ms`` is 0 or less if the client sets none, and is cut to MAX_WAIT_MS. Raises a BrokerError.
+        Raises RequestTimedOutError after the timeout and if the outcome is unknown.
         """
+        timeout_ms = min(timeout_ms, MAX_WAIT_MS) if timeout_ms > 0 else DEFAULT_TIMEOUT_MS
         if self._controller.controller_id == self._node_id and self._authenticator is None:
             return await self._locally(self._controller.submit(command), timeout_ms)
         try:
-            return await self._until(timeout_ms or DEFAULT_TIMEOUT_MS, partial(self._decide_once, command))
+            return await self._until(timeout_ms, partial(self._decide_once, command))
         except _OutcomeUnknownError as error:
             raise RequestTimedOutError(error.message) from error
 

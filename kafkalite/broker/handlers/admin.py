@@ -22,6 +22,7 @@ from kafkalite.errors import (
     PolicyViolationError,
     UnknownTopicOrPartitionError,
 )
+from kafkalite.limits import MAX_RESOURCES_PER_REQUEST
 from kafkalite.metadata.records import BROKER, TOPIC
 from kafkalite.metadata.topic_config import BROKER_DEFAULT_OPTIONS, TOPIC_OPTIONS, topic_settings, value_text
 from kafkalite.protocol.connection import Request
@@ -159,9 +160,11 @@ def describe_configs(services: Services, request: Request, _client: Client) -> R
     """Return every option of a topic or of this broker with its current value and its source.
 
     Errors, per resource: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (another broker, or an unknown
-    resource type).
+    resource type); of the whole request INVALID_REQUEST (too many resources).
     """
     message: DescribeConfigsRequest = request.message
+    if len(message.resources) > MAX_RESOURCES_PER_REQUEST:
+        raise InvalidRequestError(f"at most {MAX_RESOURCES_PER_REQUEST} resources in one request")
     described = [_describe_resource(services, resource) for resource in message.resources]
     return Reply(DescribeConfigsResponse(0, None, described))
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
 from kafkalite.errors import ErrorCode, RequestTimedOutError, broker_error
-
-MAX_TIMEOUT_MS: Final = 2**31 - 1
+from kafkalite.limits import MAX_WAIT_MS
 
 
 class Reply(NamedTuple):
@@ -181,13 +180,13 @@ class PendingResults(Pending):
         """Start the deadline. Each item must be set, expected or waiting. Return this response.
 
         At the deadline the missing items fail with REQUEST_TIMED_OUT and the message ``late``, in which
-        ``%d`` stands for ``timeout_ms``. Items without a registered wait get the message ``unregistered`` if
-        given.
+        ``%d`` stands for ``timeout_ms``, at most MAX_WAIT_MS. Items without a registered wait get the message
+        ``unregistered`` if given.
         """
+        timeout_ms = min(max(timeout_ms, 0), MAX_WAIT_MS)
         self._deadline = (timeout_ms, late, unregistered)
         if self._waiting:
-            seconds = min(max(timeout_ms, 0), MAX_TIMEOUT_MS) / 1000
-            self._timer = self._loop.call_later(seconds, self._expire)
+            self._timer = self._loop.call_later(timeout_ms / 1000, self._expire)
         self._finish_if_complete()
         return self
 
@@ -245,8 +244,10 @@ class HeldResponse(Pending):
         is_due: Callable[[Response], bool] | None = None,
         on_cancel: Callable[[], object] | None = None,
     ) -> None:
-        """The deadline is ``wait_ms`` after the first response that is not due. ``is_due`` decides whether a
-        response that ``ask`` returned is due; by default every response is."""
+        """The deadline is ``wait_ms``, at most MAX_WAIT_MS, after the first response that is not due.
+
+        ``is_due`` decides whether a response that ``ask`` returned is due; by default every response is.
+        """
         super().__init__(on_cancel)
         self.is_over = wait_ms <= 0  #: whether the deadline has passed, so that the next response is sent
         self._loop = loop
@@ -266,7 +267,7 @@ class HeldResponse(Pending):
         elif response is not None and (self.is_over or self._is_due is None or self._is_due(response)):
             self.resolve(response)
         elif self._timer is None and not self.is_done:
-            self._timer = self._loop.call_later(min(self._wait_ms, MAX_TIMEOUT_MS) / 1000, self.finish)
+            self._timer = self._loop.call_later(min(self._wait_ms, MAX_WAIT_MS) / 1000, self.finish)
 
     def _on_response(self, response: Response) -> None:
         self._is_asking = False

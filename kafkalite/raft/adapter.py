@@ -11,11 +11,13 @@ The adapter adds to the library's Raft (R17):
 - State is durable before a message depends on it: terms and votes at once, entries before their
   acknowledgement, the leader's own entries before they count.
 - An acknowledgement carries its term and the number of the message that it acknowledges. It does not count if
-  its term is not the current one, if its message was sent before the current link, or if its sender abstains.
+  its term is not the current one, if that message was sent before the current link began, or if its sender
+  abstains from voting (``eligibility``).
 - A follower commits only entries that the current message has verified.
 - Each vote counts once. Nothing is ever unpickled. Only the leader's own process proposes commands.
 - A snapshot replaces only an older state.
-- A leader or candidate of an older term is notified. After a pause, a node first reads waiting messages.
+- A leader or candidate of an older term is notified. A node whose process was paused first reads the messages
+  that arrived meanwhile.
 
 ``voter`` adds pre-vote, read-index and eligibility. Time is the clock of the Raft loop, and random numbers
 come from the node's ``Rng``, so that a simulated cluster is reproducible.
@@ -90,7 +92,7 @@ def _refuse_pickle(*_: Any) -> Any:
 
 
 def _patch_library() -> None:
-    """Disable the library's pickle, and make it read the clock of the last adapter that was entered."""
+    """Disable the library's pickle, and make it read the clock of the adapter that last called ``enter``."""
     check_library()
     for name in ("loads", "load", "dumps", "dump"):
         setattr(pysyncobj.pickle, name, _refuse_pickle)
@@ -104,7 +106,8 @@ _patch_library()
 
 @dataclass(frozen=True, slots=True)
 class RaftSettings:
-    """Timing and sizes. A follower starts an election after a random time of one to two election timeouts."""
+    """The timeouts and size limits of a voter. A follower that receives nothing from a leader starts an
+    election after a random time of one to two election timeouts."""
 
     election_timeout_ms: int = 500
     fetch_timeout_ms: int = 1_000  #: a leader steps down after this time without responses from a majority
@@ -122,16 +125,16 @@ class RaftSettings:
 
 
 class AdapterHost(Protocol):
-    """The owner of an adapter. The adapter calls it only during calls that the owner makes."""
+    """The owner of an adapter. The adapter calls these methods only during the owner's calls to it."""
 
     def send(self, peer_id: int, message: Message) -> bool: ...
 
     def kick(self) -> None:
-        """Request a tick soon."""
+        """Call the adapter's ``_onTick`` soon."""
         ...
 
     def apply(self, index: int, change: bytes) -> Any:
-        """Apply the committed entry ``index``. Return the result for its proposer. Exceptions are fatal."""
+        """Apply the committed entry ``index``. Return the result for ``done``. An exception is fatal."""
         ...
 
     def skip(self, index: int) -> None:
@@ -144,7 +147,7 @@ class AdapterHost(Protocol):
 
 
 Done = Callable[[Any, bool], None]
-"""Called with (result of ``apply``, whether the outcome is known). (None, True): certainly without effect."""
+"""Called with (result of ``apply``, whether the outcome is known). (None, True): no effect."""
 
 
 class _Port(Transport):  # type: ignore[misc]
@@ -169,7 +172,7 @@ class _NoPoller:
 
 
 class RaftAdapter(SyncObj):  # type: ignore[misc]
-    """One voter. Its host must call ``enter`` before any other method."""
+    """A Raft voter, implemented by pysyncobj. Its host must call ``enter`` before any other method."""
 
     _SyncObj__raftLeader: Any
 
@@ -245,7 +248,8 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return int(self._SyncObj__raftState)
 
     def leader(self) -> int | None:
-        """Return the leader's id, or None. This node is returned once it has applied its first entry."""
+        """Return the leader's node id, or None. A leader returns its own id only after it has applied the
+        first entry of its term."""
         if self.raft_state() == LEADER:
             first = self._SyncObj__noopIDx
             return self.selfNode.id if self.raftLastApplied >= first else None
@@ -253,23 +257,26 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return None if leader is None or leader == self.selfNode else leader.id
 
     def followed(self) -> int | None:
-        """Return the current term's leader, or None. This node counts as soon as it is elected."""
+        """Return the current term's leader, or None. A leader returns its own id as soon as it is elected."""
         leader = self._SyncObj__raftLeader
         return None if leader is None else leader.id
 
     def matches(self) -> dict[int, tuple[int, float]]:
-        """Return {peer: (last index where its log agrees, time of last response or -1)}. For leaders only."""
+        """As the leader, return {peer: (last index at which its log agrees, loop time of its last response)}.
+
+        0 and -1.0 if unknown.
+        """
         match, seen = self._SyncObj__raftMatchIndex, self._SyncObj__lastResponseTime
         return {peer: (match.get(node, 0), seen.get(node, -1.0)) for peer, node in self._nodes.items()}
 
     def next_deadline(self) -> float:
-        """Return the time at which the next tick is due if no event happens earlier."""
+        """Return the loop time of the next tick if no event requires an earlier one."""
         if self.raft_state() == LEADER:
             return float(self._SyncObj__newAppendEntriesTime)
         return self.deadline()
 
     def propose(self, command: bytes, done: Done) -> None:
-        """Append a command if this node leads. Call ``done`` exactly once, later."""
+        """Append a command if this node leads. Call ``done`` exactly once, when the outcome is decided."""
         assert len(command) <= MAX_COMMAND_BYTES, "a command must fit in a message"
 
         def on_outcome(result: Any, reason: int) -> None:
@@ -299,10 +306,10 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return True
 
     def _on_abstaining_ack(self, peer: int, match_index: int) -> None:
-        """Called when an abstaining peer, whose acknowledgements do not count, has the log up to an index."""
+        """Called when a peer that abstains has acknowledged all entries up to ``match_index``."""
 
     def set_deadline(self, deadline: float) -> None:
-        """Start an election at this time, unless a leader's message arrives first."""
+        """Start an election at this loop time, unless a leader's message arrives first."""
         self._SyncObj__raftElectionDeadline = deadline
 
     def deadline(self) -> float:
@@ -535,7 +542,8 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return bool(snapshot.last_index > self.raftLastApplied)
 
     def _install(self, snapshot: Snapshot) -> None:
-        """Replace the state by the leader's snapshot, and the log too if it does not contain its end."""
+        """Replace the state by the leader's snapshot. Also replace the log unless it contains the snapshot's
+        last entries."""
         self._snapshots.store(snapshot)
         self._journal.align(snapshot.previous, snapshot.last)
         for index in list(self._SyncObj__commandsWaitingCommit):
@@ -555,7 +563,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         next_index = self._SyncObj__raftNextIndex
         if message["reset"]:
             if message["seq"] <= self._reset_floor.get(node.id, 0):
-                message["reset"] = False  # sent before the peer received the appends of the last reset
+                message["reset"] = False  # sent before the peer received the last reset's appends
             else:
                 self._reset_floor[node.id] = self._append_seq.get(node.id, 0)
                 self.beat_soon()  # otherwise the position would move back by one entry per heartbeat
@@ -598,7 +606,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             self._base(node, message)
 
     def is_new_vote(self, term: int, peer: int) -> bool:
-        """Whether a vote counts: only the first of each voter in a term does (R17)."""
+        """Whether a vote counts: only the first vote of each peer in a term does (R17)."""
         return (term, peer) not in self._votes_counted
 
     def _on_timeout_now(self, node: Node, message: Message) -> None:

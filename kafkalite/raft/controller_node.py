@@ -12,7 +12,7 @@
 Commands that arrive during a commit are decided together after it, each on the result of the previous one,
 and share one entry. Their records are also replayed once before the commit, so that a record that cannot be
 replayed is never committed. If another node's entry came first (StaleImageError), the whole group is decided
-again on the newer image, so that no decision takes effect on a state other than its own.
+again on the newer image, so that a decision takes effect only on the state for which it was made.
 
 One of several controllers is active: the leader of the quorum, once its image contains every entry committed
 before its term. Only the active controller receives heartbeats and decides which brokers are alive
@@ -84,7 +84,10 @@ _Waiting = tuple[Command, asyncio.Future[Any]]
 
 
 class ControllerNode:
-    """The image of this node and the commands that change it. Invariant: its offset never decreases."""
+    """Owns this node's cluster image, and runs the commands that change it.
+
+    Invariant: the image's offset never decreases.
+    """
 
     def __init__(
         self, quorum: Quorum, node_id: int, clock: Clock, rng: Rng, settings: ControllerSettings | None = None
@@ -206,8 +209,8 @@ class ControllerNode:
         ``submit``.
 
         If the response has STALE_BROKER_EPOCH or BROKER_ID_NOT_REGISTERED, the broker must register again. A
-        broker may shut down, and is fenced, once it leads no partition that another broker could lead and all
-        live brokers have replayed that change.
+        broker may shut down, and is fenced, once it leads no partition that another broker could lead, and
+        all live brokers have replayed the transfer of its leaderships.
         """
         self._check_usable()
         await self._ensure_leading()
@@ -233,7 +236,7 @@ class ControllerNode:
         return BrokerHeartbeatResponse(0, None, broker.is_fenced, may_go)
 
     async def _check_registered(self, node_id: int, broker_epoch: int) -> None:
-        """Raise BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH, but never because of an old image (R19)."""
+        """Raise BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH, according to the newest image (R19)."""
         try:
             broker_of(self.image, node_id, broker_epoch)
         except BrokerError:
@@ -255,7 +258,7 @@ class ControllerNode:
         return True
 
     async def report_replicas(self, request: ReportReplicasRequest) -> ReportReplicasResponse:
-        """Take a broker's report of its replicas' logs, and elect leaders if that is enough (R46-R50).
+        """Record a broker's report of its replicas' logs, and elect leaders where possible (R46-R50).
 
         Raises the same errors as ``submit``, STALE_BROKER_EPOCH and BROKER_ID_NOT_REGISTERED.
         """
@@ -286,7 +289,7 @@ class ControllerNode:
             )
 
     async def _recover_leaders(self) -> None:
-        """Elect leaders of partitions whose replicas have been compared, or have waited long enough."""
+        """Elect leaders of partitions whose replicas have all reported, or that have waited long enough."""
         while (command := self._reports.due(self.image, self._clock.monotonic_ms())) is not None:
             recovered: list[RecoveredPartition] = await self.submit(command)
             for topic, number, verdict in recovered:
@@ -320,8 +323,10 @@ class ControllerNode:
         self._sessions.on_disconnect(node_id, self._clock.monotonic_ms())
 
     async def tick(self) -> None:
-        """Fence brokers whose sessions expired, and balance leaders if due. Call it every 100 ms. Raises the
-        errors of ``submit``."""
+        """Fence brokers whose sessions have expired, elect leaders, and balance leadership at its interval.
+
+        Call it every 100 ms. Raises the errors of ``submit``.
+        """
         if not self.is_active or self._settings.is_single_node or self._is_ticking:
             return
         self._is_ticking = True

@@ -1,4 +1,6 @@
-"""Decides whether a node may vote, which depends on the promises stored in its journal (R17).
+"""Decides whether a node may vote, which depends on its promises (R17).
+
+A promise is a vote or an acknowledgement. The journal stores them.
 
 A node with an empty directory cannot distinguish a new cluster from one in which its own disk was replaced.
 If its disk was replaced, it has lost votes and acknowledgements that other voters rely on. Therefore the node
@@ -9,7 +11,7 @@ conditions holds.
   new link begins a new round, so all responses come from processes that were connected at the same time. No
   node has made a promise yet. The directory ids of all voters become the bootstrap voters.
 - *Listed as a bootstrap voter.* Another voter lists this directory among the bootstrap voters. The node has
-  abstained since then, so it has lost no promise.
+  abstained since it was listed, so it has lost no promise.
 - *Rejoin.* The node has all entries that the leader has committed, including one of the leader's term, and a
   majority without this node confirms that leader (``voter.Voter``).
 
@@ -33,7 +35,7 @@ UNKNOWN: Final = b""  # a voter that rejoined knows only the node ids of the boo
 
 
 class Eligibility:
-    """Whether one node may vote. Pure: the caller persists a change before assigning it here."""
+    """Decides whether one node may vote. Pure: the caller persists a change before it assigns it here."""
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class Eligibility:
         return not self.is_voter
 
     def new_round(self) -> None:
-        """Begin a new round. Discards earlier responses, because a process may have been replaced."""
+        """Begin a new round of inquiries, and discard the responses of the previous round."""
         self.round += 1
         self._never_voted.clear()
 
@@ -73,9 +75,10 @@ class Eligibility:
         bootstrap_voters: BootstrapVoters,
         is_log_shared: bool,
     ) -> BootstrapVoters | None:
-        """Process a response. Return the bootstrap voters if it makes this node one of them, else None.
+        """Process a peer's response. Return the bootstrap voters if this node is now one of them, else None.
 
-        ``is_new``: the peer's directory never belonged to a voter. ``is_log_shared``: every other voter has
+        ``seq``: the round that the peer responds to. ``directory``: the id of the peer's directory, which
+        never belonged to a voter if ``is_new``. ``is_log_shared``: every other voter has
         this node's log, or the log is new. Raises DataDirectoryError if this node was the only voter and the
         peer has voted.
         """
@@ -99,7 +102,7 @@ class Eligibility:
         return self.bootstrap_now(is_log_shared=is_log_shared)
 
     def has_never_voted(self, peer_id: int) -> bool:
-        """Whether the peer responded in this round that its directory never belonged to a voter."""
+        """Whether the peer has responded in this round that its directory never belonged to a voter."""
         return peer_id in self._never_voted
 
     @property

@@ -17,7 +17,7 @@ taken for one whose write was interrupted (R25)::
 
     raft.end        "KLRE" | u32 CRC-32C of the journal's header frame | u64 end | u32 CRC-32C of all before
 
-It is a plain write after each sync, never synced itself, and states nothing if it is missing or unreadable.
+It is written after each sync of the journal, is never synced itself, and is ignored if missing or unreadable.
 
 pysyncobj uses the object as its own journal and calls the camel-case methods. Two of them differ, because the
 library's behavior is unsafe: ``add`` addresses an entry by its index and truncates only where the logs
@@ -67,7 +67,7 @@ class Identity:
 
 
 class Journal:
-    """A node's journal. Invariant: the file has all state reported as durable. ``sync`` writes the rest."""
+    """A node's journal. Invariant: the file has all changes that were reported as durable."""
 
     def __init__(self, filesystem: FileSystem, directory: str) -> None:
         self._filesystem = filesystem
@@ -120,7 +120,7 @@ class Journal:
         self._note_end()
 
     def _check_end(self, end: int) -> None:
-        """Raise CorruptLogError if frames that were synced are missing behind ``end``."""
+        """Raise CorruptLogError if frames after position ``end`` were synced and are missing."""
         if not self._filesystem.exists(self._end_path):
             return
         data = self._filesystem.read_bytes(self._end_path)
@@ -138,7 +138,7 @@ class Journal:
             raise corrupt(self._path, end, f"frames up to position {synced}, which were synced", "the end")
 
     def _note_end(self) -> None:
-        """Write the synced end to its file. An error is only logged: the file then states less."""
+        """Write the journal's synced end to ``raft.end``. An error is only logged: the file is a hint."""
         fixed = _END.pack(_END_MAGIC, self._header_crc, self.size_bytes)
         try:
             file = self._filesystem.open(self._end_path, create=True)
@@ -148,7 +148,7 @@ class Journal:
             _log.warning("the end of the metadata journal is not recorded %s", Fields(error=error))
 
     def _forget_end(self) -> None:
-        """Make the recorded end void, durably, before the journal is replaced by a shorter one."""
+        """Durably overwrite ``raft.end`` with zeros, before a shorter journal replaces the current one."""
         if self._filesystem.exists(self._end_path):
             file = self._filesystem.open(self._end_path)
             file.write_at(0, bytes(_END.size + _CRC.size))
@@ -325,7 +325,7 @@ class Journal:
         raise AssertionError("RaftNode compacts the log, not pysyncobj")
 
     def setCurrentTerm(self, term: int, vote: int | None) -> None:  # noqa: N802
-        """Store term and vote durably, before any message carries them (R17). Raises as ``sync``."""
+        """Store term and vote durably, before any message has them (R17). Raises the errors of ``sync``."""
         if (term, vote) == (self._term, self._vote):
             return
         assert term >= self._term, f"term {self._term} would go back to {term}"
@@ -340,7 +340,7 @@ class Journal:
         return self._vote
 
     def setRaftCommitIndex(self, index: int) -> None:  # noqa: N802
-        """Set the commit index in memory. Until a leader sends one, it is that of the snapshot."""
+        """Set the commit index in memory. After a start, it is the last index of the snapshot."""
         self._commit_index = max(self._commit_index, index)
 
     def getRaftCommitIndex(self) -> int:  # noqa: N802

@@ -7,8 +7,8 @@ dict with the names and types that the library relies on.
 
     append            the entries after (prevLogIdx, prevLogTerm), and the commit index
     chunk             a part of the leader's snapshot
-    next_node_idx     acknowledges both; ``stamp`` is its term, ``seq`` the number of the acknowledged
-                      message, and ``counts`` is False if the sender abstains
+    next_node_idx     acknowledges an append or a chunk; ``stamp`` is the sender's term, ``seq`` the number of
+                      the acknowledged message, and ``counts`` is False if the sender abstains
     request_vote, response_vote, timeout_now
     prevote(_ok)      asks for a vote before a term begins, so that a returning node deposes no leader
     probe(_ok)        asks whether the named node leads the term

@@ -1,7 +1,7 @@
 """The metadata log of one directory: a journal, and the snapshot that it continues.
 
 A single node (``SingleQuorum``) and a voter (``RaftNode``) use the same files. The bootstrap voters in the
-journal determine how they may use the directory::
+journal determine which of them may use the directory, and how::
 
     bootstrap voters        single node             one of several voters
     none: never voted       refused                 abstains, see ``eligibility``
@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 
 class MetadataLog:
-    """The journal and the snapshot store. Invariant, once open: the journal contains the snapshot's last two
-    entries, if there is a snapshot."""
+    """The journal and the snapshot store of one directory. Invariant after ``open``: if there is a snapshot,
+    the journal contains its last two entries."""
 
     def __init__(
         self,

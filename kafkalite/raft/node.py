@@ -1,4 +1,4 @@
-"""Runs one voter on the Raft loop: files, links and the Raft protocol. Ticks when there is work.
+"""Runs one voter on the Raft loop (``runner``): its files, links and Raft protocol.
 
 The node handles encoded entries and their order. The quorum runs on the broker's loop, receives events
 through ``post``, and decodes the records. A change takes effect only on the state on which it was decided
@@ -69,7 +69,7 @@ class QuorumStatus(NamedTuple):
 
 
 class NodeListener(Protocol):
-    """Receives the events of the node in order. ``post`` makes the calls in the right thread."""
+    """Receives the events of the node in order. ``Post`` makes the calls on the listener's loop."""
 
     def on_entry(self, index: int, offset: int, records: bytes) -> None:
         """Called when a committed entry has taken effect."""
@@ -86,7 +86,7 @@ class NodeListener(Protocol):
     def on_leader(self, leader_id: int | None, term: int) -> None: ...
 
     def on_snapshot_wanted(self) -> None:
-        """Called when the log has grown enough to request ``RaftNode.take_snapshot``."""
+        """Called when the log has grown so much that the listener should call ``RaftNode.take_snapshot``."""
         ...
 
     def on_failure(self, error: BaseException) -> None:
@@ -216,7 +216,7 @@ class RaftNode:
     # --- work ------------------------------------------------------------------------------------------
 
     def _work(self, call: Callable[..., object], *args: Any) -> None:
-        """Make one call of the voter, unless the node has stopped. Any exception stops the node."""
+        """Run ``call``, which uses the voter, unless the node has stopped. Any exception stops the node."""
         if not self._is_running:
             return
         try:
@@ -280,7 +280,7 @@ class RaftNode:
             self._timer = loop.call_later(delay, self._on_timer)
 
     def _warn_if_abstaining(self) -> None:
-        """Log once which voters are missing while the cluster cannot start without them."""
+        """Log once which voters are not connected, if this node still abstains after a while."""
         if self._eligibility.is_voter or self._has_warned:
             return
         if self._runner.loop.time() - self._opened > _ABSTAINS_QUIETLY_S:
@@ -295,14 +295,20 @@ class RaftNode:
         return "its metadata directory is new: it waits for all voters to be there, or for the leader's log"
 
     def propose(self, command: bytes, done: Done) -> None:
-        """Post ``done(outcome, is_known)``: (None, True) if it has no effect, (None, False) if unknown."""
+        """Propose a command, and post ``done(outcome, is_known)`` later.
+
+        (None, True): the command has no effect. (None, False): the outcome is unknown.
+        """
         if not self._is_running:
             self._post([(done, None, True)])
             return
         self._work(self.voter.propose, command, lambda *outcome: self._notify(done, *outcome))
 
     def read_index(self, done: Callable[[bool], None]) -> None:
-        """Post ``done(True)`` after every entry that was committed anywhere before this call, else False."""
+        """Post ``done(True)`` once all entries committed before this call are applied here.
+
+        Post ``done(False)`` if this node does not lead.
+        """
         if not self._is_running:
             self._post([(done, False)])
             return
@@ -367,7 +373,7 @@ class RaftNode:
         self._compacted_bytes = journal.size_bytes
 
     def _first_retained(self, index: int) -> int:
-        """Return the index of the first entry to retain before a snapshot at ``index``."""
+        """Return the first entry that the log retains although a snapshot at ``index`` covers it."""
         settings, size_bytes = self._settings, 0
         first = max(self.journal.first_index, index - settings.retained_entries)
         for candidate in range(index, first, -1):

@@ -1,4 +1,4 @@
-"""The interface to consensus: entries of records, appended by comparison, delivered in order when committed.
+"""The interface to the metadata log: entries are appended by comparison and delivered once committed.
 
 An entry holds the records of one ``commit``, which take effect together or not at all. Offsets increase and
 may have gaps. An entry is appended only if the state has not changed since the state at ``after_offset``, on
@@ -30,7 +30,7 @@ class StaleImageError(KafkaliteError):
 
 
 class StateMachine(Protocol):
-    """The owner of the state. All calls run on the event loop, in log order, one at a time."""
+    """The owner of the state that the entries change. All calls run on the event loop, in log order."""
 
     def load(self, offset: int, records: Iterable[MetadataRecord]) -> None:
         """Replace the state by that of a snapshot at ``offset``."""
@@ -54,7 +54,7 @@ LeaderListener = Callable[[int | None, int], None]
 
 
 class Quorum(ABC):
-    """A node's access to the log. Invariant: ``offset`` is the machine's offset and never decreases."""
+    """A node's access to the log. Invariant: ``offset`` is the state machine's offset and never decreases."""
 
     is_single_node = False  #: whether this node is the whole cluster
 
@@ -106,7 +106,7 @@ class Quorum(ABC):
 
     @abstractmethod
     async def read_index(self) -> int:
-        """Confirm that this node leads. Return an applied ``offset`` that covers all committed entries (R19).
+        """Confirm that this node leads. Return an offset that covers all entries committed before (R19).
 
         Raises NotControllerError, or RequestTimedOutError if no majority responds.
         """
@@ -134,7 +134,7 @@ class Quorum(ABC):
 
 
 class OffsetWaiters:
-    """Futures that are completed when an offset is reached."""
+    """Futures, each of which is completed when an offset is reached."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []

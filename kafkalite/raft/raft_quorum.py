@@ -30,7 +30,7 @@ _EVENTS_PER_TURN = 500  # events handled before other callbacks of the loop run
 
 
 class MetadataChunk(NamedTuple):
-    """Either committed entries after an offset, as (offset, encoded records), or a single snapshot."""
+    """Committed entries after an offset, or one snapshot, each as (offset, encoded records)."""
 
     is_snapshot: bool
     entries: Sequence[tuple[int, bytes]]
@@ -39,7 +39,7 @@ class MetadataChunk(NamedTuple):
 
 
 class RaftQuorum(Quorum):
-    """``Quorum`` among ``voters``. Use it on the broker's loop, except for ``node``."""
+    """A ``Quorum`` of several ``voters``. Use it on the broker's loop; its ``node`` runs on the Raft loop."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class RaftQuorum(Quorum):
         settings: RaftSettings | None = None,
         allow_new: bool = True,
     ) -> None:
-        """If ``allow_new`` is False, a directory without a journal is refused; it must have had one."""
+        """If ``allow_new`` is False, ``start`` refuses a directory without a journal."""
         assert node_id in voters, "a node that is no voter needs an ObserverQuorum"
         super().__init__(node_id)
         self._settings = settings or RaftSettings()
@@ -275,9 +275,9 @@ class RaftQuorum(Quorum):
         return self.node.status
 
     def entries_after(self, offset: int, max_bytes: int) -> MetadataChunk:
-        """Return entries after ``offset``, at least one if any exists; a snapshot if they were dropped.
+        """Return up to ``max_bytes`` of entries after ``offset``, but at least one entry if any exists.
 
-        Raises LogOfflineError, ShuttingDownError.
+        Returns a snapshot if the entries are no longer in memory. Raises LogOfflineError, ShuttingDownError.
         """
         self._check_usable()
         if offset < self._recent_base:
@@ -306,7 +306,7 @@ class RaftQuorum(Quorum):
         return self._snapshot_bytes
 
     async def wait_beyond(self, offset: int, timeout_ms: int) -> bool:
-        """Wait until an entry after ``offset`` is applied here. Return False after ``timeout_ms``.
+        """Return True once an entry after ``offset`` is applied here, or False after ``timeout_ms``.
 
         Raises LogOfflineError, ShuttingDownError.
         """

@@ -56,7 +56,7 @@ class SingleNodeLog:
         *,
         known_offset: int | None = None,
     ) -> None:
-        """``known_offset``: the offset that the metadata had in an earlier session, None without one."""
+        """``known_offset``: the metadata offset that an earlier session reached; None if there was none."""
         self._known_offset = known_offset
         self._directory = directory
         self._files = MetadataLog(filesystem, directory, node_id=node_id)
@@ -67,7 +67,7 @@ class SingleNodeLog:
     def open(self) -> Recovered:
         """Read the files. Raises the same errors as ``MetadataLog.open``, and StorageError.
 
-        Metadata that an earlier session had must be there (R25): otherwise raises DataDirectoryError.
+        Raises DataDirectoryError if the log is missing or ends before ``known_offset`` (R25).
         """
         known_offset = self._known_offset
         self._files.open(self._directory_id, allow_new=known_offset is None)
@@ -94,7 +94,7 @@ class SingleNodeLog:
         return Recovered(snapshot_offset, records, entries)
 
     def append(self, entries: Iterable[tuple[int, Sequence[MetadataRecord]]]) -> None:
-        """Write and sync (offset, records) with consecutive offsets. All or none are durable on return.
+        """Write and sync entries (offset, records) with consecutive offsets. They are durable on return.
 
         Raises DiskFullError, with nothing written, and LogOfflineError, as ``Journal.sync`` does.
         """
@@ -135,7 +135,7 @@ class _Pending(NamedTuple):
 
 
 class SingleQuorum(Quorum):
-    """The quorum of a single node. Invariant: offset <= appended offset; entries in between wait for a sync.
+    """The quorum of a single node. Invariant: the appended entries after ``offset`` wait for a sync.
 
     A snapshot replaces the journal when the journal has at least ``snapshot_min_bytes`` and at least the
     size of the last snapshot. Thus disk use stays within about twice the state, and each byte is written

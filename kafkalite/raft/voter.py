@@ -36,7 +36,7 @@ class _Confirmation(NamedTuple):
 
 
 class Voter(RaftAdapter):
-    """A ``RaftAdapter`` with the messages that the library lacks."""
+    """A ``RaftAdapter`` with pre-vote, read-index and eligibility to vote."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._prevote_seq, self._prevote_term = 0, -1
@@ -47,7 +47,7 @@ class Voter(RaftAdapter):
         self._reads_ready: list[_Read] = []  # confirmed reads that wait until their commit index is applied
         self._next_inquiry = 0.0
         self._confirmation: _Confirmation | None = None
-        self._log_holders: set[int] = set()  # peers that have all entries of the former only voter
+        self._log_holders: set[int] = set()  # peers that have all entries of this node, the former only voter
         super().__init__(*args, **kwargs)
         self._started = self._loop_time()
 
@@ -205,7 +205,7 @@ class Voter(RaftAdapter):
         return self._is_log_new() or self._log_holders == self._nodes.keys()
 
     def _seek_eligibility(self, now: float) -> None:
-        """Ask the others for their eligibility every heartbeat interval, or bootstrap a cluster of one."""
+        """Ask the other voters for their eligibility, once per heartbeat interval. Bootstrap if possible."""
         if now < self._next_inquiry:
             return
         self._next_inquiry = now + self.conf.appendEntriesPeriod
@@ -216,7 +216,7 @@ class Voter(RaftAdapter):
             self.send_all({"type": "inquire", "seq": self._eligibility.round})
 
     def _share_log(self, now: float) -> None:
-        """Lead the other voters, if none has ever voted, until they have this node's log."""
+        """If no other voter has ever voted, lead them until they have this node's log."""
         if self.raft_state() == LEADER:
             self._seek_eligibility(now)
         elif self._eligibility.is_round_complete:
@@ -257,7 +257,7 @@ class Voter(RaftAdapter):
             self._bootstrap(bootstrap_voters)
 
     def _bootstrap(self, bootstrap_voters: BootstrapVoters) -> None:
-        """Become eligible as a bootstrap voter, because this directory's node has made no promises yet."""
+        """Become one of ``bootstrap_voters``: this node may vote, because it has lost no promise."""
         self._become_voter(bootstrap_voters)
         self.send_all(self._own_eligibility(0))
         if self.selfNode.id == min(bootstrap_voters) and self._is_log_new():

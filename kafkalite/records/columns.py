@@ -185,7 +185,7 @@ def concatenate(columns: Sequence[tuple[int, BinaryColumn | None]]) -> BinaryCol
 
 
 def null_column(count: int) -> BinaryColumn:
-    """Return a column of ``count`` nulls with offsets and validity, where nil would do."""
+    """Return a column of ``count`` nulls with offsets, for batches that nil would make too short (S22)."""
     return BinaryColumn(count, uniform_offsets(0, count), (), 0, bytes((count + 7) // 8))
 
 

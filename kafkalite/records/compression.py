@@ -144,9 +144,9 @@ def _gunzip(data: Buffer, max_bytes: int) -> bytearray:
 def unpacked_bound(codec: Codec, data: Buffer, max_bytes: int) -> int:
     """Return the most bytes that ``data`` can decompress to, without decompressing it.
 
-    That is the declared size, or else what the codec could reach, at most ``max_bytes``. Raises
-    BatchTooLargeError if the data declares more than ``max_bytes``, CorruptBatchError if it is not of that
-    codec.
+    This is the size that the data declares, or else the most that the codec's ratio allows, at most
+    ``max_bytes``. Raises BatchTooLargeError if the data declares more than ``max_bytes``, CorruptBatchError
+    if it is not of that codec.
     """
     magic = _MAGIC[codec]
     if not data or data[: len(magic)] != magic:

@@ -100,7 +100,7 @@ class Codec(enum.IntEnum):
 
     @classmethod
     def parse(cls, text: str) -> Codec:
-        """Convert ``"lz4"`` to Codec.LZ4. Raises ConfigError for ``compression.type``."""
+        """Convert a name such as ``"lz4"``. Raises ConfigError, which names ``compression.type``."""
         codec = cls.__members__.get(text.upper())
         if codec is None:
             allowed = "one of " + ", ".join(name.lower() for name in cls.__members__)

@@ -81,9 +81,13 @@ def check_readable(batch: memoryview, header: BatchHeader) -> None:
 def _layout(count: int) -> tuple[Any, bytes, int, bytes]:
     """Return the layout of ``count`` values or timestamps as builders write them.
 
-    The items are a function that unpacks from a column its bytes up to the first offset, the last offset, the
-    kind of its data and two bytes of the data's length; the expected first of these; the position of the data
-    in the column; the first bytes of timestamps.
+    The items are:
+
+    - a function that unpacks a column's head (its bytes up to the first offset), its last offset, the type
+      byte of its data, and the next two bytes;
+    - the head that every such column has;
+    - the position of the data in the column;
+    - the first bytes of a column of timestamps.
     """
     head = ARRAY_OF_3 + bin_header(4 * (count + 1)) + bytes(4)
     unpack_column = Struct(f"<{len(head)}s{4 * (count - 1)}xiBBB").unpack_from

@@ -1,9 +1,9 @@
 """The follower of one partition: the position it reports to its leader, and how it applies a response.
 
 R1  batches are appended as the leader sent them
-R3  a response counts only if it answers the latest fetch in the epoch that is followed: a fetch carries a
+R3  a response counts only if it answers the latest fetch in the current leader epoch: a fetch position has a
     version, and every change of the log or of the role increments it
-R4  a log is truncated only where the leader's epochs and its own meet
+R4  a log is truncated only to the offset where, by leader epochs, it diverges from the leader's log
 R10 high watermark := min(the leader's, the follower's log end)
 R49 committed records are truncated only after an unclean election: a leader that lacks them is refused
 """
@@ -41,7 +41,7 @@ class FetchPosition(NamedTuple):
 
 
 class NextFetch(Enum):
-    """When a follower reports its position again after a response."""
+    """When a follower fetches again after a response."""
 
     NOT_DUE = auto()  #: nothing has changed
     AFTER_SYNC = auto()  #: the log grew; its new end counts as soon as it is synced
@@ -50,7 +50,7 @@ class NextFetch(Enum):
 
 
 class FollowerStep(NamedTuple):
-    """The effect of a response. If ``is_ignored``, it did not answer the latest fetch and changed nothing."""
+    """The effect of a response. ``is_ignored``: it did not answer the latest fetch, and changed nothing."""
 
     appended_bytes: int = 0
     truncated_to: int | None = None
@@ -81,7 +81,7 @@ class PartitionFollower:
     leader_epoch: int
     high_watermark: int
     version: int
-    committed_floor: int = 0  #: this log's committed end, exclusive, by the metadata; 0: unknown
+    committed_floor: int = 0  #: exclusive end of the records that are committed by the metadata; 0: unknown
     loss_epoch: int = NO_EPOCH  #: the leader epoch of the latest unclean election
 
     def position(self) -> FetchPosition:
@@ -97,7 +97,7 @@ class PartitionFollower:
         )
 
     def accepts(self, leader_epoch: int, asked: FetchPosition | None) -> bool:
-        """Whether a response of ``leader_epoch`` to the fetch of ``asked`` is valid now (R3).
+        """Whether a response in ``leader_epoch`` to a fetch at the position ``asked`` is valid now (R3).
 
         If ``asked`` is None, the caller guarantees that nothing has changed since the fetch.
         """
@@ -126,13 +126,13 @@ class PartitionFollower:
     def may_truncate(self, offset: int) -> bool:
         """Whether the log may be truncated to ``offset`` (R49).
 
-        Not below the committed end: then the leader has lost records. Unless an unclean election has
-        accepted that, since which this log has no batch.
+        A leader that requires a truncation below the committed end has lost records. The truncation is
+        allowed only after an unclean election, and only if this log has no batch from that election on.
         """
         return offset >= self.committed_end or self.log.latest_epoch < self.loss_epoch
 
     def waits_for_disk(self, response: ReplicaFetchedPartition, batches: memoryview) -> bool:
-        """Whether ``apply`` makes something durable before it returns: a truncation or another log start."""
+        """Whether ``apply`` syncs before it returns: it truncates the log, or moves the log start."""
         log = self.log
         return bool(
             response.error_code
@@ -145,8 +145,8 @@ class PartitionFollower:
         )
 
     def apply(self, response: ReplicaFetchedPartition, batches: memoryview, now_ms: int) -> FollowerStep:
-        """Append, truncate or start over as the leader's response requires. Its only possible error code
-        is OFFSET_OUT_OF_RANGE. Raises the same errors as ``Partition.on_fetched``."""
+        """Append, truncate or start over as the leader's response requires. The only error code that the
+        response may have is OFFSET_OUT_OF_RANGE. Raises the same errors as ``Partition.on_fetched``."""
         if response.error_code:
             return self._start_over_behind(response)
         if response.diverging_epoch != NO_EPOCH:
@@ -182,7 +182,7 @@ class PartitionFollower:
     def advance(self, leader_high_watermark: int, log_end_offset: int) -> bool:
         """Raise the high watermark to the leader's, at most to the log end (R10). Return whether it moved.
 
-        A new leader's may be lower for a while. Committed records stay committed: this one only rises.
+        A new leader's high watermark may be lower for a while. The follower's never decreases.
         """
         known = min(leader_high_watermark, log_end_offset)
         if known <= self.high_watermark:
@@ -191,7 +191,7 @@ class PartitionFollower:
         return True
 
     def _join_at(self, response: ReplicaFetchedPartition, batches: memoryview) -> FollowerStep:
-        """Truncate to the base offset of the leader's first batch, inside which this log ends.
+        """Truncate this log, which ends inside the leader's first batch, to that batch's base offset.
 
         That happens if this log's end came from another leader, which had compacted the batch. The
         batch is committed and incomplete here, so this replica is not in sync and loses no acknowledged

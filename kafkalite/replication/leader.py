@@ -5,8 +5,10 @@ its log end with ``durability=page-cache`` (R7). The rules:
 
 R8  high watermark := max(high watermark, least progress over the *maximal* in-sync set and the leader);
     maximal is the current set united with the proposed one, because the controller may decide for either
-R9  it does not move while fewer replicas than min.insync.replicas are in sync, whatever the acks
-R10 no monotonic answer may be derived from it before it has reached the offset where this epoch started
+R9  the high watermark does not move while fewer replicas than min.insync.replicas are in sync, whatever the
+    acks
+R10 until the high watermark has reached the offset where this epoch started, it may be lower than the
+    previous leader's, so no response that must never go back is derived from it
 R12 a replica joins once it has fetched, in this epoch, past the high watermark and the start of the epoch.
     Under load a replica that keeps up could always be a moment behind a high watermark that faster replicas
     move. The high watermark waits for such a replica, briefly and not often (Kafka's
@@ -30,7 +32,7 @@ JOIN_PAUSE_MS: Final = 10 * JOIN_WAIT_MS
 
 
 class ProposedIsr(NamedTuple):
-    """An in-sync set to replace that of ``partition_epoch``. Both tuples have the same order."""
+    """An in-sync set to replace that of ``partition_epoch``. ``broker_epochs`` is in the order of ``isr``."""
 
     partition_epoch: int
     isr: tuple[int, ...]
@@ -38,7 +40,7 @@ class ProposedIsr(NamedTuple):
 
 
 class _Follower:
-    """One follower as this leadership has seen it.
+    """The progress of one follower during this leadership.
 
     ``target_offset`` is a former log end of the leader that the follower has not reached yet, and
     ``target_ms`` the time of that log end. A follower that reaches it was caught up at that time.
@@ -72,7 +74,7 @@ class _Follower:
 
 
 class PartitionLeader:
-    """One leadership: from becoming leader in ``leader_epoch`` to the next epoch.
+    """The state of a partition's leader during one leader epoch.
 
     Invariants: ``high_watermark`` never moves back; ``isr`` is that of ``partition_epoch``; a pending
     proposal is for ``partition_epoch``; all replicas in ``isr`` or proposed are in ``_quorum``.
@@ -113,7 +115,7 @@ class PartitionLeader:
     ) -> None:
         """``epoch_start_offset`` is the log end at the moment of becoming leader.
 
-        ``high_watermark`` is the one that this replica already knows.
+        ``high_watermark`` is the one that this replica knew before.
         """
         self.leader_epoch = leader_epoch
         self.partition_epoch = partition_epoch
@@ -133,7 +135,7 @@ class PartitionLeader:
         self.configure(isr, min_insync_replicas)
 
     def configure(self, isr: Iterable[int], min_insync_replicas: int) -> bool:
-        """Take another in-sync set or minimum. Returns whether the high watermark moved."""
+        """Set the in-sync set and its minimum size. Returns whether the high watermark moved."""
         self.isr = frozenset(isr)
         self._min_insync_replicas = min_insync_replicas
         return self._take_quorum()
@@ -177,7 +179,7 @@ class PartitionLeader:
         return self.high_watermark >= self.epoch_start_offset
 
     def has_epoch_start(self, progress: int) -> bool:
-        """Whether a replica with that progress has everything from before this epoch (R12)."""
+        """Whether a replica with that progress has all records from before this epoch (R12)."""
         return progress >= self.epoch_start_offset
 
     @staticmethod
@@ -213,7 +215,10 @@ class PartitionLeader:
         leader_end_offset: int,
         now_ms: int,
     ) -> bool:
-        """Count a follower's fetch that does not diverge. Returns whether the high watermark moved."""
+        """Record the progress that a follower's fetch reports. Returns whether the high watermark moved.
+
+        Call it only if the follower's log does not diverge.
+        """
         follower = self._followers[replica_id]
         follower.broker_epoch = broker_epoch
         follower.log_start_offset = log_start_offset
@@ -236,7 +241,8 @@ class PartitionLeader:
         return self._followers[replica_id].broker_epoch
 
     def low_watermark(self, own_log_start_offset: int) -> int:
-        """Return the offset below which no maximal in-sync replica has records; -1 if one has not fetched."""
+        """Return the least log start of the maximal in-sync set; -1 if one of its replicas has not
+        fetched."""
         others = (self._followers[one].log_start_offset for one in self._quorum if one in self._followers)
         return min((own_log_start_offset, *others))
 
@@ -258,7 +264,7 @@ class PartitionLeader:
         return progress >= self.high_watermark and self.has_epoch_start(progress)
 
     def is_close(self, replica_id: int, now_ms: int) -> bool:
-        """Whether a follower lacks only the newest records to join."""
+        """Whether a follower is so close to meeting R12 that the high watermark should wait for it."""
         if replica_id in self.isr or self._pending is not None or now_ms < self._may_wait_again_ms:
             return False
         progress = self._progress.get(replica_id, -1)
@@ -287,11 +293,11 @@ class PartitionLeader:
     def propose(
         self, now_ms: int, *, lag_time_max_ms: int, leader_end_offset: int, live: Callable[[int], int | None]
     ) -> ProposedIsr | None:
-        """Return the in-sync set to request from the controller. None if the current set is right, or if a
-        response is pending.
+        """Return the in-sync set to request from the controller. None if the current set is right, or while
+        the controller's response is awaited.
 
-        ``live`` returns a node's broker epoch if it may be in sync at all: unfenced and not shutting
-        down. A proposal without a decision is returned again, unchanged (R14).
+        ``live`` returns a node's broker epoch if the node is unfenced and not shutting down, else None. After
+        ``on_undecided``, the pending proposal is returned again, unchanged (R14).
         """
         if self._pending is not None:
             if self._is_pending_sent:
@@ -329,5 +335,5 @@ class PartitionLeader:
         return self._pending
 
     def on_undecided(self) -> None:
-        """Let a refused or lost proposal be sent again. It remains pending (R14)."""
+        """Make ``propose`` return the pending proposal again, after a refusal or a lost response (R14)."""
         self._is_pending_sent = False

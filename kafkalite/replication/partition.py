@@ -282,10 +282,10 @@ class Partition:
     def become_leader(self, state: PartitionState, *, now_ms: int = 0, known_high_watermark: int = 0) -> bool:
         """Lead in the epoch of ``state``, or apply its in-sync set if this replica leads in it already.
 
-        ``known_high_watermark`` is the one in the metadata. A first leadership on an empty disk, or
-        after a restart, starts from the offset that the log itself guarantees. A log that ends below it has
-        lost committed records: it goes offline as damaged (R48). A state older than a
-        known one changes nothing. Returns whether the high watermark moved.
+        ``known_high_watermark`` is the one in the metadata. A log that ends below it has lost committed
+        records: it goes offline as damaged (R48). Otherwise the high watermark begins at the largest known
+        one. In the current epoch, an older ``state`` changes nothing. Returns whether the high watermark
+        moved.
         """
         assert state.leader == self._broker_id, f"{self.key} is led by {state.leader}"
         leader = self._leader
@@ -334,8 +334,8 @@ class Partition:
         """Follow ``state.leader``; if it is -1, wait for a leader. Uncommitted records stay until the new
         leader's response shows where the logs diverge (R4).
 
-        ``known_high_watermark`` is the one in the metadata. A member of the ISR or ELR, whose log has
-        everything below it, does not truncate below it, nor below the one that it knows itself (R49).
+        ``known_high_watermark`` is the one in the metadata. A member of the ISR or ELR has all records below
+        it, and truncates neither below it nor below its own high watermark (R49).
         """
         assert state.leader != self._broker_id, f"{self.key} is led here"
         follower = self._follower
@@ -363,7 +363,7 @@ class Partition:
         )
 
     def committed_floor(self, state: PartitionState, known_high_watermark: int) -> int:
-        """Return the end, exclusive, of what the metadata says is committed in this log (R49)."""
+        """Return the exclusive end of this log's records that the metadata shows as committed (R49)."""
         is_member = self._broker_id in state.isr or self._broker_id in state.elr
         return min(known_high_watermark, self.log.log_end_offset) if is_member else 0
 
@@ -455,8 +455,8 @@ class Partition:
     def append_state(self, batch: bytearray | memoryview, header: BatchHeader, now_ms: int) -> Appended:
         """Append a coordinator's own batch, as with acks=all.
 
-        A transactional batch belongs to a transaction that is known to include this partition, and has
-        no sequence. Raises NotLeaderOrFollowerError, KafkaStorageError, NotEnoughReplicasError,
+        A transactional batch must have no sequence, and belong to a transaction that already includes this
+        partition. Raises NotLeaderOrFollowerError, KafkaStorageError, NotEnoughReplicasError,
         InvalidRecordError (a control batch), the errors of ``ProducerStates.check_open``, and the log's
         StorageErrors.
         """
@@ -473,8 +473,8 @@ class Partition:
         """Append the marker that ends the producer's transaction here, as with acks=all (R33).
 
         ``producer_epoch`` is the transaction's epoch plus one, and becomes the producer's (R31). If the
-        log has the marker already, nothing is appended; the result then ends at the log end, so that it
-        counts as committed only when the marker certainly is. Raises NotLeaderOrFollowerError,
+        log has the marker already, nothing is appended. The result then ends at the log end, because the
+        marker is certainly committed when all of the log is. Raises NotLeaderOrFollowerError,
         KafkaStorageError, NotEnoughReplicasError, TransactionCoordinatorFencedError (R32),
         InvalidProducerEpochError, and the log's StorageErrors.
         """
@@ -488,7 +488,7 @@ class Partition:
         return self._write(leader, batch, parse_header(batch), now_ms)
 
     def _appending(self) -> PartitionLeader:
-        """Return this leadership. Raises an error unless it may append as with acks=all."""
+        """Return the leader's state. Raises an error unless it may append as with acks=all."""
         leader = self._leading()
         if self.log.offline_reason is not None:
             raise self._offline()
@@ -612,7 +612,7 @@ class Partition:
         )
 
     def aborted_between(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Return (producer id, first offset) of aborted transactions in [first, end), by first offset."""
+        """Return (producer id, first offset) of the aborted transactions that overlap [first, end)."""
         return self.log.aborted_between(first, end)
 
     def offset_for_bytes(
@@ -621,7 +621,7 @@ class Partition:
         """Return the result of ``Log.offset_for_bytes``, up to the high watermark or the last stable
         offset.
 
-        Raises InvalidRequestError for a bad range, OffsetOutOfRangeError if it begins above the
+        Raises InvalidRequestError for a bad range, OffsetOutOfRangeError if the range begins above the
         readable end, NotLeaderOrFollowerError, OffsetNotAvailableError (R10).
         """
         self._leading()
@@ -747,9 +747,9 @@ class Partition:
     ) -> PartitionChange | None:
         """Return the change of the in-sync set to request from the controller, or None (R12, R15).
 
-        ``live`` returns a node's broker epoch if it is unfenced and not shutting down. None while a decision
-        is due. A proposal whose fate is unknown must be reported with ``on_undecided``. First ends the waits
-        for replicas that have joined or whose time is over.
+        First ends the waits for replicas that have joined or are late. Returns None also while the
+        controller's response is awaited; if it is lost or a refusal, call ``on_undecided``. ``live`` returns
+        a node's broker epoch if the node is unfenced and not shutting down, else None.
         """
         leader = self._leader
         if leader is None:

@@ -50,7 +50,7 @@ class AbortedIndex:
         return map(_LINE.__mod__, self._rows())
 
     def add_line(self, text: str) -> None:
-        """Add the entry of a line of ``lines`` without the first word. Raises ValueError if malformed."""
+        """Add the entry of a line of ``lines``, given without its first word. Raises ValueError."""
         producer_id, first_offset, last_offset, bound = map(int, text.split())
         self.add(Aborted(producer_id, first_offset, last_offset, bound))
 

@@ -1,10 +1,10 @@
 """Repair a damaged log without a sound replica, for ``kl log accept-loss`` (R45).
 
 Every intact batch stays at its offset. Gap batches, as compaction writes them, take the place of the offsets
-that no intact batch has, up to the last offset that is known to have been synced. So consumers go on behind
+that no intact batch has, up to the last offset that is known to have been synced. So consumers continue after
 them, and no offset is used twice. The damaged files are kept beside the new ones.
 
-Blocking, and only while no broker uses the directory. If it is interrupted, it can be repeated.
+The repair blocks, and needs a directory that no broker uses. If it is interrupted, it can be repeated.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _read_marker(fs: FileSystem, data_directory: str) -> CleanShutdown | None:
 
 @dataclass(slots=True)
 class _Content:
-    """The new content of one segment: runs of its file and gaps. ``is_same``: exactly the old content."""
+    """The new content of one segment: its intact batches, and gap batches. ``is_same``: nothing changed."""
 
     base_offset: int
     parts: list[bytes] = field(default_factory=list)
@@ -152,7 +152,7 @@ class _Repair:
                     self._fs.rename(path, target)
 
     def _repair_state(self, bases: list[int]) -> LogState:
-        """Return the log state; an unreadable one without a copy begins at the first segment."""
+        """Return the log state. If no copy of it is readable, the log starts at the first segment."""
         try:
             state, is_restored = restored_state(self._fs, self._directory, self._point)
         except (CorruptLogError, ValueError):
@@ -190,7 +190,7 @@ class _Repair:
         )
 
     def _runs(self, segment: Segment, view: memoryview, at: int) -> Iterator[Intact]:
-        """Yield the intact runs of a segment; none of one that belongs to another log (R42)."""
+        """Yield the runs of intact batches in a segment; none if it belongs to another log (R42)."""
         if not is_own(self._fs, segment, self._point.end):
             return
         yield from intact_runs(view, 0, at)
@@ -255,7 +255,7 @@ class _Repair:
         self._kept.append(kept)
 
     def _remove_derived(self, names: list[str], first_lost: int) -> None:
-        """Remove what the next start derives from the batches again: epochs, and producers behind a gap."""
+        """Remove the leader epochs and the later producer snapshots; the next start derives them again."""
         for name in names:
             offset = layout.parse_producers_file_name(name)
             if name == layout.LEADER_EPOCHS_FILE or (offset is not None and offset > first_lost):

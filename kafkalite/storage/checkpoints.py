@@ -52,19 +52,19 @@ class LogState(NamedTuple):
     truncated_to: int = NO_OFFSET
 
     def is_older_than(self, point: RecoveryPoint) -> bool:
-        """Whether this state is not the one that the log had when ``point`` was written."""
+        """Whether this state is older than the one that the log had when ``point`` was written."""
         return self.truncations < point.truncations or self.log_start_offset < point.log_start_offset
 
     def cap(self, end_offset: int, truncations: int) -> int:
-        """Return the part of ``end_offset`` that is still valid for a file with this count."""
+        """Return the offset, at most ``end_offset``, below which a file with this count is valid."""
         return end_offset if truncations >= self.truncations else min(end_offset, self.truncated_to)
 
 
 class Fingerprint(NamedTuple):
-    """What identifies a segment and its end: the CRC fields of its first and of its last batch.
+    """The CRC fields of a segment's first and last batch, which identify the segment and its end.
 
-    ``position`` is that of the last batch in the file. A segment of another log has another first batch;
-    one that was cut, zeroed or replaced by an older version has another last batch, or none (R42).
+    ``position`` is that of the last batch in the file. A segment of another log has another first batch. A
+    segment that was cut, zeroed or replaced by an older version has another last batch, or none (R42).
     """
 
     base_offset: int
@@ -74,7 +74,7 @@ class Fingerprint(NamedTuple):
 
 
 class RecoveryPoint(NamedTuple):
-    """``recovery_point`` is exclusive. All below it was synced when it was written (R24).
+    """The offset (exclusive) below which a log was synced when the point was written (R24).
 
     ``end`` identifies the active segment and the batch that ends at the recovery point; None if the active
     segment had no batch.
@@ -87,7 +87,7 @@ class RecoveryPoint(NamedTuple):
 
 
 class CompactionPoints(NamedTuple):
-    """How far a log is compacted. Offsets are exclusive.
+    """The offsets (exclusive) up to which a log is compacted.
 
     ``passes``: (compacted up to, wall clock time in milliseconds), both ascending. A pass may be omitted if
     another one follows soon; its offsets then count as compacted later.
@@ -168,7 +168,7 @@ def _field(line: str, name: str, path: str) -> int:
 
 
 def encode_log_state(state: LogState, log: str) -> bytes:
-    """``log`` is the name of the log's directory."""
+    """Return the content of a log-state file. ``log`` is the name of the log's directory."""
     fields = state._asdict()
     return encode_lines(_LOG_STATE, (f"log {log}", *(f"{name} {value}" for name, value in fields.items())))
 
@@ -248,7 +248,7 @@ class RecoveryPoints(NamedTuple):
 def decode_recovery_points(data: bytes) -> RecoveryPoints:
     """Read every intact block, in order: a later one replaces the points of an earlier one.
 
-    An unreadable last block is an append that was torn: it states nothing.
+    An unreadable last block is a torn append, and is ignored.
     """
     points: dict[str, RecoveryPoint] = {}
     position = size_bytes = 0

@@ -17,8 +17,8 @@ missing offsets, and damage in it is detected as in any other log (R24). The rul
   the next sequence are still recognized. A batch that would not become smaller stays unchanged too.
 * A tombstone is removed in the second pass after all earlier offsets were compacted, if that happened at
   least ``delete.retention.ms`` ago, so that a consumer that reads from the start has received it. It stays if
-  an older record of its key remains in a batch that stayed unchanged or cannot be read. The caller chooses
-  the offsets: none while an absent replica may have the older records but not the tombstone (R41).
+  an older record of its key remains in a batch that stayed unchanged or cannot be read. The caller limits the
+  offsets: none is allowed while an absent replica may have the older records but not the tombstone (R41).
 * An abort marker stays, because the index of aborted transactions refers to it. A commit marker is removed by
   the rules for tombstones. Two commit markers stay: a producer's last marker, which carries its epoch (R31),
   and the last one before an abort. Otherwise a replica that was absent since before the commit would take the
@@ -240,7 +240,7 @@ class Rewriter:
         self._gap: tuple[int, int, int] | None = None  # base offset, next offset, leader epoch
         # Set when a batch that stayed may contain any key: it cannot be read, or there were too many keys.
         self._keeps_tombstones = False
-        self._held: set[int] = set()  # producers, until their marker, with unchanged transactional batches
+        self._held: set[int] = set()  # producers with unchanged transactional batches before their marker
         self._pinned: set[bytes | None] = set()  # keys of which a superseded record stays
         self.has_changed = False
         self.removed_records = 0

@@ -42,7 +42,7 @@ Steps = Generator[Job | SwapWork, bytes | None, None]
 
 @dataclass(slots=True, eq=False)
 class CompactionPass:
-    """A pass. ``compacted_to`` (exclusive) is the end of the compacted offsets; valid if ``is_complete``.
+    """One pass. ``compacted_to`` (exclusive) is the end of the compacted offsets; valid if ``is_complete``.
 
     ``is_given_up``: the pass ended because the log was truncated, deleted from or closed. ``has_more``: not
     all keys fitted in memory, so another pass should follow at once.

@@ -42,8 +42,8 @@ class Cleanable(NamedTuple):
 
 
 class CompactionState:
-    """The compaction state of one log. Invariant: if ``_remembered`` is not empty or ``_surveyed_to`` is not
-    0, they belong to ``_points``."""
+    """The compaction state of one log. Invariant: ``_remembered`` and ``_surveyed_to``, unless empty and 0,
+    result from the last pass in ``_points``."""
 
     __slots__ = ("_directory", "_fs", "_points", "_remembered", "_surveyed_to")
 
@@ -60,7 +60,7 @@ class CompactionState:
         return layout.join(self._directory, layout.COMPACTION_FILE)
 
     def points(self, state: LogState) -> CompactionPoints:
-        """Return how far the log is compacted; not at all if its file is missing or cannot be read."""
+        """Return the saved compaction points; empty points if the file is missing or cannot be read."""
         if self._points is None:
             try:
                 self._points = decode_compaction(self._fs.read_bytes(self._path), self._path)

@@ -1,4 +1,4 @@
-"""Replaces segments by a compacted segment with the same offsets. A crash leaves either version.
+"""Replaces segments by a compacted segment with the same offsets. A crash leaves the old or the new segments.
 
 The new segment is written and synced under a temporary name. Then these steps follow::
 

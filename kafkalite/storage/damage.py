@@ -1,7 +1,7 @@
-"""Damage: what is known about a log whose records are lost or cannot be trusted.
+"""Damage: describes a log whose records are lost or cannot be trusted, and finds its intact batches.
 
-A damaged log is read-only up to its sound end. The local node only marks it; in a cluster the controller
-decides how it is repaired, on a single node the operator does (R24).
+A damaged log is read-only up to its sound end. The local node only marks it. In a cluster the controller
+decides how it is repaired, and on a single node the operator (R24).
 """
 
 # Tests: tests/storage/test_log.py
@@ -106,9 +106,10 @@ def _batch_at(view: memoryview, position: int, from_offset: int) -> BatchHeader 
 def intact_runs(view: memoryview, position: int, from_offset: int) -> Iterator[Intact]:
     """Yield the runs of intact batches at or behind ``position``, in order of offsets.
 
-    ``from_offset`` is the offset that belongs at ``position``. The CRC does not cover a batch's base offset:
-    a batch directly behind another one with an offset farther ahead has a damaged one, and is skipped, as are
-    batches whose offsets go back, which are copies of earlier ones.
+    ``from_offset`` is the offset that is expected at ``position``. The CRC does not cover a batch's base
+    offset, so two kinds of batch are skipped although their CRC is correct: a batch directly behind another
+    one with a higher offset than expected, whose base offset is damaged; and batches with lower offsets than
+    expected, which are copies of earlier batches.
     """
     found = find_batch(view, position, from_offset)
     while found is not None:
@@ -128,10 +129,10 @@ def intact_runs(view: memoryview, position: int, from_offset: int) -> Iterator[I
 
 
 def is_complete(view: memoryview, position: int, offset: int) -> bool:
-    """Whether the bytes of a bad batch were all written, so that a write that was cut off is not the cause.
+    """Whether all bytes of the bad batch at ``position`` were written, so that no crash cut it off.
 
-    The end of an incomplete write is the end of the file, or zeros up to it. A copy of earlier batches, with
-    offsets below ``offset``, is not a write of this log.
+    After an interrupted write, the rest of the batch is missing, or zero up to the end of the file. A batch
+    with a lower offset than ``offset``, the log's next one, is a copy of an earlier batch and does not count.
     """
     rest = bytes(view[position:]).rstrip(b"\0")
     try:

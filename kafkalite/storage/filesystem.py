@@ -83,8 +83,8 @@ class FileSystem(Protocol):
     def sync_dir(self, path: str) -> None: ...
 
     def boot_id(self) -> str:
-        """Return an id that changes whenever written but unsynced bytes may have been lost: with each start
-        of the system. Empty if it is unknown."""
+        """Return an id that changes with each start of the system, which may lose unsynced bytes. Empty if it
+        is unknown."""
         ...
 
     def read_bytes(self, path: str) -> bytes: ...

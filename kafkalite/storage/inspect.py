@@ -90,7 +90,7 @@ class SegmentIndex(NamedTuple):
 
 
 class LogVerdict(NamedTuple):
-    """The result of verifying one log directory. ``log_end_offset`` (exclusive) is that of intact batches."""
+    """The result of verifying one log directory. Its intact batches end at ``log_end_offset`` (exclusive)."""
 
     directory: str
     topic: str | None

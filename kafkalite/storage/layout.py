@@ -6,7 +6,7 @@
       .lock                                 held by the process that uses the directory
       node.json                             cluster id, node id, directory id, format version
       recovery-points                       for each log, the offset below which it is synced
-      boot-id                               of the system's start during the last session
+      boot-id                               id of the system's start in which the last session ran
       clean-shutdown                        exists only after an orderly stop: the offset range of each log
       <32 hex digits of topic id>-<n>/      one log
         partition.json                      topic, topic id, partition: the identity of the log
@@ -123,7 +123,7 @@ def parse_producers_file_name(name: str) -> int | None:
 
 
 class TornFileName(NamedTuple):
-    """The log end offset at which a recovery cut, and a number that increases."""
+    """The offset at which a recovery cut the log, and a number that increases with each such file."""
 
     offset: int
     number: int

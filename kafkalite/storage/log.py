@@ -199,7 +199,7 @@ class Log:
         *,
         may_lack_unsynced: bool = False,
     ) -> Log:
-        """Open after anything but an orderly stop. Raises CorruptLogError, OSError.
+        """Open a log that was not stopped in an orderly way. Raises CorruptLogError, OSError.
 
         ``may_lack_unsynced``: the system, not only the process, may have stopped.
 
@@ -221,7 +221,7 @@ class Log:
         *,
         may_lack_unsynced: bool = False,
     ) -> tuple[Log, RecoverySync | None]:
-        """Recover without the syncs. They must have succeeded before the log is used."""
+        """Do ``recover`` without its syncs, and return them too. They must succeed before the log is used."""
         opened = recover(fs, directory, config, point or RecoveryPoint(), identity, may_lack_unsynced)
         log = cls(fs, directory, config)
         log._take(opened)
@@ -244,10 +244,10 @@ class Log:
     def mark_damaged(
         self, cause: str, *, sound_end_offset: int | None = None, records_in_doubt: int | None = None
     ) -> Damage:
-        """Take the log offline because of damage (R24). Returns the damage; that found first stays.
+        """Take the log offline because of damage (R24). Return the damage that was found first.
 
-        ``sound_end_offset`` is exclusive, None for the log start: no record can be trusted. Records below
-        it can still be read. ``records_in_doubt`` as in ``Damage``.
+        Records below ``sound_end_offset`` can still be read. None means the log start: no record can be
+        trusted. ``records_in_doubt`` is as in ``Damage``.
         """
         if self.damage is None:
             sound_end = self.log_start_offset if sound_end_offset is None else sound_end_offset
@@ -273,7 +273,7 @@ class Log:
             self._go_offline(str(opened.damage))
 
     def _open(self) -> None:
-        """Read the parts of a cleanly closed log at its first use."""
+        """Read the segments and epochs of a cleanly closed log at its first use."""
         if self._clean_end is None:
             return
         if self.damage is not None:
@@ -543,7 +543,10 @@ class Log:
         return self._active
 
     def maybe_roll(self, now_ms: int) -> bool:
-        """Roll if the active segment has batches and is older than ``segment.ms``. Raises as ``roll``."""
+        """Roll if the active segment has batches and is older than ``segment.ms``. Return whether it was.
+
+        Raises the errors of ``roll``.
+        """
         active = self._active
         if active is None or active.size_bytes == 0 or self.offline_reason is not None:
             return False
@@ -750,7 +753,7 @@ class Log:
         return self.log_end_offset
 
     def _cut(self, number: int, found: Found) -> None:
-        """Remove all segments after ``number`` and its batches from ``found`` on. Sync the rest."""
+        """Remove segment ``number``'s batches from ``found`` on, and all later segments. Sync the rest."""
         segment = self._segments.segments[number]
         closed = [one for one in self._sync.unsynced if one.base_offset < segment.base_offset]
         self._segments.drop_behind(number)
@@ -1125,15 +1128,14 @@ class Log:
         self._active = None
 
     def _write_failed(self, error: BaseException) -> StorageError:
-        """Return the StorageError for a failed write. Unless the error is transient, it is final and takes
-        the log offline (R26)."""
+        """Return the StorageError for a failed write. Unless it is transient, the log goes offline (R26)."""
         if isinstance(error, OSError) and error.errno in _TRANSIENT:
             return StorageError(f"the log in {self._directory} cannot be written now: {error}")
         self._go_offline(f"write failed: {error}")
         return self._offline_error()
 
     def _read_failed(self, error: CorruptLogError | OSError) -> StorageError:
-        """Mark the log as damaged if its files are (R24); not for other errors."""
+        """Return the StorageError for a failed read. A CorruptLogError marks the log as damaged (R24)."""
         if not isinstance(error, CorruptLogError):
             return StorageError(f"the log in {self._directory} cannot be read now: {error}")
         sound_end, lost = self.log_start_offset, self.log_end_offset - self.log_start_offset

@@ -42,7 +42,7 @@ from kafkalite.storage.sync_work import SyncWork
 
 logger = logging.getLogger(__name__)
 
-#: The name under which the offset of the metadata is among the recovery points.
+#: The name of the recovery point that holds the metadata offset instead of a log's.
 METADATA_POINT: Final = "__cluster_metadata"
 
 
@@ -176,7 +176,7 @@ class LogStore:
         self._fs.sync_dir(self._path)
 
     def _read_boot_id(self) -> None:
-        """Find out whether the system was started again since the last session, and note it for the next."""
+        """Check whether the system has started again since the last session, and store its boot id."""
         path, boot_id = self._join(layout.BOOT_ID_FILE), self._fs.boot_id()
         content = boot_id.encode() + b"\n"
         try:
@@ -440,9 +440,9 @@ class LogStore:
 
     @property
     def metadata_offset(self) -> int | None:
-        """The offset up to which an earlier session had the metadata, at least; None if there was none.
+        """The metadata offset that earlier sessions have at least reached; None if there was no session.
 
-        0 if only its logs show that there was one. The metadata that a node finds must not be older (R25).
+        0 if only the logs prove that there was a session. Metadata that ends before it is refused (R25).
         """
         point = self._points.points.get(METADATA_POINT)
         if point is not None:
@@ -463,10 +463,10 @@ class LogStore:
             work()
 
     def begin_checkpoint(self) -> Callable[[], None] | None:
-        """Return the write of the recovery points that moved, for any thread; None if none did (R24).
+        """Return the write of the recovery points that moved; None if none did (R24).
 
-        It costs what has moved, not the number of logs. It raises OSError, DiskFullError: the old points stay
-        valid, and the next checkpoint writes these.
+        It may run in any thread. Its cost depends on the points that moved, not on the number of logs. After
+        OSError or DiskFullError the old points stay valid, and the next checkpoint repeats the write.
         """
         if not (self._moved or self._forgotten or self._unrecorded or self._points.has_failed):
             return None
@@ -476,8 +476,8 @@ class LogStore:
         changes |= {name: RecoveryPoint() for name in created}
         for directory, change in list(self._moved.items()):
             changes[directory.rpartition("/")[2]] = change
-        # Cleared, not replaced: the logs hold it. No sync is finished in between, since this is the loop; a
-        # truncation in another thread may add one, which then stays for the next checkpoint.
+        # Entries are deleted one by one, because the logs refer to this dict, and a truncation in another
+        # thread may have replaced an entry since it was read: that one stays for the next checkpoint.
         for directory in [one for one, change in self._moved.items() if change is changes.get(_name(one))]:
             del self._moved[directory]
         self._forgotten.clear()

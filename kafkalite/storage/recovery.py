@@ -123,7 +123,7 @@ FIRST_DAMAGED: Final = Intact(1, 1, 0, 0, 0, 0)
 class _Cut(NamedTuple):
     """A torn tail: the bytes of ``segment`` from ``position`` on, and the segments behind it.
 
-    ``records`` is their number as far as headers show it.
+    ``records`` is the number of their records, as far as batch headers show it.
     """
 
     segment: Segment
@@ -219,10 +219,9 @@ def recover(
 ) -> OpenedLog:
     """Open after a crash. A damaged log is opened up to its sound end, with the files unchanged.
 
-    ``identity`` is compared with ``partition.json``; None skips that. ``may_lack_unsynced``: the system may
-    have lost unsynced bytes, and not only the process ended. Raises CorruptLogError if nothing of
-    the log can be trusted; OSError. Nothing is synced yet: ``unsynced`` of the result must run before the
-    log is used.
+    ``identity`` is compared with ``partition.json`` unless it is None. ``may_lack_unsynced``: the system may
+    have lost unsynced bytes; False if only the process ended. Raises CorruptLogError if nothing of the log
+    can be trusted; OSError. Nothing is synced yet: run ``unsynced`` of the result before the log is used.
     """
     return _Recovery(fs, directory, config, point, identity, may_lack_unsynced).run()
 
@@ -234,7 +233,7 @@ def diagnose(
     point: RecoveryPoint,
     identity: PartitionIdentity | None,
 ) -> Damage | None:
-    """Return the damage that ``recover`` would find if only the process ended. Raises as ``recover``.
+    """Return the damage that ``recover`` would find if only the process ended. Raises the same errors.
 
     The caller passes a file system that ignores changes.
     """
@@ -251,9 +250,9 @@ def read_log_state(fs: FileSystem, directory: str) -> LogState:
 
 
 def restored_state(fs: FileSystem, directory: str, point: RecoveryPoint) -> tuple[LogState, bool]:
-    """Return the log's state, and whether it was restored from the recovery point, which has a copy.
+    """Return the log's state, and whether it was restored from its copy in the recovery point.
 
-    Raises CorruptLogError for an unreadable file without a recovery point.
+    Raises CorruptLogError if the file is unreadable and there is no recovery point.
     """
     try:
         state = read_log_state(fs, directory)
@@ -266,14 +265,14 @@ def restored_state(fs: FileSystem, directory: str, point: RecoveryPoint) -> tupl
             return state, False
         problem = f"the file has {state}"
     logger.warning("log state restored %s", Fields(directory=directory, problem=problem))
-    # Statements from before the last truncation are not used at all: where it ended is not known any more.
+    # The copy lacks the end of the last truncation, so files from before that truncation are not used at all.
     return LogState(point.log_start_offset, point.truncations, 0), True
 
 
 def is_own(fs: FileSystem, segment: Segment, end: Fingerprint | None) -> bool:
-    """Whether a segment is of this log, by the first batch that ``end`` or its index names (R42).
+    """Whether a segment is of this log: its first batch is the one that ``end`` or its index names (R42).
 
-    If the first batch is damaged, the segment is taken for this log's.
+    Also True if the first batch is damaged, or if neither names one.
     """
     head_crc = 0
     if end is not None and end.base_offset == segment.base_offset:
@@ -289,7 +288,7 @@ def is_own(fs: FileSystem, segment: Segment, end: Fingerprint | None) -> bool:
 
 
 def _identity_problem(fs: FileSystem, directory: str, identity: PartitionIdentity | None) -> str | None:
-    """Return why ``partition.json`` does not show that the directory holds this log, or None."""
+    """Return why ``partition.json`` does not prove that the directory holds the log ``identity``, or None."""
     if identity is None:
         return None
     path = layout.join(directory, layout.PARTITION_FILE)
@@ -305,7 +304,7 @@ def _identity_problem(fs: FileSystem, directory: str, identity: PartitionIdentit
 
 
 class _Recovery:
-    """The recovery of one directory. It first reads and plans, and then changes files."""
+    """The recovery of one directory: reads the log, finds damage and a torn tail, then changes files."""
 
     def __init__(
         self,
@@ -324,10 +323,10 @@ class _Recovery:
         self._point = point
         self._identity = identity
         self._proven = self._state.cap(point.recovery_point, point.truncations)
-        #: The fingerprint of the recovery point; None if it does not hold any more.
+        #: The fingerprint of the recovery point; None if a truncation has made it invalid.
         self._end = point.end if self._proven == point.recovery_point else None
-        self._is_identified = False  # the fingerprint was found
-        self._is_foreign = False  # another one was found
+        self._is_identified = False  # the segment with this fingerprint was found
+        self._is_foreign = False  # a segment with another fingerprint was found
         self._bases: list[int] = []
         self._number = 0  # of the segment in ``_bases`` that is examined
         self._indexed: set[int] = set()  # bases of the segments that have an index file
@@ -517,7 +516,7 @@ class _Recovery:
     # --- judging ---------------------------------------------------------------------------------------
 
     def _stop_at_tear(self, segment: Segment, stop: _Stop, segments_behind: int) -> None:
-        """Decide whether a bad place is damage, and raise CorruptLogError, or note it as a torn tail."""
+        """Record the bad place at ``stop`` as a torn tail. Raises CorruptLogError if it is damage."""
         expected = f"an intact batch with offset {stop.offset}"
         if stop.offset < self._proven:
             raise segment.damaged(stop.position, expected, str(stop.problem))
@@ -587,7 +586,7 @@ class _Recovery:
 
     @property
     def _was_synced(self) -> bool:
-        """Whether a recovery point shows that the identity was synced, or the file names another log."""
+        """Whether a wrong ``partition.json`` is damage: it was synced, or it names another log."""
         return self._names_another_log or self._point.recovery_point > 0
 
     @property

@@ -66,7 +66,7 @@ class RecoveryPointsFile:
     def write(self, changes: Mapping[str, Change]) -> bool:
         """Make the changed points durable. Returns whether there were any.
 
-        Raises OSError, DiskFullError: the file still has the points before, and the next write has these.
+        After OSError or DiskFullError the file has the old points, and the next write includes ``changes``.
         """
         with self._lock:
             changed: dict[str, RecoveryPoint | None] = {}

@@ -8,7 +8,7 @@ Indexes are arrays of numbers in memory. They are saved in blocks after syncs, l
 rebuilt from batch headers where the files do not cover the log.
 """
 
-# Long because one object owns a file together with its map, its indexes and what is known of both.
+# Long because one object owns a file together with its map, its indexes and the state of its checks.
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ RESERVE_BYTES: Final = 16 * KIB
 
 CRC_BYTES: Final = 4
 
-#: Above every offset: the last batch is unknown.
+#: The base offset of an unknown last batch. It is above every offset.
 _UNKNOWN: Final = 2**63 - 1
 
 
@@ -82,7 +82,7 @@ class Checked(NamedTuple):
 
 
 class SoundPart(NamedTuple):
-    """The intact start of a segment, exclusive, and the number of lost offsets behind it."""
+    """The exclusive end of a segment's intact start, and the number of lost offsets behind it."""
 
     end_offset: int
     lost: int
@@ -195,7 +195,7 @@ class Segment:
         return segment
 
     def take_file(self, file: File, size_bytes: int, next_offset: int) -> None:
-        """Use ``file``, a segment that was written under another name and whose batches are all indexed."""
+        """Use ``file`` as this segment's. It had another name, and all its batches are in the indexes."""
         self._file = file
         self.size_bytes, self.next_offset = size_bytes, next_offset
         self._set_allocated(size_bytes)
@@ -596,7 +596,7 @@ class Segment:
         return NO_OFFSET if self._last_base_offset == _UNKNOWN else self._last_position
 
     def has(self, block: Block) -> bool:
-        """Whether the file has the batches that an index block names (R42); True if it is of another log."""
+        """Whether the file has the batches that ``block`` names (R42). True for a block of another log."""
         if block.owner != self.owner or not block.tail_crc:
             return True
         found = self.fingerprint(block.tail_position)

@@ -54,7 +54,7 @@ class SegmentList:
         return self.segments[-1]
 
     def number_of(self, offset: int) -> int:
-        """Return the index of the segment that contains ``offset``, or of the last one if it is higher."""
+        """Return the index of the segment that contains ``offset``; the last one if ``offset`` is higher."""
         return bisect_right(self.bases, offset) - 1
 
     def create(self, base_offset: int, config: LogConfig, state: LogState) -> Segment:

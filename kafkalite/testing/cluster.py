@@ -67,7 +67,7 @@ class Node:
 
     def __init__(self, node_id: int, settings: dict[str, Any], rng: Rng) -> None:
         self.node_id = node_id
-        self.settings = settings  #: after the first start with its addresses, which restarts reuse
+        self.settings = settings  #: after the first start they include its addresses, which restarts reuse
         self.rng = rng
         self.filesystem: FileSystem | None = None
         self.broker: Broker | None = None
@@ -127,7 +127,7 @@ class Cluster:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._faults: dict[tuple[int | None, int], Fault] = {}
         self.nodes: dict[int, Node] = {}  #: by node id
-        #: Of several nodes. Requests such as ControlledShutdown need it.
+        #: The ``cluster.secret`` of a multi-node cluster. Requests such as ControlledShutdown need it.
         self.secret = str(settings.get("cluster_secret", "a secret of this test cluster"))
         if brokers == 1 and controllers == 0:
             node_id = int(settings.get("node_id", 1))

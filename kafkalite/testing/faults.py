@@ -24,7 +24,7 @@ Fault: TypeAlias = "Callable[[Request, Proceed, Clock], Response | Pending | Non
 class _Disconnection(Pending):
     """A response that is never sent. Its connection is aborted when ``done`` is resolved, or at once.
 
-    The server registers a slot of the connection as the continuation, which identifies the connection.
+    The server's continuation is an object with a ``connection``, which is how the connection is found.
     """
 
     def __init__(self, done: Pending | None = None) -> None:

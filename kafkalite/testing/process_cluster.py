@@ -288,12 +288,12 @@ class ProcessCluster:
         ]
 
     async def view(self, node_id: int | None = None) -> ClusterView:
-        """Return the view of ``node_id``, or of any broker that responds if None. Raises KafkaliteError."""
+        """Return the cluster as ``node_id`` sees it, or any broker if None. Raises KafkaliteError."""
         addresses = self.running_addresses if node_id is None else [self.nodes[node_id].address]
         return await look_from(addresses, timeout_ms=_ANSWER_MS)
 
     async def _looked_at(self, requested: RequestedState) -> tuple[ClusterView, list[str]]:
-        """Return a view and the unmet conditions, of every broker's view if all must be in sync."""
+        """Return one broker's view, and the unmet conditions: of every view if all must be in sync."""
         views = [await self.view()]
         if requested.is_fully_in_sync:
             ids = [node_id for node_id, node in self.nodes.items() if node.address in self.running_addresses]

@@ -24,7 +24,7 @@ CALL_TIMEOUT_S: Final = 60.0
 
 
 def in_loop(method: Callable[Concatenate[Cluster, P], T]) -> Callable[Concatenate[SyncCluster, P], T]:
-    """Return a method of the twin that calls ``method``, which is no coroutine, in the cluster's thread."""
+    """Return a blocking version of ``method``, which is no coroutine, that runs in the cluster's thread."""
 
     @wraps(method)
     def call(twin: SyncCluster, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -27,7 +27,7 @@ _WRITE: Final = "write"
 
 
 class Steps:
-    """Counts the steps of the first watched process. ``fatal`` is the step to strike, from 1; 0: none."""
+    """Counts the steps of a watched program, from 1. Calls ``strike`` before step ``fatal``; 0: never."""
 
     def __init__(self, fatal: int = 0) -> None:
         self.fatal = fatal
@@ -64,7 +64,7 @@ class Steps:
 
 
 def at_every_step(life: Callable[[Steps], None], *, stride: int = 1) -> list[str]:
-    """Run ``life`` once without a strike, then once for each of its steps with a strike at that step.
+    """Call ``life``, which runs one simulation, without a strike, then with a strike at each of its steps.
 
     Return the labels of the steps. With a ``stride``, strike only at every ``stride``-th step.
     """

@@ -51,6 +51,7 @@ MAX_WAIT_MS: Final = 600_000
 MAX_REBALANCE_TIMEOUT_MS: Final = 24 * 60 * 60 * 1_000  # how long a member may hold a revoked partition
 
 MAX_PARTITIONS_PER_TOPIC: Final = 10_000
+MAX_PRODUCERS_PER_PARTITION: Final = 100_000  # with idempotence; each takes about 1 KB until it expires
 MAX_TOPICS_PER_REQUEST: Final = 10_000
 MAX_TXN_GROUP_MEMBERS: Final = 10_000  # undecided writers; the decision writes a record for each
 MAX_RESOURCES_PER_REQUEST: Final = 200  # whose configuration is described: 40 options of 200 bytes each

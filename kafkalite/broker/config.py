@@ -229,7 +229,15 @@ class BrokerConfig:
         "How partitions may be spread over members: uniform, range. The first is used for members that"
         " request none.",
     )
-    group_max_size: int = option_field(_MAX_INT32, "The maximum number of members of a group.", minimum=1)
+    group_max_size: int = option_field(
+        10_000, "The maximum number of members of a group, static ones included.", minimum=1
+    )
+    group_max_count: int = option_field(
+        10_000, "The maximum number of groups in each partition of __consumer_offsets.", minimum=1
+    )
+    group_max_offsets: int = option_field(
+        100_000, "The maximum number of partitions for which a group has committed offsets.", minimum=1
+    )
 
     # --- behaviour: transactions
     transaction_state_log_num_partitions: int = option_field(
@@ -261,6 +269,12 @@ class BrokerConfig:
     transactional_id_expiration_ms: int = option_field(
         604_800_000,
         "How long an unused transactional id, or an unused retired transaction group, is kept.",
+        minimum=1,
+    )
+    transactional_id_max_count: int = option_field(
+        10_000,
+        "The maximum number of transactional ids and transaction groups in each partition of"
+        " __transaction_state.",
         minimum=1,
     )
     transaction_max_timeout_ms: int = option_field(
@@ -316,6 +330,10 @@ class BrokerConfig:
         "Partitions of a topic that is created without a number of partitions.",
         minimum=1,
         maximum=MAX_PARTITIONS_PER_TOPIC,
+    )
+    max_topics: int = option_field(50_000, "The maximum number of topics of the cluster.", minimum=1)
+    max_partitions: int = option_field(
+        100_000, "The maximum number of partitions of all topics of the cluster.", minimum=1
     )
     default_replication_factor: int = option_field(
         1, "Replicas of a topic that is created without a replication factor.", minimum=1, maximum=2**15 - 1
@@ -510,6 +528,8 @@ class BrokerConfig:
             imbalance_per_broker_percentage=self.leader_imbalance_per_broker_percentage,
             unclean_recovery_strategy=self.unclean_recovery_strategy,
             unclean_recovery_timeout_ms=self.unclean_recovery_timeout_ms,
+            max_topics=self.max_topics,
+            max_partitions=self.max_partitions,
         )
 
     # --- derived

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kafkalite.coordinator_types import Instant
+from kafkalite.errors import PolicyViolationError
 from kafkalite.groups.member import (
     NO_PARTITIONS,
     NOTHING_HELD,
@@ -21,6 +22,7 @@ from kafkalite.groups.member import (
 )
 from kafkalite.groups.offsets import Offsets
 from kafkalite.groups.record_codec import GroupState
+from kafkalite.groups.settings import GroupSettings
 from kafkalite.model import NO_TIMESTAMP
 from kafkalite.protocol.messages.groups import GroupEvent
 
@@ -182,3 +184,14 @@ class Group:
         if session.revoke_deadline_ms is not None:
             return min(deadline_ms, session.revoke_deadline_ms)
         return deadline_ms
+
+
+def new_group(groups: Mapping[str, Group], group_id: str, settings: GroupSettings) -> Group:
+    """Return an empty group that is not in ``groups`` yet. Raises PolicyViolationError if they are too many
+    (S26)."""
+    if len(groups) >= settings.max_count:
+        raise PolicyViolationError(
+            f"the coordinator of group {group_id!r} has group.max.count={settings.max_count} groups",
+            hint="delete unused groups, or raise group.max.count",
+        )
+    return Group(group_id)

@@ -32,7 +32,7 @@ from kafkalite.errors import (
     UnsupportedAssignorError,
 )
 from kafkalite.groups.change import GroupChange
-from kafkalite.groups.group import Group
+from kafkalite.groups.group import Group, new_group
 from kafkalite.groups.member import (
     JOIN_EPOCH,
     LEAVE_EPOCH,
@@ -153,8 +153,8 @@ class HeartbeatRules:
     def _join(
         self, request: ConsumerGroupHeartbeatRequest, caller: Caller, now: Instant, topics: Topics
     ) -> Decision:
-        group = self._groups.get(request.group_id) or Group(request.group_id)
-        member_id = request.member_id
+        group_id, member_id = request.group_id, request.member_id
+        group = self._groups.get(group_id) or new_group(self._groups, group_id, self._settings)
         subscription = _first_subscription(request, caller)
         self._check_subscription(subscription)
         change = GroupChange(group, self._settings, self._patterns, topics, now)

@@ -15,13 +15,14 @@ from kafkalite.errors import (
     InvalidGroupIdError,
     InvalidRequestError,
     OffsetMetadataTooLargeError,
+    PolicyViolationError,
     StaleMemberEpochError,
     UnknownMemberIdError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
     UnstableOffsetCommitError,
 )
-from kafkalite.groups.group import Group
+from kafkalite.groups.group import Group, new_group
 from kafkalite.groups.heartbeat import MAX_NAME_LENGTH, check_instance
 from kafkalite.groups.member import Member
 from kafkalite.groups.offsets import OffsetKey, PendingOffsets
@@ -69,11 +70,19 @@ class OffsetRules:
         self.check_member(request)
         if not 0 < len(request.group_id) <= MAX_NAME_LENGTH:
             raise InvalidGroupIdError(f"a group id has 1 to {MAX_NAME_LENGTH} characters")
+        group = self._groups.get(request.group_id) or new_group(
+            self._groups, request.group_id, self._settings
+        )
+        left_count = self._settings.max_offsets - len(group.offsets)
+        may_exceed = len(request.offsets) > left_count
         records: list[StateRecord] = []
         results: list[CommittedOffset] = []
         for entry in request.offsets:
             try:
                 topic_id = self._check_offset(entry, topics)
+                if may_exceed and group.offsets.get(entry.topic, entry.partition) is None:
+                    left_count -= 1
+                    self._check_offset_count(request.group_id, left_count)
             except BrokerError as error:
                 results.append(_result(entry, entry.topic_id, NO_TIMESTAMP, error))
                 continue
@@ -84,6 +93,13 @@ class OffsetRules:
             return Decision(tuple(records), OffsetCommitResponse(_NONE, None, results))
         reply = TxnOffsetCommitResponse(_NONE, None, results)
         return Decision(tuple(records), reply, request.producer_id, request.producer_epoch)
+
+    def _check_offset_count(self, group_id: str, left_count: int) -> None:
+        if left_count < 0:
+            raise PolicyViolationError(
+                f"group {group_id!r} would have more than group.max.offsets={self._settings.max_offsets}"
+                " committed offsets"
+            )
 
     def check_member(self, request: _Commit | OffsetFetchRequest) -> None:
         """Raise a BrokerError unless the sender is a current member, or the group has none (R35, R39)."""

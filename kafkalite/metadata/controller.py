@@ -113,7 +113,7 @@ def decide(
         case DeleteTopicsRequest():
             return delete_topics(image, command)
         case CreatePartitionsRequest():
-            return create_partitions(image, command)
+            return create_partitions(image, command, settings)
         case AlterConfigsRequest():
             return alter_configs(image, command, settings=settings)
         case ElectLeadersRequest():

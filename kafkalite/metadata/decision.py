@@ -47,6 +47,8 @@ class ControllerSettings:
     imbalance_per_broker_percentage: int = 10
     unclean_recovery_strategy: str = "balanced"  #: none, balanced or aggressive (R47)
     unclean_recovery_timeout_ms: int = 300_000
+    max_topics: int = 50_000
+    max_partitions: int = 100_000  #: of all topics together
 
 
 def min_insync_replicas(image: ClusterImage, topic: TopicImage) -> int:

@@ -67,16 +67,15 @@ def create_topics(
     """Create topics, each with a new id. ``placement`` chooses the brokers.
 
     Errors: INVALID_TOPIC_EXCEPTION, TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR,
-    INVALID_CONFIG, POLICY_VIOLATION (too many partitions in one request), INVALID_REQUEST (repeated name).
+    INVALID_CONFIG, POLICY_VIOLATION (too many partitions in one request, or too many topics or partitions in
+    the cluster: S26), INVALID_REQUEST (repeated name).
     """
     new_ids: set[str] = set()
-    left_count = MAX_PARTITIONS_PER_REQUEST
+    room = _Room(image, settings)
 
     def create(wanted: NewTopic) -> tuple[CreatedTopic, Iterable[MetadataRecord]]:
-        nonlocal left_count
         topic = _completed(wanted, settings)
-        configs = _check_new_topic(image, topic, left_count)
-        left_count -= topic.num_partitions
+        configs = _check_new_topic(image, topic, room)
         result = CreatedTopic(topic.name, 0, None, "", topic.num_partitions, topic.replication_factor)
         if command.validate_only:
             return result, ()
@@ -141,31 +140,59 @@ def _completed(topic: NewTopic, settings: ControllerSettings) -> NewTopic:
     )
 
 
-def _check_new_topic(image: ClusterImage, topic: NewTopic, left_count: int) -> Configs:
+class _Room:
+    """The number of topics and partitions that a request may still add (S25, S26)."""
+
+    def __init__(self, image: ClusterImage, settings: ControllerSettings) -> None:
+        self._settings = settings
+        self._topics = settings.max_topics - len(image.topics)
+        self._partitions = settings.max_partitions - sum(
+            load.preferred_leaders for load in image.loads.values()
+        )
+        self._partitions_of_request = MAX_PARTITIONS_PER_REQUEST
+
+    def take(self, partitions: int, *, topics: int = 0) -> None:
+        """Count the addition of ``topics`` and ``partitions``. Raises PolicyViolationError."""
+        if partitions > self._partitions_of_request:
+            raise PolicyViolationError(
+                f"one request can add at most {MAX_PARTITIONS_PER_REQUEST} partitions;"
+                " send the rest in another"
+            )
+        if topics > self._topics:
+            raise PolicyViolationError(f"the cluster may have max.topics={self._settings.max_topics} topics")
+        if partitions > self._partitions:
+            raise PolicyViolationError(
+                f"{partitions} more partitions would exceed max.partitions={self._settings.max_partitions} of"
+                f" the cluster; {max(self._partitions, 0)} can be added"
+            )
+        self._topics -= topics
+        self._partitions -= partitions
+        self._partitions_of_request -= partitions
+
+
+def _check_new_topic(image: ClusterImage, topic: NewTopic, room: _Room) -> Configs:
     """Return the topic's configs in stored form. Raises BrokerError if the topic is invalid."""
     problem = topic_name_problem(topic.name)
     if problem is not None:
         raise InvalidTopicError(problem)
     if topic.name in image.topics:
         raise TopicAlreadyExistsError(f"topic {topic.name!r} already exists")
-    _check_partition_count(topic.num_partitions, topic.num_partitions, left_count)
+    _check_partition_count(topic.num_partitions)
     factor = topic.replication_factor
     if factor < 1:
         raise InvalidReplicationFactorError(
             f"replication factor must be 1 or more, or -1 for the broker's default; it is {factor}"
         )
     _check_enough_live(image, factor, f"replication factor {factor}")
-    return parse_configs(parse_topic_config, topic.configs.items())
+    configs = parse_configs(parse_topic_config, topic.configs.items())
+    room.take(topic.num_partitions, topics=1)
+    return configs
 
 
-def _check_partition_count(total_count: int, added_count: int, left_count: int) -> None:
+def _check_partition_count(total_count: int) -> None:
     if not 1 <= total_count <= MAX_PARTITIONS_PER_TOPIC:
         raise InvalidPartitionsError(
             f"a topic has from 1 to {MAX_PARTITIONS_PER_TOPIC} partitions, not {total_count}"
-        )
-    if added_count > left_count:
-        raise PolicyViolationError(
-            f"one request can add at most {MAX_PARTITIONS_PER_REQUEST} partitions; send the rest in another"
         )
 
 
@@ -219,35 +246,36 @@ def delete_topics(image: ClusterImage, command: DeleteTopicsRequest) -> Decision
     return _decide_each([(name, name) for name in command.names], DeleteTopicsResponse, delete)
 
 
-def create_partitions(image: ClusterImage, command: CreatePartitionsRequest) -> Decision:
+def create_partitions(
+    image: ClusterImage, command: CreatePartitionsRequest, settings: ControllerSettings
+) -> Decision:
     """Add partitions to topics. Their replicas go to the brokers that have the fewest so far.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS (no increase, or too many), POLICY_VIOLATION,
     INVALID_REPLICATION_FACTOR (fewer brokers than the topic has replicas), INVALID_REQUEST (repeated name).
     """
-    left_count = MAX_PARTITIONS_PER_REQUEST
+    room = _Room(image, settings)
 
     def grow(wanted: PartitionCount) -> tuple[TopicResult, Iterable[MetadataRecord]]:
-        nonlocal left_count
         topic = existing_topic(image, wanted.name)
-        _check_growth(image, topic, wanted, left_count)
-        left_count -= wanted.total_count - len(topic.partitions)
+        _check_growth(image, topic, wanted, room)
         added = () if command.validate_only else _added_partition_records(image, topic, wanted.total_count)
         return TopicResult(wanted.name, 0, None), added
 
     return _decide_each([(topic.name, topic) for topic in command.topics], CreatePartitionsResponse, grow)
 
 
-def _check_growth(image: ClusterImage, topic: TopicImage, wanted: PartitionCount, left_count: int) -> None:
+def _check_growth(image: ClusterImage, topic: TopicImage, wanted: PartitionCount, room: _Room) -> None:
     present_count = len(topic.partitions)
     if wanted.total_count <= present_count:
         raise InvalidPartitionsError(
             f"topic {topic.name!r} has {present_count} partition{'' if present_count == 1 else 's'};"
             f" {wanted.total_count} would not be an increase"
         )
-    _check_partition_count(wanted.total_count, wanted.total_count - present_count, left_count)
+    _check_partition_count(wanted.total_count)
     factor = len(topic.partitions[0].replicas)
     _check_enough_live(image, factor, f"topic {topic.name!r} has {factor} replicas a partition, which")
+    room.take(wanted.total_count - present_count)
 
 
 def _added_partition_records(

@@ -31,10 +31,12 @@ from kafkalite.errors import (
     NotLeaderOrFollowerError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
+    PolicyViolationError,
     StaleBrokerEpochError,
     UnknownLeaderEpochError,
     broker_error,
 )
+from kafkalite.limits import MAX_PRODUCERS_PER_PARTITION
 from kafkalite.metadata.image import PartitionState
 from kafkalite.model import (
     EARLIEST,
@@ -422,7 +424,8 @@ class Partition:
         (log offline), MessageTooLargeError, InvalidRecordError, InvalidTimestampError,
         NotEnoughReplicasError (acks=all, R6), for idempotent producers the errors of
         ``ProducerStates.check`` and ``check_open``, for transactional batches also
-        InvalidRequiredAcksError and InvalidTxnStateError, and the log's StorageErrors.
+        InvalidRequiredAcksError and InvalidTxnStateError, PolicyViolationError (too many producers: S26), and
+        the log's StorageErrors.
         """
         if self.is_internal:
             raise InvalidTopicError(f"{self.key} is internal: only brokers write to it")
@@ -450,6 +453,11 @@ class Partition:
             repeated = producers.check(header, batch)
             if repeated is not None:
                 return self._appended_before(repeated)
+            if len(producers) >= MAX_PRODUCERS_PER_PARTITION and producers.get(header.producer_id) is None:
+                raise PolicyViolationError(
+                    f"{self.key} has {len(producers)} idempotent producers, which is the limit",
+                    hint="use fewer producers, or wait for producer.id.expiration.ms",
+                )
         return self._write(leader, batch, header, now_ms)
 
     def append_state(self, batch: bytearray | memoryview, header: BatchHeader, now_ms: int) -> Appended:

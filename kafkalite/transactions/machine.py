@@ -30,6 +30,7 @@ from kafkalite.errors import (
     InvalidRequestError,
     InvalidTransactionTimeoutError,
     InvalidTxnStateError,
+    PolicyViolationError,
     ProducerFencedError,
     TransactionalIdNotFoundError,
 )
@@ -86,6 +87,7 @@ class TransactionSettings:
 
     max_timeout_ms: int = 900_000  #: transaction.max.timeout.ms
     transactional_id_expiration_ms: int = 604_800_000  #: transactional.id.expiration.ms
+    max_count: int = 10_000  #: transactional.id.max.count, of one coordinator and with transaction groups
 
 
 class TransactionMachine:
@@ -177,6 +179,7 @@ class TransactionMachine:
             requester = NO_IDENTITY
         transaction = self._table.transactions.get(name)
         if transaction is None:
+            self._check_room()
             identity = Identity(_reserved(command.reserved_producer_id), 0)
             transaction = Transaction(
                 name, *identity, TransactionState.EMPTY, command.timeout_ms, NO_TIMESTAMP, now.wall_ms
@@ -282,7 +285,7 @@ class TransactionMachine:
         self._check_timeout(request.timeout_ms)
         _check_batch(batch_id)
         self._check_name(request.member, "writer's name")
-        group = self._table.groups.get(name) or TransactionGroup(name)
+        group = self._table.groups.get(name) or self._new_group(name)
         if batch_id <= group.last_batch_id:
             return Decision(
                 reply=JoinTxnGroupResponse(*_OK, NO_PRODUCER_ID, NO_PRODUCER_EPOCH, group.last_batch_id, True)
@@ -314,7 +317,7 @@ class TransactionMachine:
         name, batch_id = request.application_id, request.batch_id
         self._check_group_name(name)
         _check_batch(batch_id)
-        group = self._table.groups.get(name) or TransactionGroup(name)
+        group = self._table.groups.get(name) or self._new_group(name)
         if batch_id == group.last_batch_id:
             return Decision(
                 reply=EndTxnGroupResponse(*_OK, batch_id, list(group.last_winners), True, group.is_complete)
@@ -451,6 +454,18 @@ class TransactionMachine:
         self._check_name(name, "application id")
         if name in self._table.transactions:
             raise InvalidTxnStateError(f"{name!r} is a producer's transactional.id, not an application")
+
+    def _new_group(self, name: str) -> TransactionGroup:
+        self._check_room()
+        return TransactionGroup(name)
+
+    def _check_room(self) -> None:
+        """Raise PolicyViolationError if there are too many names to add one (S26)."""
+        if len(self._table.transactions) + len(self._table.groups) >= self._settings.max_count:
+            raise PolicyViolationError(
+                f"this coordinator has transactional.id.max.count={self._settings.max_count} names",
+                hint="reuse transactional ids; unused ones expire after transactional.id.expiration.ms",
+            )
 
     def _check_timeout(self, timeout_ms: int) -> None:
         if not 0 < timeout_ms <= self._settings.max_timeout_ms:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from kafkalite.errors import (
+    ErrorCode,
     FencedInstanceIdError,
     FencedMemberEpochError,
     GroupMaxSizeReachedError,
     InvalidGroupIdError,
     InvalidRegularExpressionError,
     InvalidRequestError,
+    PolicyViolationError,
     UnknownMemberIdError,
     UnreleasedInstanceIdError,
     UnsupportedAssignorError,
@@ -367,6 +369,25 @@ def test_an_invalid_join_is_refused(coordinator, changes, error):
     with pytest.raises(error):
         coordinator.ask(request._replace(**changes))
     assert not coordinator.machine.groups
+
+
+def test_s26_a_coordinator_has_a_greatest_number_of_groups():
+    coordinator = Coordinator(GroupSettings(max_count=2), t=3)
+    Consumer(coordinator, "m1", "t").join()
+    coordinator.commit({("t", 0): 1}, group_id="h")
+    with pytest.raises(PolicyViolationError, match=r"group\.max\.count=2"):
+        coordinator.ask(Consumer(coordinator, "m2", "t").request()._replace(group_id="i"))
+    with pytest.raises(PolicyViolationError):
+        coordinator.commit({("t", 0): 1}, group_id="i")
+    Consumer(coordinator, "m2", "t").join()
+    coordinator.commit({("t", 0): 2}, group_id="h")
+
+
+def test_s26_a_group_has_a_greatest_number_of_offsets():
+    coordinator = Coordinator(GroupSettings(max_offsets=2), t=3)
+    refused = ErrorCode.POLICY_VIOLATION
+    assert coordinator.commit({("t", 0): 1, ("t", 1): 1, ("t", 2): 1}) == [0, 0, refused]
+    assert coordinator.commit({("t", 2): 1, ("t", 1): 2}) == [refused, 0]
 
 
 def test_a_group_has_a_greatest_size():

@@ -136,6 +136,23 @@ def test_the_partitions_of_one_request_are_bounded(metadata):
     assert [topic.error_code for topic in response.topics] == [0, ErrorCode.POLICY_VIOLATION, 0]
 
 
+def test_s26_the_topics_and_partitions_of_a_cluster_are_bounded(metadata):
+    metadata.settings = ControllerSettings(max_topics=3, max_partitions=10)
+    topics = [NewTopic("a", 4, 1, {}), NewTopic("b", 7, 1, {}), NewTopic("c", 5, 1, {})]
+    response = metadata.submit(CreateTopicsRequest(0, False, topics))
+    assert [topic.error_code for topic in response.topics] == [0, ErrorCode.POLICY_VIOLATION, 0]
+    assert "max.partitions=10" in response.topics[1].error_message
+    grown = only(metadata.submit(CreatePartitionsRequest(0, False, [PartitionCount("a", 6)])))
+    assert grown.error_code == ErrorCode.POLICY_VIOLATION
+    topics = [NewTopic("d", 1, 1, {}), NewTopic("e", 1, 1, {})]
+    response = metadata.submit(CreateTopicsRequest(0, True, topics[1:]))
+    assert only(response).error_code == 0
+    metadata.settings = ControllerSettings(max_topics=3, max_partitions=100)
+    response = metadata.submit(CreateTopicsRequest(0, False, topics))
+    assert [topic.error_code for topic in response.topics] == [0, ErrorCode.POLICY_VIOLATION]
+    assert "max.topics=3" in response.topics[1].error_message
+
+
 def test_the_items_of_one_request_are_bounded(metadata):
     many = MAX_TOPICS_PER_REQUEST + 1
     requests = [
@@ -293,9 +310,9 @@ def test_two_registrations_in_one_entry_differ(metadata):
 
 @pytest.mark.slow
 def test_a_thousand_topics_are_created_one_by_one_in_little_time(metadata):
-    started = time.perf_counter()
+    started = time.process_time()
     for number in range(1_000):
         metadata.create(f"topic-{number}", partitions=5)
     # About 0.15 s; quadratic work would take many times the bound.
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
     assert len(metadata.image.topics_by_id) == 1_000

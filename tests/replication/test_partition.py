@@ -18,6 +18,7 @@ from kafkalite.errors import (
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
     OutOfOrderSequenceNumberError,
+    PolicyViolationError,
     UnknownLeaderEpochError,
     UnknownProducerIdError,
 )
@@ -25,6 +26,7 @@ from kafkalite.model import EARLIEST, LATEST, MAX_TIMESTAMP, NO_EPOCH, NO_OFFSET
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import CONTROL_BIT, TIMESTAMP_TYPE_BIT, TRANSACTIONAL_BIT, check
+from kafkalite.replication import partition as partition_module
 from kafkalite.replication.partition import PartitionSettings
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.log import Log
@@ -353,6 +355,25 @@ def test_r28_a_repeated_batch_is_answered_with_its_first_offsets(new_leader):
     assert leader.log.expire_producers(leader.now_ms + 100, 100) == 1
     with pytest.raises(UnknownProducerIdError):
         produce(8, b"x")
+
+
+def test_s26_a_partition_has_a_greatest_number_of_producers(new_leader, monkeypatch):
+    monkeypatch.setattr(partition_module, "MAX_PRODUCERS_PER_PARTITION", 2)
+    leader = new_leader()
+
+    def produce(producer_id, sequence=0):
+        identity = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": sequence}
+        batch = bytearray(build_batch([b"v"], timestamps_ms=leader.now_ms, **identity))
+        leader.partition.append(batch, check(batch), leader.now_ms)
+
+    produce(7)
+    produce(8)
+    with pytest.raises(PolicyViolationError, match="2 idempotent producers"):
+        produce(9)
+    produce(7, 1)
+    assert leader.log.log_end_offset == 3
+    assert leader.log.expire_producers(leader.now_ms + 100, 100) == 2
+    produce(9)
 
 
 @pytest.mark.parametrize("timestamp_type", TimestampType)

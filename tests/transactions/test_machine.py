@@ -17,6 +17,7 @@ from kafkalite.errors import (
     InvalidRequestError,
     InvalidTransactionTimeoutError,
     InvalidTxnStateError,
+    PolicyViolationError,
     ProducerFencedError,
     TransactionalIdNotFoundError,
 )
@@ -755,6 +756,18 @@ class TestGroups:
             driver.ask(JoinTxnGroupRequest("plain", 0, "a", 1_000))
         with pytest.raises(InvalidTxnStateError, match="not an application"):
             driver.ask(EndTxnGroupRequest("plain", 0, []))
+
+    def test_s26_there_are_not_too_many_names(self) -> None:
+        driver = Driver()
+        driver.machine = TransactionMachine(TransactionSettings(max_count=2))
+        driver.init("t", 7)
+        driver.join("a", 8)
+        with pytest.raises(PolicyViolationError, match=r"transactional\.id\.max\.count=2"):
+            driver.init("u", 9)
+        with pytest.raises(PolicyViolationError):
+            driver.ask(EndTxnGroupRequest("other", 0, []))
+        driver.join("b", 9)
+        driver.init("t", 10)
 
     def test_there_are_not_too_many_writers(self, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(machine_module, "MAX_TXN_GROUP_MEMBERS", 2)

@@ -308,6 +308,8 @@ def _product_machines(config: BrokerConfig) -> dict[int, Callable[[], Machine]]:
             heartbeat_interval_ms=config.group_consumer_heartbeat_interval_ms,
             assignors=config.group_consumer_assignors,
             max_size=config.group_max_size,
+            max_count=config.group_max_count,
+            max_offsets=config.group_max_offsets,
             offsets_retention_ms=config.offsets_retention_minutes * 60_000,
             retention_check_interval_ms=config.offsets_retention_check_interval_ms,
             offset_metadata_max_bytes=config.offset_metadata_max_bytes,
@@ -320,6 +322,7 @@ def _product_machines(config: BrokerConfig) -> dict[int, Callable[[], Machine]]:
 
         settings = TransactionSettings(
             max_timeout_ms=config.transaction_max_timeout_ms,
+            max_count=config.transactional_id_max_count,
             transactional_id_expiration_ms=config.transactional_id_expiration_ms,
         )
         machine: Machine = TransactionMachine(settings)

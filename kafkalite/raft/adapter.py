@@ -331,7 +331,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftLeader = None
 
     def take_term(self, term: int, vote: int | None) -> None:
-        """Enter ``term`` with this vote. Both are durable on return."""
+        """Enter ``term`` with the vote for a node, or None for no vote yet. Both are durable on return."""
         self._SyncObj__setCurrentTerm(term, vote)
 
     def lead_next_term(self) -> None:
@@ -379,7 +379,8 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return self._host.send(node.id, message)
 
     def emit(self, node: Node, message: Message) -> bool:
-        """Complete and send a message of the library, after the state that it depends on is durable."""
+        """Add the adapter's fields to a message of the library, make the state that it depends on durable,
+        and send it. Return False if it is not sent."""
         kind = message["type"]
         if kind == "append_entries":
             if "prevLogIdx" in message and message["prevLogIdx"] is None:

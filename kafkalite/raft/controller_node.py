@@ -129,7 +129,7 @@ class ControllerNode:
         return self._is_open and self._is_caught_up and self._quorum.leader_id == self._node_id
 
     async def start(self) -> None:
-        """Load the stored state and publish it as one delta from EMPTY. Raises StorageError."""
+        """Load the stored state and publish it as one delta from the empty image. Raises StorageError."""
         self._loading = Delta(EMPTY)
         self._quorum.attach(self)
         await self._quorum.start()
@@ -415,7 +415,7 @@ class ControllerNode:
             self._decider = None
 
     async def _decide_group(self) -> None:
-        """Complete the first commands in the queue by one entry of the metadata log."""
+        """Commit the first commands of the queue as one entry of the metadata log, and send their replies."""
         while True:
             records, outcomes = self._decide_on(self.image)
             try:

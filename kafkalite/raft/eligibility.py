@@ -8,8 +8,8 @@ abstains: it does not vote, is no candidate, and its acknowledgements do not cou
 conditions holds.
 
 - *Bootstrap.* Within one round of inquiries, every other voter has responded that its directory is new too. A
-  new link begins a new round, so all responses come from processes that were connected at the same time. No
-  node has made a promise yet. The directory ids of all voters become the bootstrap voters.
+  new link begins a new round, so all responses come from processes that were connected at the same time.
+  Therefore no node has made a promise yet. The directory ids of all voters become the bootstrap voters.
 - *Listed as a bootstrap voter.* Another voter lists this directory among the bootstrap voters. The node has
   abstained since it was listed, so it has lost no promise.
 - *Rejoin.* The node has all entries that the leader has committed, including one of the leader's term, and a

@@ -149,10 +149,10 @@ class RaftNode:
             on_message=self._on_message,
         )
 
-    # --- life ------------------------------------------------------------------------------------------
+    # --- start and stop --------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Read or create the files, post the snapshot if there is one, and begin to tick.
+        """Read or create the files, post the snapshot if there is one, and start the voter and its timer.
 
         Raises CorruptLogError, StorageError, DataDirectoryError.
         """

@@ -162,7 +162,7 @@ class OffsetWaiters:
 
 
 def complete(future: asyncio.Future[Any], outcome: Any) -> None:
-    """Set a result or exception, unless the future is already done, for example cancelled."""
+    """Set ``outcome``, a result or an exception, unless the future is already done or cancelled."""
     if future.done():
         return
     if isinstance(outcome, BaseException):

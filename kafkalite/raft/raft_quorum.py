@@ -135,7 +135,7 @@ class RaftQuorum(Quorum):
             self._drain()
 
     def _drain(self) -> None:
-        """Make the calls in order. Let other callbacks run after every ``_EVENTS_PER_TURN`` calls."""
+        """Make the posted calls in order. Let other callbacks run after every ``_EVENTS_PER_TURN`` calls."""
         self._is_draining = False
         for _ in range(min(len(self._events), _EVENTS_PER_TURN)):
             function, *arguments = self._events.popleft()
@@ -246,7 +246,10 @@ class RaftQuorum(Quorum):
         return self._offset
 
     async def _ask(self, call: Callable[..., None], on_result: Callable[..., None], *args: Any) -> Any:
-        """Call a method of the node and wait until ``on_result`` completes the future, or for a timeout."""
+        """Run ``call`` on the Raft loop, and return the result that ``on_result`` sets in the future.
+
+        Raises RequestTimedOutError.
+        """
         assert self._loop is not None
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiting[future] = None

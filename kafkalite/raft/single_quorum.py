@@ -212,7 +212,7 @@ class SingleQuorum(Quorum):
         return self._offset
 
     async def _write(self, log: SingleNodeLog) -> None:
-        """Write until nothing is pending. Does not raise: pending commits receive the errors."""
+        """Write pending entries until there are none. Does not raise: pending commits receive the errors."""
         try:
             while self._pending:
                 group, self._pending = self._pending, []

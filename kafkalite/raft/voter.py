@@ -201,11 +201,11 @@ class Voter(RaftAdapter):
         return self._journal.last_index == 1 and self.raftCurrentTerm == 0
 
     def is_log_shared(self) -> bool:
-        """Whether every other voter has all committed entries of this log. A new log has none."""
+        """Whether every other voter has all committed entries of this log. True for a new log."""
         return self._is_log_new() or self._log_holders == self._nodes.keys()
 
     def _seek_eligibility(self, now: float) -> None:
-        """Ask the other voters for their eligibility, once per heartbeat interval. Bootstrap if possible."""
+        """Once per heartbeat interval, bootstrap if the responses allow it, or ask the other voters again."""
         if now < self._next_inquiry:
             return
         self._next_inquiry = now + self.conf.appendEntriesPeriod
@@ -277,7 +277,7 @@ class Voter(RaftAdapter):
         return is_of_term and self.raftLastApplied >= self._leader_commit
 
     def _seek_confirmation(self, leader: int) -> None:
-        """Ask all others whether ``leader`` leads, once this node has all entries that it committed."""
+        """Once this node has all entries that ``leader`` has committed, ask all others whether it leads."""
         now, term = self._loop_time(), self.raftCurrentTerm
         former = self._confirmation
         if not self._has_caught_up():

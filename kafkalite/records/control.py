@@ -59,7 +59,7 @@ MARKER_BYTES: Final = _AFTER_KEY + len(_column(bytes(_VALUE.size))) + len(_HEADE
 def build_marker(
     producer_id: int, producer_epoch: int, coordinator_epoch: int, is_commit: bool, timestamp_ms: int
 ) -> bytearray:
-    """Return the batch, in a new buffer that a leader may stamp in place."""
+    """Return the marker's batch, in a new buffer that a leader may stamp in place."""
     key = _KEY.pack(VERSION, _COMMIT if is_commit else _ABORT)
     header = pack_control_header(
         0,

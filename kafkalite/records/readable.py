@@ -95,7 +95,7 @@ def _layout(count: int) -> tuple[Any, bytes, int, bytes]:
 
 
 def _check_any(batch: memoryview, header: BatchHeader) -> None:
-    """Do ``check_readable`` for any batch."""
+    """Do the checks of ``check_readable`` for a batch of any layout."""
     if not header.is_columnar:
         raise UnsupportedForMessageFormatError(
             f"the batch has Kafka's rows (attributes {header.attributes:#06x}); consumers read columns only"

@@ -1,9 +1,9 @@
-"""One partition on this broker: its role joined to its log.
+"""One partition on this broker: its role (leader, follower or none) together with its log.
 
-The role is that of a leader, of a follower, or none. Everything is synchronous. An operation that this role
-does not allow raises NotLeaderOrFollowerError; other refusals are BrokerErrors with the code for the client.
-StorageErrors of the log pass through, for the dispatcher to translate. Uncommitted records survive a change
-of role; only a leader's response truncates a log (R4).
+All methods are synchronous. An operation that the role does not allow raises NotLeaderOrFollowerError; other
+refusals are BrokerErrors with the code for the client. StorageErrors of the log pass through, for the
+dispatcher to translate. Uncommitted records survive a change of role; only a leader's response truncates a
+log (R4).
 """
 
 # Long because one object holds all that clients, followers and the leader see of a partition. The
@@ -107,14 +107,14 @@ class ReplicaFetchResult(NamedTuple):
 
 
 class Observer(Protocol):
-    """The partition's owner."""
+    """Receives the events of a partition."""
 
     def on_appended(self, last_offset: int, size_bytes: int, high_watermark: int) -> None:
         """Called after every append that is not a duplicate."""
         ...
 
     def on_high_watermark_moved(self) -> None:
-        """Called when it moved in ``propose_isr``. Other operations return whether it moved."""
+        """Called if ``propose_isr`` moved the high watermark. The other operations return that."""
         ...
 
 
@@ -686,7 +686,10 @@ class Partition:
         return list(self.log.producers)
 
     def open_transactions(self) -> list[OpenTransaction]:
-        """Return the transactions without a marker here, by first offset. Raises NotLeaderOrFollowerError."""
+        """Return the transactions that have no marker in this log yet, by first offset.
+
+        Raises NotLeaderOrFollowerError.
+        """
         self._leading()
         return self.log.producers.open_transactions()
 

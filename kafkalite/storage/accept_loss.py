@@ -36,7 +36,7 @@ from kafkalite.storage.segment import Segment
 
 
 class AcceptedLoss(NamedTuple):
-    """The result for one log. ``kept`` are the paths of the damaged files, which can be removed by hand."""
+    """The result of one repair. ``kept``: paths of the damaged files, which can be removed by hand."""
 
     directory: str
     log_start_offset: int

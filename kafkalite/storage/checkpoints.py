@@ -220,7 +220,7 @@ def decode_compaction(data: bytes, path: str) -> CompactionPoints:
 
 
 def encode_recovery_points(points: Mapping[str, RecoveryPoint | None]) -> bytes:
-    """Return the whole file, or the changes to append to it; None removes a log."""
+    """Return a block of the file, which sets the points of these logs. None removes a log's point."""
     return encode_lines(_RECOVERY_POINTS, (_point_line(name, point) for name, point in points.items()))
 
 

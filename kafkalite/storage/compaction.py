@@ -318,7 +318,7 @@ class Rewriter:
         return self._keep(batch, header, is_kept=True)
 
     def _keep(self, batch: memoryview, header: BatchHeader, *, is_kept: bool) -> list[Written]:
-        """Keep all records of a batch. Unless ``is_kept``, clear the producer id if it is committed."""
+        """Keep all records of a batch. Unless ``is_kept``, clear the producer id of a transactional batch."""
         if not header.is_transactional:
             return self._whole(batch, header)
         if is_kept:

@@ -77,7 +77,7 @@ class CompactionState:
         return held
 
     def cleanable(self, segments: Sequence[Segment], state: LogState) -> Cleanable:
-        """Return the bytes of ``segments``, which a pass may cover, and the dirty bytes among them."""
+        """Return the total size of ``segments``, which a pass may compact, and of their dirty part."""
         total_bytes = sum(segment.size_bytes for segment in segments)
         if not segments or segments[-1].next_offset <= self._surveyed_to:
             return Cleanable(total_bytes, 0)
@@ -142,7 +142,7 @@ def _horizon(points: CompactionPoints, now_ms: int, age_ms: int) -> int:
 def _thinned(
     passes: tuple[tuple[int, int], ...], now_ms: int, config: LogConfig
 ) -> tuple[tuple[int, int], ...]:
-    """Drop passes that are older than the retention of tombstones and markers, and limit their number."""
+    """Drop the passes older than the retention of tombstones and markers; return at most _MAX_PASSES."""
     longest_ms = max(config.delete_retention_ms, MARKER_RETENTION_MS)
     old = sum(wall_ms + longest_ms <= now_ms for _, wall_ms in passes)
     kept = passes[max(old - 1, 0) :]

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class SwapWork:
-    """One swap. ``run`` blocks, in any thread. Meanwhile nothing else may remove files of the log.
+    """One swap. ``run`` blocks and may run in any thread. Meanwhile nothing else may remove the log's files.
 
     ``old`` are the segments that ``new`` replaces, in order. ``is_decided``: the swap can no longer be
     undone. ``is_done``: the log uses the new segment.

@@ -45,7 +45,7 @@ _TIME_ENTRY: Final = struct.Struct(">qI")
 
 
 class Finding(NamedTuple):
-    """A problem: file, position in bytes, description. ``is_damage``: recovery would not repair it."""
+    """A problem at a position (in bytes) of a file. ``is_damage``: recovery would not repair it."""
 
     path: str
     position: int

@@ -847,7 +847,7 @@ class Log:
         self._delete(work.state.log_start_offset)
 
     def _delete(self, log_start_offset: int) -> None:
-        """Retire the segments below the durable log start. Not synced: the next start removes them too."""
+        """Retire the segments below the durable log start. Needs no sync: the next start would repeat it."""
         self.log_start_offset = log_start_offset
         self._epochs.truncate_from_start(log_start_offset)
         count = max(self._segments.number_of(log_start_offset), 0)
@@ -1059,7 +1059,7 @@ class Log:
         return self.last_stable_offset(high_watermark)
 
     def forget_stable_transactions(self, high_watermark: int) -> None:
-        """Forget the ended transactions whose markers are below ``high_watermark``, which are stable."""
+        """Forget the ended transactions that are stable: their markers are below ``high_watermark``."""
         states = self._producers.states
         if states is not None and states.ended:
             states.forget_stable(high_watermark)

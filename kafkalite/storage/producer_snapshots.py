@@ -83,8 +83,8 @@ class ProducerSnapshots:
     def save(self, offset: int, truncations: int, active_bytes: int, keep_from: int) -> None:
         """Write a snapshot as of ``offset``, which is the log end, if the states are in memory.
 
-        It replaces the snapshots above ``keep_from``, the start of the active segment. Errors are only
-        logged.
+        It replaces the snapshots above ``keep_from``, the start of the active segment. ``truncations`` is the
+        log's truncation count, ``active_bytes`` the size of the active segment. Errors are only logged.
         """
         self._saved_bytes = active_bytes
         if self.states is None or (self._offsets and self._offsets[-1] == offset):

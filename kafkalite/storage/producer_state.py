@@ -78,7 +78,7 @@ class OpenTransaction(NamedTuple):
 
 @dataclass(slots=True)
 class ProducerState:
-    """One producer. Invariant: ``batches`` are its last five sequenced batches of ``epoch``, in order."""
+    """The state of one producer. Invariant: ``batches`` are its last five with a sequence in ``epoch``."""
 
     epoch: int
     last_append_ms: int = field(compare=False)  #: wall clock; NO_TIMESTAMP if restored from the log
@@ -320,7 +320,7 @@ class ProducerStates:
             self.aborted.add(Aborted(producer_id, first_offset, offset, bound))
 
     def _active(self, producer_id: int, epoch: int, now_ms: int) -> ProducerState:
-        """Return the producer's state, marked as active now. A marker counts, so its epoch is kept (R29)."""
+        """Return the producer's state, or a new one, with ``now_ms`` as the time of its last append (R29)."""
         producer = self._producers.get(producer_id)
         if producer is None:
             producer = self._producers[producer_id] = ProducerState(epoch, now_ms, [])
@@ -328,7 +328,7 @@ class ProducerStates:
         return producer
 
     def forget_stable(self, high_watermark: int) -> None:
-        """Forget the ended transactions whose markers are below ``high_watermark``, which are stable."""
+        """Forget the ended transactions that are stable: their markers are below ``high_watermark``."""
         ended = self.ended
         count = 0
         while count < len(ended) and ended[count].marker_offset < high_watermark:
@@ -380,9 +380,9 @@ class ProducerStates:
         """Yield the lines of a snapshot.
 
         Each producer has one line: id, epoch, last append, coordinator epoch, first offset of its open
-        transaction, and its batches, whose fields are separated by colons. The ended transactions follow.
-        Their first word is ``ended`` if the marker may be uncommitted, and ``aborted`` for entries of the
-        index.
+        transaction, and its batches, whose fields are separated by colons. Then the ended transactions
+        follow. The lines of ended transactions begin with ``ended`` if the marker may be uncommitted, and
+        those of the aborted index begin with ``aborted``.
         """
         for producer_id in sorted(self._producers):
             one = self._producers[producer_id]

@@ -660,7 +660,7 @@ class _Recovery:
         )
 
     def _records_in_doubt(self, number: int, position: int, end_offset: int) -> int:
-        """Return the number of offsets from ``end_offset`` on that are known, and have no intact batch.
+        """Return how many offsets from ``end_offset`` on are known to have existed, but have no intact batch.
 
         Only the damaged segment and the last one are read; those in between count as intact.
         """

@@ -440,7 +440,11 @@ class Segment:
         raise self.damaged(found.position, f"the batch with offset {found.base_offset}", "none")
 
     def last_boundary(self, begin: Found, target: int, *, at_least_one: bool) -> Found:
-        """Return the last batch start from ``begin`` to ``target``, after ``begin`` if ``at_least_one``."""
+        """Return the last batch boundary between ``begin``, a batch start, and the position ``target``.
+
+        With ``at_least_one``, the batch at ``begin`` comes before the boundary even if it ends after
+        ``target``.
+        """
         start, start_offset = begin
         if not self.indexes_loaded:
             self.load_indexes()

@@ -173,8 +173,8 @@ class SegmentList:
             segment.release()
 
     def take_retired(self, now_ms: int, delay_ms: int) -> list[str]:
-        """Return the files that were retired at least ``delay_ms`` ago, which the caller unlinks. The delay
-        of new ones begins now."""
+        """Return the files whose delay has passed, for the caller to unlink. The delay of newly retired files
+        begins with this call."""
         return self._retired.due(now_ms, delay_ms)
 
     def reconfigure(self, config: LogConfig) -> None:

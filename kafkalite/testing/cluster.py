@@ -85,8 +85,8 @@ class Node:
 
 
 class Cluster:
-    """Brokers numbered from 1. Each is also a controller, unless there are ``controllers``, which are
-    numbered from 101.
+    """A cluster of brokers numbered from 1. Each is also a controller, unless there are ``controllers``,
+    which are numbered from 101.
 
     With ``storage="memory"``, ``crash`` loses unsynced data. With ``"disk"``, the data is in a temporary
     directory. Other keywords are settings of every node, by Python name. With several brokers, election and

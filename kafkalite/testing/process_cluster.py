@@ -119,7 +119,7 @@ class ServerProcess:
 
 
 class ProcessCluster:
-    """Nodes 1 to ``brokers``. Each is also a controller, unless there are separate ``controllers``.
+    """Server processes 1 to ``brokers``. Each is also a controller, unless there are ``controllers``.
 
     ``settings`` apply to every node, ``node_settings`` to one. Both have dotted names.
     """

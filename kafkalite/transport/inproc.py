@@ -147,7 +147,7 @@ class InprocEnd(StreamEnd):
             self._wake()
 
     def refuse(self) -> None:
-        """Handle a listener that was closed before this end was opened."""
+        """Reset the peer, because the listener was closed before this end was opened."""
         self._is_closing = True
         self._peer._reset()
 

@@ -46,7 +46,7 @@ def format_address(host: str, port: int) -> str:
 
 
 class TcpTransport:
-    """TCP with SO_KEEPALIVE, and with TCP_NODELAY because requests are small and awaited."""
+    """Connects and listens over TCP, with SO_KEEPALIVE and TCP_NODELAY: requests are small and awaited."""
 
     async def connect(self, address: str, protocol_factory: Callable[[], P]) -> P:
         host, port = parse_address(address)

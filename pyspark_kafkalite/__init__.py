@@ -11,4 +11,4 @@ __all__ = ["DefaultSource"]
 
 
 class DefaultSource(KafkaliteDataSource):
-    """The source and sink of the format ``kafkalite`` for batches and streams."""
+    """The data source that Spark finds for ``format("kafkalite")``, for batches and streams."""

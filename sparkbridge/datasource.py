@@ -61,7 +61,7 @@ class KafkaliteDataSource(DataSource):
         return writer
 
     def _parsed_for_either(self) -> SourceOptions:
-        """Parse the options as batch options, or else as stream options: Spark calls ``schema`` for both."""
+        """Parse the options as those of a batch or else of a stream. Spark calls ``schema`` for both."""
         from sparkbridge.errors import SparkOptionError
         from sparkbridge.options import SourceOptions
 

@@ -16,7 +16,7 @@ class SparkBridgeError(KafkaliteError):
 
 
 class SparkOptionError(SparkBridgeError):
-    """An invalid option of ``spark.read``, ``readStream``, ``write`` or ``writeStream``."""
+    """An option of ``spark.read``, ``readStream``, ``write`` or ``writeStream`` is invalid."""
 
 
 class SourceSchemaError(SparkBridgeError):
@@ -36,15 +36,15 @@ class SinkCommitError(SparkBridgeError):
 
 
 class PipelineError(SparkBridgeError):
-    """An invalid pipeline file, a requirement that is not met, or a pipeline or check that failed to run."""
+    """A pipeline file is invalid, a requirement is not met, or a pipeline or check failed to run."""
 
 
 class FastStartError(SparkBridgeError):
-    """The archive of Java classes, with which Spark starts faster, could not be made."""
+    """The archive of Java classes that makes Spark start faster could not be made."""
 
 
 class UnknownSparkOptionWarning(UserWarning):
-    """An option that has no effect."""
+    """An option of the source or sink has no effect."""
 
 
 class DataLossWarning(UserWarning):

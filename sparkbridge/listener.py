@@ -22,7 +22,7 @@ from sparkbridge.offsets import OffsetFormatError, Positions, StreamOffset
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """One finished batch, or a trigger without data (``row_count`` 0)."""
+    """Spark's report on one finished batch, or on a trigger without data (``row_count`` is 0)."""
 
     query_id: str
     run_id: str
@@ -38,7 +38,7 @@ class BatchProgress:
 
     @property
     def lag(self) -> int:
-        """The number of offsets between the query's positions and the ends of the topics, in total."""
+        """The total number of offsets between the query's positions and the ends of the partitions."""
         return sum(max(0, end - self.positions.get(tp, 0)) for tp, end in self.ends.items())
 
     @property
@@ -71,7 +71,7 @@ class BatchProgress:
 
 
 def _positions(offset: Any) -> Positions:
-    """Parse an offset of a progress report, an object or JSON text. Return {} for other kinds of sources."""
+    """Parse an offset in a progress report: an object or JSON text. Return {} for other sources' offsets."""
     try:
         progress = json.loads(offset) if isinstance(offset, str) else offset
         return StreamOffset.parse(progress).positions if isinstance(progress, Mapping) else {}

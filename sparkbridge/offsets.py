@@ -1,4 +1,4 @@
-"""The offsets of a stream as values, and as the JSON that Spark writes into its offset log. Pure.
+"""The offsets of a stream as Python values and as the JSON in Spark's offset log. Pure.
 
 The JSON is that of Spark's Kafka connector, ``{"topic": {"0": 23}}``, with additional keys that begin with
 ``@``, which no topic name contains. ``@ids`` holds the topic ids, ``@from`` the starts of partitions that the
@@ -60,7 +60,7 @@ Snapshot = Mapping[str, TopicSnapshot]
 class Loss(NamedTuple):
     """Records that were deleted before they were read: offsets ``from_`` (inclusive) to ``to`` (exclusive).
 
-    If both are equal, an unknown number of records from that offset on is lost.
+    If ``from_`` and ``to`` are equal, an unknown number of records from that offset on was lost.
     """
 
     topic: str
@@ -78,7 +78,7 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """The end of a batch, where the next one starts. ``from_`` holds the starts of new partitions."""
+    """The end of a batch, at which the next one starts. ``from_`` has the batch's start in new partitions."""
 
     positions: Positions
     ids: dict[str, str] = field(default_factory=dict)

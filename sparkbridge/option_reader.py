@@ -60,16 +60,16 @@ def row(
     convert: Callable[[Any, str], Any] | None = None,
     **bounds: Any,
 ) -> SparkOption:
-    """Declare an option. ``kind`` is the type of the default if it is None. "" is no default.
+    """Declare an option. ``kind`` None means the type of ``default``. A default of "" means none.
 
-    ``convert(parsed value, name)`` returns the option's value. ``bounds`` are passed to ``Option``.
+    ``convert(parsed value, name)``, if given, returns the final value. ``bounds`` are passed to ``Option``.
     """
     parser = Option(name, kind or KINDS[type(default)], None, doc, **bounds)
     return SparkOption(name, option_text(default), applies, doc, parser, convert)
 
 
 def declared(*rows: SparkOption) -> Any:
-    """Return a dataclass field that declares these options. A single option sets the field's value."""
+    """Return a dataclass field that declares these options. If there is only one, it sets the field."""
     return field(metadata={"options": rows})
 
 
@@ -100,7 +100,7 @@ def rows_of(cls: Any) -> tuple[SparkOption, ...]:
 
 
 class OptionReader:
-    """The options of one source or sink, by lower-case name. ``registry`` declares its client's settings."""
+    """Reads the options of one source or sink. ``registry`` declares the settings of its client."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Parses the text of single options. Every parse and check function raises SparkOptionError. Pure."""
+"""Parses the text of single options. Functions raise SparkOptionError about the option ``name``. Pure."""
 
 # Tests: tests/sparkbridge/test_options.py
 
@@ -48,7 +48,7 @@ def parse_duration(text: str, name: str) -> int:
 
 
 def parse_servers(text: str, name: str) -> str:
-    """Check a list of servers and remove its spaces: ``a:1, [::1]:2`` becomes ``a:1,[::1]:2``."""
+    """Check a list of host:port and return it without spaces: ``a:1, [::1]:2`` becomes ``a:1,[::1]:2``."""
     servers = [part.strip() for part in text.split(",") if part.strip()]
     if not servers:
         raise SparkOptionError(f"{name} names no broker", hint="write host:port, several of them with commas")

@@ -73,14 +73,14 @@ _REFUSED_BY_SINK: Final = _REFUSED_BY_BOTH | {
 
 _BOOTSTRAP: Final = row(
     "kafka.bootstrap.servers",
-    "Where to find a first broker: host:port,host:port. Required.",
+    "The brokers to connect to first: host:port,host:port. Required.",
     convert=parse_servers,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """How to reach the cluster. ``producer`` and ``consumer`` are client settings by dotted name."""
+    """Client settings. Those without a field are in ``producer`` or ``consumer``, by dotted name."""
 
     bootstrap_servers: str
     client_id: str = "spark"
@@ -107,14 +107,14 @@ class SourceOptions:
         ),
     )
     assign: Mapping[str, tuple[int, ...]] | None = option(
-        'The partitions to read: {"t":[0,1]}. One of these three.', convert=parse_assign
+        'The partitions to read: {"t":[0,1]}. Set only one of assign, subscribe and subscribePattern.',
+        convert=parse_assign,
     )
     subscribe: tuple[str, ...] | None = option(
-        "The topics to read: t1,t2. One of these three.", kind="list", convert=parse_subscribe
+        "The topics to read: t1,t2.", kind="list", convert=parse_subscribe
     )
     subscribe_pattern: str | None = option(
-        "A Python regular expression that a topic's whole name matches. One of these three.",
-        convert=check_pattern,
+        "A Python regular expression. Topics whose whole name matches are read.", convert=check_pattern
     )
     starting: StartingSpec = declared(
         row(
@@ -195,7 +195,7 @@ class SourceOptions:
     )
     include_headers: bool = option("Whether rows have the column headers.", default=False)
     headers_as_map: bool = option(
-        "Whether that column is a map, with the last header of each name, instead of an array.", default=False
+        "Whether headers is a map, with the last header of each name, instead of an array.", default=False
     )
     group_id: str | None = option(
         "The group whose committed offsets show the progress, and which startingOffsets=group reads.",
@@ -211,14 +211,14 @@ class SourceOptions:
         applies="stream",
     )
     fetch_offset_retries: int = option(
-        "How often to ask again about a missing topic, or an end that moved back, before it is accepted.",
+        "How often to retry before a missing topic, or an end that moved back, is accepted as it is.",
         name="fetchOffset.numRetries",
         default=3,
         minimum=0,
         maximum=1000,
     )
     fetch_offset_retry_interval_ms: int = option(
-        "The pause between these retries.",
+        "The pause between the retries of fetchOffset.numRetries.",
         name="fetchOffset.retryIntervalMs",
         default=10,
         minimum=0,
@@ -410,7 +410,7 @@ def _check_subscription(given: OptionReader) -> None:
 
 
 def _starting(given: OptionReader, group_id: str | None) -> StartingSpec:
-    """Return the start: startingTimestamp, else startingOffsetsByTimestamp, else startingOffsets."""
+    """Return the start, from startingTimestamp, else startingOffsetsByTimestamp, else startingOffsets."""
     is_latest = given.value("startingOffsetsByTimestampStrategy") == "latest"
     spec: StartingSpec | None = None
     for name in ("startingTimestamp", "startingOffsetsByTimestamp"):
@@ -436,9 +436,9 @@ def _starting(given: OptionReader, group_id: str | None) -> StartingSpec:
 
 
 def _ending(given: OptionReader) -> EndingSpec | None:
-    """Return the end: endingTimestamp, else endingOffsetsByTimestamp, else endingOffsets.
+    """Return the end, from endingTimestamp, else endingOffsetsByTimestamp, else endingOffsets.
 
-    Return None for a stream without an ending bound.
+    Return None for a stream without an end.
     """
     for name in ("endingTimestamp", "endingOffsetsByTimestamp"):
         text = given.value(name)

@@ -23,7 +23,7 @@ Kind = Literal["earliest", "latest", "offset", "back", "group", "time", "ago"]
 
 
 class Where(NamedTuple):
-    """A position in a partition. ``value`` is an offset, a count back from the end, or milliseconds."""
+    """A position in a partition. ``value``: an offset, a count back from the end, or ms, as ``kind`` says."""
 
     kind: Kind
     value: int = 0
@@ -36,7 +36,7 @@ GROUP: Final = Where("group")
 
 @dataclass(frozen=True, slots=True)
 class PositionSpec:
-    """Positions for all partitions, by topic or by partition. ``option`` is the name that errors show."""
+    """Requested positions, for all partitions, by topic or by partition. ``option``: its name in errors."""
 
     option: str
     everywhere: Where | None = None
@@ -56,7 +56,7 @@ class PositionSpec:
 
 @dataclass(frozen=True, slots=True)
 class StartingSpec(PositionSpec):
-    """Where a query starts. If ``is_latest_without_match``, a time after the last record means the end."""
+    """Where a query starts. ``is_latest_without_match``: a time after the last record means the end."""
 
     is_latest_without_match: bool = False
 
@@ -105,7 +105,7 @@ def parse_ending_times(text: str, option: str) -> EndingSpec:
 def _parse(
     text: str, option: str, read: Any, examples: str
 ) -> tuple[Where | None, dict[str, Where], dict[TopicPartition, Where]]:
-    """Return positions (for all, by topic, by partition). ``read`` parses a position or returns None."""
+    """Return positions (for all, by topic, by partition). ``read`` parses one; None means invalid."""
 
     def place(value: Any, whose: str) -> Where:
         is_readable = isinstance(value, str | int) and not isinstance(value, bool)

@@ -86,7 +86,7 @@ def root(context: click.Context) -> None:
 def run(arguments: Sequence[str], *, command: click.Command | None = None, name: str = "kl") -> int:
     """Run one command line in this process and return the exit code. Raises no exception.
 
-    ``command`` defaults to the root command. A script for a single command passes it and its ``name``.
+    ``command`` (None: the root command) is a command that is installed as a script called ``name``.
     """
     invocation = Invocation(debug="--debug" in arguments)
     try:
@@ -124,7 +124,7 @@ def _invoke(command: click.Command, name: str, arguments: list[str], invocation:
 
 
 def _pipe_closed() -> int:
-    """Handle a reader that closed stdout early. This is not an error, but no more output may be written."""
+    """Stop output because the reader of stdout closed it. Return exit code 0, as this is not an error."""
     silence_stdout()
     return exit_codes.OK
 
@@ -164,7 +164,7 @@ _NEXT_COMMAND: Final = {
 
 
 def _explained(error: Exception) -> list[str]:
-    """Return the lines to print on stderr."""
+    """Return the lines to print on stderr: the message of ``error`` and hints."""
     if isinstance(error, KafkaliteError):
         hint = [f"    hint: {error.hint}"] if error.hint else []
         command = _next_command(error)

@@ -32,7 +32,7 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A workload: ``record_count`` values of ``value_bytes`` each, sent ``send_count`` at a time."""
+    """A workload: ``record_count`` records with ``value_bytes`` per value, ``send_count`` per send."""
 
     record_count: int
     value_bytes: int
@@ -49,7 +49,7 @@ class Outcome:
     latencies: list[float] = field(default_factory=list)
 
     def document(self, what: str, broker: str, workload: Workload) -> dict[str, Any]:
-        """Return the unrounded results: MiB of values only, latencies in milliseconds."""
+        """Return the results as a document, unrounded. MiB count values only; latencies are in ms."""
         document: dict[str, Any] = {
             "benchmark": what,
             "broker": broker,
@@ -75,12 +75,12 @@ def _workload_options(default_count: int, default_send: int) -> Callable[[F], F]
         return apply(
             function,
             invocation.number_option("-n", "--records", default=default_count, show_default=True),
-            invocation.number_option("--size", default=100, show_default=True, help="Bytes a value."),
+            invocation.number_option("--size", default=100, show_default=True, help="Bytes per value."),
             invocation.number_option(
                 "--send",
                 default=default_send,
                 show_default=True,
-                help="Records per send_many; 1 pipelines single sends.",
+                help="Records per send_many(); 1 uses send_nowait().",
             ),
             invocation.number_option("--partitions", default=1, show_default=True),
             click.option("-z", "--compression", default="none", show_default=True, help="Codec."),
@@ -119,14 +119,14 @@ def bench_produce(**options: Any) -> None:
 @bench.command("consume")
 @_workload_options(500_000, 1000)
 def bench_consume(**options: Any) -> None:
-    """Measure consumed records per second, from a topic filled for it."""
+    """Fill a topic, then measure consumed records per second."""
     _run("consume", _workload(**options), _consume)
 
 
 @bench.command("e2e")
 @_workload_options(500, 1)
 def bench_e2e(**options: Any) -> None:
-    """Measure one record at a time, from send to the waiting consumer."""
+    """Measure the latency from send to a waiting consumer, one record at a time."""
     _run("e2e", _workload(**options), _end_to_end)
 
 

@@ -86,10 +86,9 @@ def cluster() -> None:
 async def _view_of_all(
     client: ClusterClient,
 ) -> tuple[ClusterView, DescribeQuorumResponse | None, list[RecoveringPartition]]:
-    """Return the view, the quorum, and the partitions that are being recovered.
+    """Return the cluster view, the controller quorum, and the partitions in recovery.
 
-    The quorum is None if it has no leader or cannot be fetched. The active controller knows
-    the partitions.
+    Without an active controller, or if their request fails, the quorum is None and the list is empty.
     """
     view = await look(client)
     if view.controller_id < 0:
@@ -132,7 +131,7 @@ Examples:
   kl cluster status --under-replicated               partitions with too few in-sync replicas
   kl cluster status --leaderless -o name"""
 )
-@click.option("--check", is_flag=True, help="Exit code 9 unless all is well.")
+@click.option("--check", is_flag=True, help="Exit with code 9 unless the cluster is healthy.")
 @click.option("--under-replicated", is_flag=True, help="List partitions that lack in-sync replicas.")
 @click.option("--leaderless", is_flag=True, help="List partitions without a leader.")
 @listing_options
@@ -312,7 +311,7 @@ Examples:
 @click.option(
     "--unclean",
     is_flag=True,
-    help="Any live replica may lead, even if committed records are lost. For partitions without a leader.",
+    help="Elect any live replica if a partition has no leader, even if committed records are lost.",
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @secret_option
@@ -420,7 +419,7 @@ def shutdown(node_id: int, no_wait: bool, secret_file: Path | None) -> None:
 
 
 async def _until_gone(client: ClusterClient, node_id: int, *, is_alone: bool) -> None:
-    """Wait until the other nodes report ``node_id`` as fenced, or, if it is alone, until it is gone."""
+    """Wait until the brokers report ``node_id`` as fenced. If ``is_alone``, wait until it cannot respond."""
     import asyncio
 
     from kafkalite.errors import ClientError

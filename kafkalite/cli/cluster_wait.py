@@ -36,20 +36,20 @@ Examples:
   kl cluster wait --topic events --timeout 10s
   kl cluster wait --this-node             check the node of this environment, for health checks"""
 )
-@click.option("--ready", is_flag=True, help="A controller and a live broker. This is always required.")
-@invocation.number_option("--brokers", "broker_count", help="N live brokers.")
+@click.option("--ready", is_flag=True, help="Wait for a controller and a live broker (always required).")
+@invocation.number_option("--brokers", "broker_count", help="Wait for N live brokers.")
 @click.option(
     "--whole",
     is_flag=True,
-    help="Every registered broker is live, every partition has a leader and is fully in sync.",
+    help="Wait until all registered brokers are live and all partitions led and fully in sync.",
 )
-@invocation.number_option("--node", "node_id", help="Broker N is live.", minimum=0)
+@invocation.number_option("--node", "node_id", help="Wait until broker N is live.", minimum=0)
 @click.option(
     "--topic",
     "topics",
     multiple=True,
     metavar="NAME",
-    help="The topic exists and each partition has a leader.",
+    help="Wait until this topic exists and each partition has a leader.",
     shell_complete=complete_topics,
 )
 @click.option(
@@ -107,7 +107,7 @@ def _own_config() -> BrokerConfig:
 
 
 def _own_address(config: BrokerConfig) -> str:
-    """Return the address of the node that the environment describes, as seen from this machine."""
+    """Return the address at which this machine reaches the node of ``config``."""
     host, _, port = config.listeners[0].rpartition(":")
     return f"{'127.0.0.1' if host in {'0.0.0.0', '[::]'} else host}:{port}"
 
@@ -138,7 +138,7 @@ class _Reasons:
 
 
 async def _until_answered(address: str, progress: _Reasons) -> None:
-    """Wait until the controller completes a handshake, which is all that it accepts from clients."""
+    """Wait until the controller at ``address`` completes a handshake. It accepts no other requests."""
     import asyncio
 
     from kafkalite.client.cluster.connection import connect
@@ -155,7 +155,7 @@ async def _until_answered(address: str, progress: _Reasons) -> None:
 
 
 async def _until(addresses: Sequence[str], requested: RequestedState, progress: _Reasons) -> ClusterView:
-    """Poll until the requested state is reached. It never gives up, so the caller sets a timeout."""
+    """Poll until the cluster is in the requested state, without a time limit. Return its view."""
     import asyncio
 
     from kafkalite.client.admin.cluster_health import look_from, unmet_conditions

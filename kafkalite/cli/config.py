@@ -75,7 +75,7 @@ Examples:
 @click.argument("names", nargs=-1, required=True, metavar="NAME…", shell_complete=_complete_options)
 @click.option("--topic", help="Ask the broker for the value of this topic.", shell_complete=complete_topics)
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="A broker's TOML file to read.")
-@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="As kl server start --set.")
+@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="As in kl server start.")
 @listing_options
 def explain(names: tuple[str, ...], topic: str | None, file: Path | None, overrides: tuple[str, ...]) -> None:
     """Explain options: meaning, allowed values, and the source of the current value."""

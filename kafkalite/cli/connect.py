@@ -1,4 +1,4 @@
-"""Builds clients from options: bootstrap servers, and each ``-X`` property for clients that define it."""
+"""Builds clients from command-line options: -b, and each ``-X`` property for clients that define it."""
 
 # Tests: tests/cli/test_app.py
 
@@ -30,7 +30,7 @@ IMPATIENT: Final[dict[str, Any]] = {"default.api.timeout.ms": 5_000}
 
 
 def _config(invocation: Invocation, registry: OptionRegistry, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return a client's configuration by dotted name. Raises UsageError for an unknown property."""
+    """Return a client's settings as {dotted name: value}. Raises UsageError for an unknown property."""
     config = {"client.id": "kl", **IMPATIENT, **defaults, "bootstrap.servers": invocation.bootstrap_servers}
     if invocation.timeout_ms is not None:
         config["default.api.timeout.ms"] = max(1, invocation.timeout_ms)
@@ -58,10 +58,10 @@ def _check_known(name: str) -> None:
 
 
 def cluster_secret(file: Path | None) -> str:
-    """Return the secret in ``file``, or in the environment if it is None.
+    """Return the cluster's secret from ``file``, or from the environment if ``file`` is None.
 
-    The file is a node's settings or that of a development cluster, with ``cluster.secret``, or contains the
-    secret alone. Raises UsageError without one.
+    ``file`` is a settings file with ``cluster.secret``, or contains only the secret. Raises UsageError if
+    there is no secret.
     """
     if file is None:
         secret = os.environ.get(SECRET_VARIABLE, "")
@@ -107,7 +107,7 @@ async def cluster(invocation: Invocation, **defaults: Any) -> AsyncIterator[Clus
 
 
 def ask_admin(question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
-    """Run ``question`` with an Admin of the current invocation, within its --timeout."""
+    """Return the result of ``question(admin)``. The Admin uses the command's options; limit: --timeout."""
     invocation = current()
 
     async def ask() -> T:
@@ -118,7 +118,7 @@ def ask_admin(question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
 
 
 def ask_cluster(question: Callable[[ClusterClient], Coroutine[Any, Any, T]]) -> T:
-    """Run ``question`` with a client for requests that any broker serves, within --timeout."""
+    """Return the result of ``question(client)`` with a client for any broker. The limit is --timeout."""
     invocation = current()
 
     async def ask() -> T:

@@ -29,7 +29,7 @@ _POLL_RECORDS: Final = 10_000
 
 
 def record_output(text: str) -> str | OffsetRange:
-    """Return the value of -o: an output format, or an offset range, which kcat and rpk accept there.
+    """Return the value of -o: an output format, or, as in kcat and rpk, an offset range.
 
     Raises click's BadParameter.
     """
@@ -67,8 +67,8 @@ Examples:
 @invocation.number_option("-n", "--count", help="Stop after this many records.", minimum=0)
 @click.option("-e", "--exit", "exit_at_end", is_flag=True, help="Stop at the end of the log as it is now.")
 @click.option("-r", "--range", "range_text", metavar="RANGE", help="Offsets to read.  [default: start]")
-@click.option("--from", "from_text", metavar="TIME", help="First time (inclusive), or start, end.")
-@click.option("--to", "to_text", metavar="TIME", help="Last time (exclusive), or end.")
+@click.option("--from", "from_text", metavar="TIME", help="Start at TIME (inclusive), start or end.")
+@click.option("--to", "to_text", metavar="TIME", help="Stop at TIME (exclusive) or end.")
 @click.option("--from-beginning", is_flag=True, hidden=True, help="Kafka's name for the default here.")
 @invocation.number_option(
     "-p", "-P", "--partition", "wanted", multiple=True, help="Only this partition.", minimum=0
@@ -196,7 +196,7 @@ class _Job:
                 self._close_finished(consumer)
 
     def _take(self, records: list[Record]) -> list[Record]:
-        """Return the records inside the range, in total at most the number given by -n."""
+        """Return the ``records`` to print: those inside the range, until -n records were printed."""
         if self.range.stop is not None:
             taken = [record for record in records if self._is_wanted(record)]
         else:

@@ -65,10 +65,10 @@ Examples:
     type=click.IntRange(1, MAX_NODES),
     default=1,
     show_default=True,
-    help="Start several nodes as processes, each broker and controller; their logs are beside their data.",
+    help="Start N processes, each a broker and a controller. Their log files are beside their data.",
 )
 @click.option(
-    "--topic", "topics", multiple=True, metavar="NAME:P:R", help="A topic to create: partitions, replicas."
+    "--topic", "topics", multiple=True, metavar="NAME:P:R", help="Create a topic: P partitions, R replicas."
 )
 @click.option(
     "--data",
@@ -85,9 +85,9 @@ Examples:
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every interface."
 )
 @click.option(
-    "--print-env", is_flag=True, help="Only 'export NAME=value' lines on stdout; other output goes to stderr."
+    "--print-env", is_flag=True, help="Print only 'export NAME=value' lines on stdout, the rest on stderr."
 )
-@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Any setting of the broker.")
+@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Change a broker setting.")
 @debug_option
 def dev(
     topics: tuple[str, ...],

@@ -47,7 +47,7 @@ class NodeEndedError(KafkaliteError):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The identity of the cluster and the ports of its nodes. It is the same at every start."""
+    """A development cluster's id, secret and ports, which stay the same at every start."""
 
     cluster_id: str
     cluster_secret: str
@@ -56,7 +56,7 @@ class Layout:
 
 
 def new_layout(count: int, port: int) -> Layout:
-    """Return a new layout. ``port`` 0 selects free ports."""
+    """Return a new layout for ``count`` nodes. The first client port is ``port``; 0 selects free ports."""
     if port:
         clients = tuple(range(port, port + count))
         controllers = tuple(each + CONTROLLER_PORT_DISTANCE for each in clients)
@@ -67,7 +67,11 @@ def new_layout(count: int, port: int) -> Layout:
 
 
 def read_or_make_layout(directory: Path, count: int, port: int | None, default_port: int) -> Layout:
-    """Return the layout stored in the directory. If there is none, store a new one. Raises ConfigError."""
+    """Return the layout stored in ``directory``, or store a new one.
+
+    ``port`` None means the stored one or ``default_port``. Raises ConfigError if ``count`` or ``port`` differ
+    from the stored layout.
+    """
     file = directory / _CLUSTER_FILE
     if not file.exists():
         layout = new_layout(count, default_port if port is None else port)
@@ -118,7 +122,7 @@ def node_settings(
 
 
 def _toml(settings: Mapping[str, Any]) -> str:
-    """Return the settings as TOML with quoted dotted names. Its values have the same syntax as JSON."""
+    """Return the settings as TOML with quoted dotted names. JSON values are valid TOML values."""
     return "".join(f'"{name}" = {json.dumps(value)}\n' for name, value in settings.items())
 
 

@@ -31,9 +31,9 @@ Examples:
   kl fetch my-topic-0-7 -f '%T{iso} %k %s\\n'"""
 )
 @click.argument("addresses", nargs=-1, required=True, metavar="TOPIC-PARTITION-OFFSET…")
-@click.option("-f", "--format", "text_format", metavar="FORMAT", help="As kl consume -f.")
+@click.option("-f", "--format", "text_format", metavar="FORMAT", help="Print it as kl consume -f does.")
 @click.option(
-    "-o", "--output", type=click.Choice(RECORD_OUTPUTS), default="value", show_default=True, help="Shape."
+    "-o", "--output", type=click.Choice(RECORD_OUTPUTS), default="value", show_default=True, help="Format."
 )
 @client_options
 def fetch(addresses: tuple[str, ...], text_format: str | None, output: str) -> None:

@@ -162,7 +162,7 @@ _BY_NAME: Final[dict[str, Callable[[Record], Any]]] = {
 
 
 def _entered(record: Record, name: str, path: list[str]) -> Any:
-    """Return the value at ``path`` inside a field, or the empty string if it does not exist."""
+    """Return the value at ``path`` inside the field ``name``, or "" if it does not exist."""
     if name == "headers":
         current: Any = _headers_mapping(record)
     else:

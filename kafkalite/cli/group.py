@@ -95,7 +95,7 @@ def group() -> None:
 
 @group.command("list")
 @click.option(
-    "--state", "states", multiple=True, type=click.Choice(STATES, False), help="Only in this state."
+    "--state", "states", multiple=True, type=click.Choice(STATES, False), help="List only this state."
 )
 @listing_options
 def list_(states: tuple[str, ...]) -> None:
@@ -190,7 +190,7 @@ Examples:
   kl group lag billing -o json | jq 'map(.lag) | add'"""
 )
 @click.argument("name", metavar="GROUP", shell_complete=complete_groups)
-@click.option("--max", "most", type=int, metavar="N", help="Exit code 9 when the lag is above N in total.")
+@click.option("--max", "most", type=int, metavar="N", help="Exit with code 9 if the total lag is above N.")
 @listing_options
 def lag(name: str, most: int | None) -> None:
     """Show how far GROUP is behind, by partition."""
@@ -258,8 +258,8 @@ Examples:
   kl group watch billing --every 500ms -n 10 -o jsonl"""
 )
 @click.argument("name", metavar="GROUP", shell_complete=complete_groups)
-@click.option("--every", type=duration_ms, default="2s", show_default=True, help="Interval.")
-@click.option("-n", "--count", type=click.IntRange(min=1), help="Exit after this many times.")
+@click.option("--every", type=duration_ms, default="2s", show_default=True, help="Time between reports.")
+@click.option("-n", "--count", type=click.IntRange(min=1), help="Exit after this many reports.")
 @listing_options
 def watch(name: str, every: int, count: int | None) -> None:
     """Show GROUP's state, lag and consumption rate repeatedly."""

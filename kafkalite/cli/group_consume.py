@@ -34,7 +34,7 @@ def patience_ms(deadline: float | None) -> int:
 
 
 def timed_out(printed_count: int, wanted_count: int | None, settings: Mapping[str, Any]) -> TimedOutError:
-    """Return the error for --timeout. ``wanted_count`` is None if the command reads to the end."""
+    """Return the error to raise when --timeout passes. ``wanted_count`` None: read to the end."""
     of = f" of {wanted_count:,}" if wanted_count is not None else ""
     hint = "a longer --timeout waits longer"
     if settings.get("isolation.level") == "read_committed":
@@ -44,7 +44,7 @@ def timed_out(printed_count: int, wanted_count: int | None, settings: Mapping[st
 
 @dataclass(slots=True)
 class GroupJob:
-    """Reads from the committed offsets of the group, or from the beginning if there are none.
+    """Prints records as a group member, from the committed offsets or, without them, the beginning.
 
     Offsets are committed after their records were printed and flushed. After a crash, a record may be printed
     again, but none is skipped.
@@ -104,7 +104,7 @@ class GroupJob:
         return bool(held) and all((consumer.position(tp) or 0) >= self._ends[tp] for tp in held)
 
     def _is_idle(self, consumer: Consumer) -> bool:
-        """Whether this member has had no partition for _IDLE_S. Reports it once."""
+        """Whether this member has had no partition for _IDLE_S seconds. Prints a warning once."""
         now = time.monotonic()
         if consumer.assignment():
             self._held_at = now

@@ -48,7 +48,7 @@ _STRATEGIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The values from which a strategy computes the new offset of one partition."""
+    """One partition's offsets, from which a Strategy computes the new offset to commit."""
 
     extent: Extent
     current: int | None  #: the committed offset
@@ -56,11 +56,11 @@ class Place:
 
 
 Strategy = Callable[[TopicPartition, Place], "int | None"]
-"""Returns the new offset, or None to leave the partition unchanged."""
+"""Returns the new offset of a partition, or None to leave its committed offset unchanged."""
 
 
 def strategy_of(chosen: Mapping[str, Any], offsets: Mapping[TopicPartition, int]) -> Strategy:
-    """Return the one strategy that ``chosen`` names. ``offsets`` come from a file. Raises UsageError."""
+    """Return the strategy of the one option in ``chosen``, or raise UsageError. ``offsets``: --from-file."""
     given = [name for name in _STRATEGIES if chosen[name] not in (None, False)]
     flags = ", ".join("--" + name.replace("_", "-") for name in _STRATEGIES)
     if len(given) != 1:
@@ -84,7 +84,7 @@ def strategy_of(chosen: Mapping[str, Any], offsets: Mapping[TopicPartition, int]
 
 
 def within(offset: int, extent: Extent) -> int:
-    """Return ``offset``, limited to the range of the log."""
+    """Return ``offset``, or the nearer end of the log if it is outside the log."""
     return min(max(offset, extent.log_start_offset), extent.log_end_offset)
 
 
@@ -102,7 +102,7 @@ Examples:
   kl group reset-offsets billing --from-file offsets.csv --execute""",
 )
 @click.argument("name", metavar="GROUP", shell_complete=complete_groups)
-@click.option("--topic", "topics", multiple=True, metavar="TOPIC[:P,P]", help="Only these.  [default: all]")
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC[:P,P]", help="Only these partitions.")
 @click.option("--to-earliest", is_flag=True, help="To the first record.")
 @click.option("--to-latest", is_flag=True, help="To the end of the log: only new records.")
 @click.option("--to-current", is_flag=True, help="To the committed offset; to the end if there is none.")
@@ -111,16 +111,16 @@ Examples:
     "--to-datetime", metavar="TIME", help="To the first record at or after a time (2015-05-17, -1h)."
 )
 @click.option(
-    "--by-duration", type=duration_ms, metavar="TIME", help="To the first record of the last (1h30m)."
+    "--by-duration", type=duration_ms, metavar="TIME", help="To the first record not older than this (1h30m)."
 )
-@click.option("--shift-by", type=int, metavar="N", help="By this many records, back if negative.")
+@click.option("--shift-by", type=int, metavar="N", help="By N records; backwards if N is negative.")
 @click.option(
     "--from-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
     help="topic,partition,offset lines, as --export writes them.",
 )
-@click.option("--execute", is_flag=True, help="Do it.")
+@click.option("--execute", is_flag=True, help="Make the change.")
 @click.option("--dry-run", is_flag=True, help="Only show the change, as without --execute.")
 @click.option("--export", is_flag=True, help="Print topic,partition,offset lines.")
 @listing_options
@@ -222,7 +222,7 @@ async def _plan(
 
 
 async def _chosen(admin: Admin, topics: Iterable[str]) -> list[TopicPartition]:
-    """Return the chosen partitions: ``orders`` means the whole topic, ``orders:0,2`` two partitions."""
+    """Return the partitions of ``topics``: ``orders`` is a whole topic, ``orders:0,2`` two partitions."""
     found: dict[TopicPartition, None] = {}
     for text in topics:
         topic, colon, numbers = text.partition(":")

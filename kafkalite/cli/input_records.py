@@ -24,7 +24,7 @@ class InputError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Columns of equal length; None if no record has the field. Timestamps default to the current time."""
+    """Records as columns of equal length. A column is None if no record has the field."""
 
     topic: str
     partition: int | None
@@ -69,7 +69,7 @@ class RecordReader:
         self._line_count = 0
 
     def feed(self, chunk: bytes, *, max_records: int) -> Iterator[list[Block]]:
-        """Yield the blocks of all complete lines. Each list is made of at most ``max_records`` records."""
+        """Yield the blocks of all complete lines, in lists that hold at most ``max_records`` records each."""
         if self._how in {"raw", "json"} or b"\n" not in chunk:
             self._pending.append(chunk)
             return
@@ -131,7 +131,7 @@ class RecordReader:
                 raise InputError(f"{self._source}:{number}: {_in_words(problem)}") from None
 
     def _documents(self, data: bytes, max_records: int) -> Iterator[list[Block]]:
-        """Parse JSON arrays of records, or concatenated records."""
+        """Parse JSON records that are concatenated or in arrays."""
         drafts: list[Draft] = []
         try:
             text = data.decode()

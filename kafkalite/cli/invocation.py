@@ -118,7 +118,7 @@ def client_options(function: F) -> F:
             metavar="HOST:PORT,…",
             expose_value=False,
             callback=_remember("bootstrap"),
-            help=f"First brokers to ask.  [env: {BOOTSTRAP_VARIABLE}; default: {DEFAULT_BOOTSTRAP_SERVERS}]",
+            help=f"Brokers to connect to.  [env: {BOOTSTRAP_VARIABLE}; default: {DEFAULT_BOOTSTRAP_SERVERS}]",
         ),
         click.option(  # the name in Kafka's scripts
             "--bootstrap-server", expose_value=False, hidden=True, callback=_remember("bootstrap")
@@ -145,7 +145,7 @@ def client_options(function: F) -> F:
 
 
 def output_choice(formats: Sequence[str], more: str = "Output format.") -> Callable[[F], F]:
-    """Add -o with these formats. ``more`` begins its help."""
+    """Add -o with these formats. Its help text begins with ``more``."""
     return click.option(
         "-o",
         "--output",
@@ -205,7 +205,7 @@ def run(main: Callable[[], Coroutine[Any, Any, T]], *, timeout_ms: int | None = 
 
 
 def run_command(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine that connects to brokers, limited by the invocation's --timeout."""
+    """Run a coroutine that connects to brokers. It may take as long as --timeout permits."""
     listen_to_clients()
     return run(main, timeout_ms=current().timeout_ms)
 
@@ -245,7 +245,7 @@ def topic_names(
 ) -> tuple[str, ...]:
     """Return the topics given as arguments or, as in Kafka's scripts, by ``--topic``, without duplicates.
 
-    Raises UsageError if there are none.
+    For ``--topic``, prints the short form: ``command``, topics, ``rest``. Raises UsageError without topics.
     """
     names = tuple(dict.fromkeys((*positional, *flags)))
     if not names:

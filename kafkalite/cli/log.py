@@ -124,7 +124,7 @@ def _path_argument(function: F) -> F:
 
 
 def _log_directories(path: Path) -> list[Path]:
-    """Return ``path`` itself if it is a log's directory, else the logs' directories in it.
+    """Return [``path``] if it is the directory of a log, else the directories of the logs in it.
 
     Raises NotFoundError.
     """
@@ -144,7 +144,7 @@ def _log_directories(path: Path) -> list[Path]:
 
 
 def _files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Return the segment files with these suffixes: ``path`` itself, or all below it in offset order."""
+    """Return ``path`` if it is a segment file with such a suffix, else all below it, by log and offset."""
     from kafkalite.storage import layout
 
     if path.is_file():
@@ -326,7 +326,7 @@ def _kind(header: BatchHeader, data: memoryview) -> tuple[str, int | None]:
 
 
 def _state_rows(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """Yield the coordinator records in ``files``, and the transaction markers between them."""
+    """Yield a row for each coordinator record and each transaction marker in ``files``."""
     from kafkalite.coordinator_types import StateRecord
     from kafkalite.records.batch import RecordBatch
 

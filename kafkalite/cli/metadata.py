@@ -46,7 +46,7 @@ def _path(text: str) -> str:
 async def _at(
     client: ClusterClient, path: str, *, after_offset: int = _NOW, max_wait_ms: int = 0
 ) -> DescribeMetadataResponse:
-    """Return the node at ``path`` and its children. Raises NotFoundError."""
+    """Return the metadata at ``path`` and of its children. Raises NotFoundError."""
     request = DescribeMetadataRequest(path, after_offset, max_wait_ms)
     try:
         response: DescribeMetadataResponse = (await client.call(request)).message
@@ -56,7 +56,7 @@ async def _at(
 
 
 def _value(node: MetadataNode) -> Any:
-    """Return the decoded JSON value, or None for a directory."""
+    """Return the decoded JSON value of a path in the metadata tree, or None for a directory."""
     return json.loads(node.value) if node.value else None
 
 
@@ -141,7 +141,7 @@ def tail(path: str, count: int | None) -> None:
 async def _tree(client: ClusterClient, path: str, *, after_offset: int = _NOW) -> tuple[int, dict[str, str]]:
     """Return the metadata offset, and the value of every path below ``path`` at that offset.
 
-    With ``after_offset``, wait until the log has passed it.
+    With ``after_offset``, first wait up to _POLL_MS until the metadata log has passed that offset.
     """
     response = await _at(
         client, path, after_offset=after_offset, max_wait_ms=_POLL_MS if after_offset >= 0 else 0
@@ -215,4 +215,4 @@ def _check(seen: DescribeQuorumResponse) -> None:
         raise CheckFailedError("the quorum has no leader")
     silent = silent_voters(seen)
     if silent:
-        raise CheckFailedError(f"not heard of: node {', '.join(map(str, silent))}")
+        raise CheckFailedError(f"no recent message from node {', '.join(map(str, silent))}")

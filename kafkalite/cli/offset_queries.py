@@ -23,7 +23,7 @@ class Extent(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The range to read of one partition: ``first_offset`` inclusive, ``stop_offset`` exclusive or None."""
+    """The offsets to read in one partition. ``stop_offset`` is exclusive, or None for no end."""
 
     first_offset: int
     stop_offset: int | None
@@ -67,7 +67,7 @@ async def offsets_at(
 async def spans(
     admin: Admin, partitions: Sequence[TopicPartition], wanted: OffsetRange
 ) -> dict[TopicPartition, Span]:
-    """Resolve a range to the current offsets of each partition."""
+    """Return the offsets to read in each partition, computed from ``wanted`` and the current log ends."""
     known = await extents(admin, partitions)
     by_time = {moment: await offsets_at(admin, partitions, moment) for moment in wanted.timestamps_ms}
 

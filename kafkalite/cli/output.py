@@ -144,7 +144,7 @@ def human_bytes(count: int) -> str:
 
 
 def pick(source: Any, *names: str) -> dict[str, Any]:
-    """Return the named attributes of ``source`` by name, as part of a row or document."""
+    """Return {name: value} for these attributes of ``source``."""
     return {name: getattr(source, name) for name in names}
 
 

@@ -47,7 +47,7 @@ _FILE: Final = click.Path(path_type=Path)
 
 
 def part(name: str) -> Any:
-    """Return a module of sparkbridge.pipelines. Raises UsageError if it is not installed."""
+    """Return the module ``name`` of sparkbridge.pipelines. Raises UsageError if it is not installed."""
     if find_spec("sparkbridge") is None:
         raise UsageError(
             "pipelines need the extra 'spark' of kafkalite", hint='pip install "kafkalite[cli,spark]"'
@@ -118,7 +118,7 @@ def shown_path(path: Path) -> Path:
 
 @pipeline.command(short_help="Report every mistake in a file, without Spark.")
 @click.argument("paths", nargs=-1, required=True, type=_FILE, metavar="FILE…")
-@click.option("--set", "overrides", multiple=True, metavar="TABLE.KEY=VALUE", help="As for run.")
+@click.option("--set", "overrides", multiple=True, metavar="TABLE.KEY=VALUE", help="As in run.")
 @invocation.debug_option
 @output_option
 def validate(paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
@@ -140,7 +140,7 @@ def validate(paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
 
 
 def _read(files: Any, path: Path, overrides: tuple[str, ...]) -> Any:
-    """Read the file and apply --set. Raises NotFoundError, and UsageError if it cannot be read."""
+    """Read a pipeline file and apply --set. Raises NotFoundError, and UsageError for invalid files."""
     try:
         return files.read(path, overrides)
     except FileNotFoundError as problem:
@@ -186,13 +186,13 @@ Examples:
 )
 @click.argument("path", type=_FILE, metavar="FILE")
 @click.option("--demo", is_flag=True, help="Run on the file's own [demo] input, and check the result.")
-@click.option("--master", default="local[*]", show_default=True, metavar="URL", help="Which Spark.")
+@click.option("--master", default="local[*]", show_default=True, metavar="URL", help="The Spark master.")
 @click.option(
     "--once",
     "--available-now",
     "once",
     is_flag=True,
-    help="Stop at the end of the input as it is now, whatever the file's trigger.",
+    help="Stop at the current end of the input, instead of using the file's trigger.",
 )
 @click.option(
     "--trigger", metavar="TIME", help="Overrides the file's trigger: '5 seconds', or available-now."
@@ -258,7 +258,7 @@ def execute(
     has_checks: bool = True,
     spark_log: Path | None = None,
 ) -> Any:
-    """Run the pipeline and return the runner's report. Raises KafkaliteError."""
+    """Run the pipeline ``file`` on Spark and return a ``runner.Report``. Raises KafkaliteError."""
     runner = part("runner")
     with tempfile.TemporaryDirectory(prefix="kafkalite-spark-") as directory:
         log = spark_log or Path(directory) / "spark.log"
@@ -345,7 +345,7 @@ def brokers(current: invocation.Invocation, *, is_demo: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def own_broker() -> Iterator[str]:
-    """Run a broker in memory, in the thread of this process's clients. Yield its bootstrap servers."""
+    """Run an in-memory broker on the event loop of this process's blocking clients. Yield its address."""
     from kafkalite.broker.broker import Broker
     from kafkalite.loop_thread import shared_loop_thread
 
@@ -390,7 +390,7 @@ def _setting(
 
 
 def _check_topics(declared: Any) -> None:
-    """Check the topics before Spark starts. Raises ConnectionFailedError, NotFoundError."""
+    """Check that the source topics exist. Raises ConnectionFailedError, NotFoundError."""
     from difflib import get_close_matches
 
     from kafkalite.cli import connect

@@ -22,7 +22,7 @@ _TABLE_HEAD: Final = (_LINE.format(*_TITLES) + "\n").encode()
 
 
 class Printer:
-    """Returns the bytes to print: ``head``, then the result of ``render`` for each record, then ``tail``."""
+    """Produces the output: ``head``, then the result of ``render`` for each record, then ``tail``."""
 
     def __init__(self, render: Render, head: bytes = b"") -> None:
         self._render = render

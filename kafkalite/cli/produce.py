@@ -91,7 +91,7 @@ Binary data is {"b64":"…"}; only "value" is required, and may be null."""
     help="Input format.",
 )
 @click.option("-k", "--key", help="The key of every record.")
-@click.option("-K", "--key-separator", metavar="TEXT", help=r"Lines are KEY TEXT VALUE (\t is a tab).")
+@click.option("-K", "--key-separator", metavar="TEXT", help=r"Split lines at TEXT into key and value.")
 @click.option(
     "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header for every record."
 )
@@ -273,7 +273,7 @@ class _Job:
             bar.advance_records(sum(len(block.values) for block in blocks))
 
     def _judge(self, blocks: list[Block], outcomes: list[Any]) -> None:
-        """Count the acknowledged records. The first failure ends the job."""
+        """Count the acknowledged and failed records of ``blocks``. If any failed, raise the first error."""
         failures: list[BaseException] = []
         for block, outcome in zip(blocks, outcomes, strict=True):
             if isinstance(outcome, BaseException):

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Progress:
-    """Ignores the progress."""
+    """A progress bar that shows nothing."""
 
     def advance_bytes(self, count: int) -> None:
         pass

@@ -37,7 +37,7 @@ class Anchor(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One side of a range. ``number`` is an offset, a count, or milliseconds since the epoch."""
+    """One side of a range. ``number`` is an offset, a count or ms since the epoch, as ``anchor`` says."""
 
     anchor: Anchor
     number: int = 0
@@ -45,14 +45,14 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """A range: ``first`` is inclusive; ``stop`` is exclusive, or None if the range never ends."""
+    """A range of offsets or times. ``first`` is inclusive; ``stop`` is exclusive, or None for no end."""
 
     first: Bound
     stop: Bound | None = None
 
     @property
     def timestamps_ms(self) -> tuple[int, ...]:
-        """Return the timestamps whose offsets ``resolve`` needs."""
+        """Return the timestamps among the bounds. ``resolve`` needs their offsets."""
         sides = (self.first, self.stop)
         return tuple(side.number for side in sides if side is not None and side.anchor is Anchor.TIME)
 
@@ -138,7 +138,7 @@ def _time(text: str, now_ms: int, zone: tzinfo | None) -> int | None:
 def resolve(
     bound: Bound, *, log_start_offset: int, log_end_offset: int, offset_at: Mapping[int, int | None]
 ) -> int:
-    """Return the offset of a bound in one partition, from the log start to the log end, both inclusive.
+    """Return the offset of ``bound`` in one partition, at least the log start and at most the log end.
 
     ``offset_at`` maps each timestamp to the first offset at or after it, or to None if all records are older.
     """

@@ -112,7 +112,7 @@ def start(
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Settings in TOML.")
 @click.option("--data", type=click.Path(path_type=Path), help="The data directory: log.dirs.")
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="One setting.")
-@click.option("--cluster-id", help="Join this cluster.  [default: cluster.id, or a new one]")
+@click.option("--cluster-id", help="The cluster to join.  [default: cluster.id, or a new one]")
 @invocation.number_option("--node-id", help="This node's number.  [default: node.id]", minimum=0)
 @click.option("--if-not-formatted", is_flag=True, help="Accept a directory that is already formatted.")
 @click.option("--dry-run", is_flag=True, help="Show the result, change nothing.")
@@ -162,7 +162,8 @@ def format_directory(
 async def serve(config: BrokerConfig, when_up: Callable[[Broker], Awaitable[None]]) -> None:
     """Run a broker until SIGTERM, SIGINT or its own failure, then stop it cleanly.
 
-    A second signal exits at once. Raises the error that made the broker fail.
+    ``when_up`` is awaited after the start. A second signal exits at once. Raises the error of a broker that
+    failed.
     """
     import asyncio
 

@@ -53,7 +53,7 @@ def configure(level: str = "info", log_format: LogFormat | None = None, stream: 
 
 
 def unfold_fields(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Convert the Fields of a log record to keys of the event. A structlog processor."""
+    """Convert the Fields of a log record to keys of ``event``. This is a structlog processor."""
     record: logging.LogRecord | None = event.get("_record")
     arguments = event.pop("positional_args", None)
     if record is not None and isinstance(arguments, tuple):

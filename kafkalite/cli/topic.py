@@ -34,7 +34,7 @@ def topic() -> None:
 
 
 async def _each(names: tuple[str, ...], act: Callable[[str], Awaitable[None]]) -> None:
-    """Call ``act`` for each name. Raise the error of a single name; report the errors of several names."""
+    """Call ``act`` for each name. With several names, print each error. At the end, call ``_raise_any``."""
     failures: list[KafkaliteError] = []
     for name in names:
         try:
@@ -63,8 +63,8 @@ Examples:
 )
 @click.argument("names", nargs=-1, metavar="NAME…")
 @click.option("--topic", "flags", multiple=True, hidden=True)
-@invocation.number_option("-p", "--partitions", help="How many.  [default: the broker's]")
-@invocation.number_option("-r", "--replication-factor", help="Copies of each.  [default: the broker's]")
+@invocation.number_option("-p", "--partitions", help="Number of partitions.  [default: the broker's]")
+@invocation.number_option("-r", "--replication-factor", help="Number of replicas.  [default: the broker's]")
 @click.option(
     "-c", "--config", "configs", multiple=True, metavar="NAME=VALUE", help="A setting of the topic."
 )
@@ -206,8 +206,8 @@ Examples:
 @click.argument("name", required=False, shell_complete=complete_topics)
 @click.option("--topic", "flag", hidden=True)
 @invocation.number_option("-p", "--partitions", help="The new number, above the current one.")
-@click.option("-c", "--config", "configs", multiple=True, metavar="NAME=VALUE", help="Set.")
-@click.option("--unset", multiple=True, metavar="NAME", help="Back to the broker's value.")
+@click.option("-c", "--config", "configs", multiple=True, metavar="NAME=VALUE", help="Change a setting.")
+@click.option("--unset", multiple=True, metavar="NAME", help="Restore the broker's value.")
 @click.option("--dry-run", is_flag=True, help="Let the broker check the request, change nothing.")
 @client_options
 def alter(
@@ -275,7 +275,7 @@ def delete(names: tuple[str, ...], flags: tuple[str, ...], yes: bool, if_exists:
 
 
 async def _weigh(admin: Admin, names: tuple[str, ...]) -> tuple[dict[str, str], dict[str, KafkaliteError]]:
-    """Return the data that would be lost, as text by topic, and the error of each missing topic."""
+    """Return {topic: its numbers of partitions and records as text}, and {missing topic: error}."""
     found: dict[str, str] = {}
     missing: dict[str, KafkaliteError] = {}
     for name in names:

@@ -47,7 +47,7 @@ Logs = dict[tuple[int, int], LogDirPartition]
 
 
 async def description(admin: Admin, client: ClusterClient, name: str, *, all_configs: bool) -> dict[str, Any]:
-    """Return the topic as a document. Raises UnknownTopicOrPartitionError."""
+    """Return the topic's description as a document. Raises UnknownTopicOrPartitionError."""
     import asyncio
 
     topic = await _topic(client, name)
@@ -101,7 +101,7 @@ async def _logs(client: ClusterClient, name: str) -> Logs:
 
 
 def _partition(state: PartitionMetadata, extent: Extent | None, logs: Logs) -> dict[str, Any]:
-    """Return one row: the leader's sizes, and each follower's lag behind the leader's log end. Pure."""
+    """Return a partition's row: the leader's sizes, and each follower's lag behind its log end. Pure."""
     own = {
         node_id: logs[node_id, state.partition]
         for node_id in state.replicas
@@ -135,7 +135,7 @@ def _partition(state: PartitionMetadata, extent: Extent | None, logs: Logs) -> d
 
 
 def only_partitions(documents: Sequence[dict[str, Any]], problems: Sequence[str]) -> list[dict[str, Any]]:
-    """Keep only the partitions that have one of ``problems``: "leaderless", "under_replicated". Pure."""
+    """Return ``documents`` with only partitions in ``problems`` ("leaderless", "under_replicated"). Pure."""
     if not problems:
         return list(documents)
 

@@ -68,14 +68,14 @@ def txn() -> None:
 
 @txn.command("list")
 @click.option(
-    "--state", "states", multiple=True, type=click.Choice(STATES, False), help="Only in this state."
+    "--state", "states", multiple=True, type=click.Choice(STATES, False), help="List only this state."
 )
 @click.option(
     "--open-for",
     type=duration_ms,
     default="0",
     metavar="TIME",
-    help="Only those open for at least this long.",
+    help="List only transactions open for at least this long.",
 )
 @listing_options
 def list_(states: tuple[str, ...], open_for: int) -> None:
@@ -142,8 +142,8 @@ Examples:
     "name", metavar="[TRANSACTIONAL_ID]", required=False, shell_complete=complete_transactional_ids
 )
 @click.option("--hanging", metavar="TOPIC-PARTITION", help="The partition of a hanging transaction.")
-@click.option("--producer", "producer_id", type=int, metavar="ID", help="Its producer id.")
-@click.option("--start-offset", type=int, metavar="N", help="Its first offset.")
+@click.option("--producer", "producer_id", type=int, metavar="ID", help="The producer id for --hanging.")
+@click.option("--start-offset", type=int, metavar="N", help="The first offset for --hanging.")
 @client_options
 def abort(name: str | None, hanging: str | None, producer_id: int | None, start_offset: int | None) -> None:
     """Abort an open transaction, and fence its producer."""
@@ -218,7 +218,7 @@ def retire(name: str) -> None:
     type=duration_ms,
     default=f"{LONGEST_MS}ms",
     metavar="TIME",
-    help="Only those without a write for this long.  [default: 15m]",
+    help="Omit transactions with a more recent write.  [default: 15m]",
 )
 @listing_options
 def find_hanging(topics: tuple[str, ...], older_than: int) -> None:

@@ -1,9 +1,9 @@
-"""Options of producer, consumer and admin: Kafka's names, defaults and bounds, and the parsed configs.
+"""Options of producer, consumer and admin, with Kafka's names, defaults and bounds; and parsed configs.
 
-Each field of a config declares its option once: type, default, bounds and documentation. The registries are
-made from the fields; parsing, documentation and error texts are derived from them. The name of an option is
-``linger.ms`` in a mapping and ``linger_ms`` as a keyword argument. The ``...Settings`` classes repeat the
-names only for type checkers, which need them written out.
+Each field of a config declares its option once: type, default, bounds and documentation. The option
+registries are made from the fields; parsing, documentation and error texts use the registries. The name of an
+option is ``linger.ms`` in a mapping and ``linger_ms`` as a keyword argument. The ``...Settings`` classes
+repeat the names only for type checkers.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class CommonConfig:
     )
     default_api_timeout_ms: int = option_field(
         60_000,
-        "How long a call without a timeout of its own may take, retries included.",
+        "The time limit of a call, including retries, if the call sets no timeout.",
         minimum=1,
         maximum=_MAX_INT,
     )
     retry_backoff_ms: int = option_field(
-        100, "The pause before the first retry. It doubles with each one.", minimum=0
+        100, "The pause before the first retry. It doubles with each retry.", minimum=0
     )
     retry_backoff_max_ms: int = option_field(1_000, "The longest pause between retries.", minimum=0)
     reconnect_backoff_ms: int = option_field(
-        50, "The pause before the first reconnect. It doubles with each one.", minimum=0
+        50, "The pause before the first reconnect. It doubles with each attempt.", minimum=0
     )
     reconnect_backoff_max_ms: int = option_field(1_000, "The longest pause between reconnects.", minimum=0)
     socket_connection_setup_timeout_ms: int = option_field(
@@ -79,7 +79,8 @@ class ProducerConfig(CommonConfig):
     batch_max_messages: int = option_field(0, "The most records of a batch. 0 is no limit.", minimum=0)
     buffer_memory: int = option_field(
         32 * MIB,
-        "Bytes of records that may wait. Above it send() waits and send_nowait() raises BufferFullError.",
+        "The most bytes of unacknowledged records. Above it, send() waits and send_nowait() raises "
+        "BufferFullError.",
         minimum=1,
         maximum=_MAX_LONG,
     )
@@ -90,7 +91,7 @@ class ProducerConfig(CommonConfig):
     )
     max_request_size: int = option_field(
         MIB,
-        "The most bytes of records in one request, before compression. Limits a batch, too.",
+        "The most bytes of records in one request or batch, before compression.",
         minimum=1,
         maximum=MAX_PAYLOAD_BYTES,
     )
@@ -114,14 +115,14 @@ class ProducerConfig(CommonConfig):
     )
     max_in_flight_requests_per_connection: int = option_field(
         5,
-        "The most produce requests without a response. A partition has at most 5 of them; without "
+        "The most produce requests without a response. At most 5 of them are for one partition; without "
         "idempotence only one, so that retries keep the order.",
         minimum=1,
         maximum=256,
     )
     codec: Codec = option_field(  # noqa: RUF009
         "none",
-        "The codec of record batches.",
+        "The codec that compresses record batches.",
         name="compression.type",
         choices=("none", "gzip", "snappy", "lz4", "zstd"),
     )
@@ -136,7 +137,7 @@ class ProducerConfig(CommonConfig):
     retries: int = option_field(_MAX_INT, "How often a batch may be sent again.", minimum=0, maximum=_MAX_INT)
     delivery_timeout_ms: int = option_field(
         120_000,
-        "Within this time after send() the record is acknowledged or its error reported.",
+        "The time limit from send() until the record is acknowledged or its error is reported.",
         minimum=1,
         maximum=_MAX_INT,
     )
@@ -151,25 +152,25 @@ class ConsumerConfig(CommonConfig):
 
     auto_offset_reset: str = option_field(
         "latest",
-        "Where to start without a valid position: earliest, latest, or none, which raises an error.",
+        "Where to start without a valid position: earliest, latest, or none (raise an error).",
         choices=("earliest", "latest", "none"),
     )
     fetch_min_bytes: int = option_field(
-        1, "The broker responds to a fetch as soon as it has this many bytes.", minimum=0
+        1, "The broker responds to a fetch as soon as it has at least this many bytes.", minimum=0
     )
     fetch_max_wait_ms: int = option_field(
         500, "The broker responds to a fetch after this time at the latest.", minimum=0
     )
     fetch_max_bytes: int = option_field(
         50 * MIB,
-        "The most bytes of one response, and of all that is fetched ahead. A first batch is always complete.",
+        "The most bytes of one response, and of prefetched records. The first batch is always complete.",
         minimum=1,
     )
     max_partition_fetch_bytes: int = option_field(
-        MIB, "The most bytes of one partition in one response, and of what is fetched ahead of it.", minimum=1
+        MIB, "The most bytes of one partition in one response, and among prefetched records.", minimum=1
     )
     max_poll_records: int = option_field(500, "The most records that one get_many() returns.", minimum=1)
-    check_crcs: bool = option_field(True, "Check each batch's CRC-32C.")
+    check_crcs: bool = option_field(True, "Whether to check the CRC-32C of each batch.")
     isolation_level: IsolationLevel = option_field(  # noqa: RUF009
         "read_uncommitted",
         "Whether records of open and aborted transactions are returned.",
@@ -194,20 +195,20 @@ class ConsumerConfig(CommonConfig):
     )
     auto_commit_interval_ms: int = option_field(
         5_000,
-        "How often auto-commit commits. It also does at every rebalance and on close().",
+        "The interval of auto-commit, which also commits at every rebalance and on close().",
         minimum=0,
         maximum=_MAX_INT,
     )
     max_poll_interval_ms: int = option_field(
         300_000,
-        "A member that does not ask for records for this long leaves its group.",
+        "A member that does not read records for this long leaves its group.",
         minimum=1,
         maximum=_MAX_INT,
     )
     processing_guarantee: str = option_field(
         "at_least_once",
-        "What auto-commit commits: with at_least_once the records before those returned last, with "
-        "at_most_once those about to be returned.",
+        "When auto-commit commits a record: with at_least_once after it was processed, with at_most_once "
+        "before it is returned.",
         choices=("at_least_once", "at_most_once"),
     )
 
@@ -283,14 +284,18 @@ C = TypeVar("C", bound=CommonConfig)
 
 
 def admin_config(settings: Mapping[str, Any], *, source: str = "") -> CommonConfig:
-    """Return the config for settings in either spelling. Raises ConfigError."""
+    """Return the config for ``settings``, named ``linger.ms`` or ``linger_ms``. Raises ConfigError.
+
+    ``source`` names the origin of the settings in errors.
+    """
     return CommonConfig(**_by_python_name(ADMIN_OPTIONS, settings, source))
 
 
 def producer_config(settings: Mapping[str, Any], *, source: str = "") -> ProducerConfig:
-    """Return the config for settings in either spelling. Raises ConfigError, also for contradictions.
+    """Return the config for ``settings``. Raises ConfigError, also if settings contradict each other.
 
-    A ``batch.size`` above ``max.request.size`` is lowered to it, because a batch must fit in a request.
+    ``settings`` are named as in ``admin_config``. A ``batch.size`` above ``max.request.size`` is lowered to
+    it, because a batch must fit in a request.
     """
     values = _by_python_name(PRODUCER_OPTIONS, settings, source)
     values["acks"] = Acks.ALL if values["acks"] == "all" else Acks(int(values["acks"]))
@@ -298,7 +303,7 @@ def producer_config(settings: Mapping[str, Any], *, source: str = "") -> Produce
     values["codec"] = Codec.parse(values.pop("compression_type") or "none")
     values["batch_size"] = min(values["batch_size"], values["max_request_size"])
     buffer, request = values["buffer_memory"], values["max_request_size"]
-    allowed = f"max.request.size ({request}) or more, for a request must fit"
+    allowed = f"max.request.size ({request}) or more, because a request must fit"
     _check(buffer >= request, "buffer.memory", buffer, allowed, source)
     linger, timeout = values["linger_ms"], values["delivery_timeout_ms"]
     _check(linger < timeout, "linger.ms", linger, f"less than delivery.timeout.ms ({timeout})", source)
@@ -306,7 +311,7 @@ def producer_config(settings: Mapping[str, Any], *, source: str = "") -> Produce
 
 
 def _idempotence(values: Mapping[str, Any], source: str) -> bool:
-    """Return whether the producer is idempotent. As in Kafka, it is by default if other settings allow it."""
+    """Return whether the producer is idempotent. By default it is, unless other settings forbid it."""
     asked: bool | None = values["enable_idempotence"]
     because = "enable.idempotence=true"
     if values["transactional_id"] is not None:
@@ -333,19 +338,19 @@ def _check(is_met: bool, key: str, value: Any, allowed: str, source: str) -> Non
 
 
 def consumer_config(settings: Mapping[str, Any], *, source: str = "") -> ConsumerConfig:
-    """Return the config for settings in either spelling. Raises ConfigError, also for contradictions."""
+    """Return the config for ``settings``. Raises ConfigError, also if settings contradict each other."""
     values = _by_python_name(CONSUMER_OPTIONS, settings, source)
     values["isolation_level"] = IsolationLevel[values["isolation_level"].upper()]
     config = ConsumerConfig(**values)
     _check(config.group_id != "", "group.id", "", "a name, or unset for no group", source)
-    allowed = "true with processing.guarantee=at_most_once, which commits before it gives records"
+    allowed = "true with processing.guarantee=at_most_once, which commits before it returns records"
     is_met = config.enable_auto_commit or not config.is_at_most_once
     _check(is_met, "enable.auto.commit", False, allowed, source)
     if config.group_id is None:
         for key in ("group.instance.id", "group.remote.assignor"):
             is_unset = getattr(config, key.replace(".", "_")) is None
             _check(is_unset, "group.id", None, f"set with {key}", source)
-        allowed = "set with processing.guarantee=at_most_once, for a group remembers what was given"
+        allowed = "set with processing.guarantee=at_most_once, because the group stores the committed offsets"
         _check(not config.is_at_most_once, "group.id", None, allowed, source)
     return config
 

@@ -136,6 +136,7 @@ class _Repair:
         if at < known_end:
             self._write(self._gap_segment(at, known_end))
             at = known_end
+        self._remove_lone_indexes()
         if self._first_lost is not None:
             self._remove_derived(names, self._first_lost)
         fs.sync_dir(self._directory)
@@ -213,6 +214,8 @@ class _Repair:
             segment.release()
             self._replace(name, b"".join(content.parts))
             segment.drop_saved_indexes()
+        if not content.parts:
+            segment.drop_saved_indexes()  # they may name a batch that is lost
         return at
 
     def _gap_segment(self, at: int, end: int) -> _Content:
@@ -253,6 +256,15 @@ class _Repair:
             number += 1
         self._fs.rename(path, kept)
         self._kept.append(kept)
+
+    def _remove_lone_indexes(self) -> None:
+        """Remove indexes without a segment, which would still name its first batch (R42)."""
+        names = self._fs.list_dir(self._directory)
+        found = {name: one for name in names if (one := layout.parse_segment_file_name(name))}
+        bases = {one.base_offset for one in found.values() if _is_log(one)}
+        for name, one in found.items():
+            if one.base_offset not in bases:
+                self._fs.unlink(layout.join(self._directory, name))
 
     def _remove_derived(self, names: list[str], first_lost: int) -> None:
         """Remove the leader epochs and the later producer snapshots; the next start derives them again."""

@@ -20,9 +20,12 @@ r"""Encodes and decodes the blocks of index files, which contain their own check
 The owner and the two batches identify the segment: a segment file of another log, or an older version of
 this one, does not have them (R42).
 
+The first block of a file is written with the first batch of the segment. It has no entries and the end
+position 0: it only names the batch, and states nothing about syncs.
+
 Blocks are appended with plain writes and never synced. If a crash truncates or damages a block, its CRC
-fails. This block and all later ones are then ignored and rebuilt from the log. An intact block also proves
-that the log below its end was synced, because a block is written only afterwards.
+fails. This block and all later ones are then ignored and rebuilt from the log. An intact block after the
+first also proves that the log below its end was synced, because a block is written only afterwards.
 """
 
 from __future__ import annotations

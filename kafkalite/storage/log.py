@@ -512,6 +512,7 @@ class Log:
             if not len(self._segments):
                 self._create_segment()
             self._segments.last.load_indexes()
+            self._segments.last.ensure_head()
         except CorruptLogError as error:
             raise self._read_failed(error) from error
         except OSError as error:
@@ -759,6 +760,7 @@ class Log:
         self._segments.drop_behind(number)
         segment.drop_saved_indexes()
         segment.truncate_to_position(found)
+        segment.ensure_head()
         self._end_at(found.base_offset)
         for one in (*closed, segment):
             one.file.sync()

@@ -6,7 +6,8 @@ are as the marker says (``is_as_left``).
 Otherwise (``recover``) any subset of the pages and file names written since the last sync may be on the
 disk. All offsets below the recovery point of the last checkpoint, and below the end of an intact index
 block, are *proven* to have been synced, since both are written only after a sync; a later truncation caps
-both. Both have fingerprints, which show whether a segment is the one that was synced (R42). So (R24):
+both. Both have fingerprints, which show whether a segment is the one that was synced. An index names the
+first batch of its segment from the beginning (R42). So (R24):
 
 * segments wholly below the proven end are not read, but their fingerprints are checked;
 * the rest is read, from the last trusted index entry on, and every batch must have its CRC and its offset;
@@ -274,13 +275,8 @@ def is_own(fs: FileSystem, segment: Segment, end: Fingerprint | None) -> bool:
 
     Also True if the first batch is damaged, or if neither names one.
     """
-    head_crc = 0
-    if end is not None and end.base_offset == segment.base_offset:
-        head_crc = end.head_crc
-    else:
-        block = _last_index_block(fs, segment.path(layout.OFFSET_INDEX_SUFFIX))
-        if block is not None and block.owner == segment.owner:
-            head_crc = block.head_crc
+    is_at_end = end is not None and end.base_offset == segment.base_offset
+    head_crc = end.head_crc if end is not None and is_at_end else segment.saved_head_crc()
     if not head_crc or segment.fingerprint(0).head_crc == head_crc:
         return True
     view = segment.file.map(segment.file.size())
@@ -327,6 +323,7 @@ class _Recovery:
         self._end = point.end if self._proven == point.recovery_point else None
         self._is_identified = False  # the segment with this fingerprint was found
         self._is_foreign = False  # a segment with another fingerprint was found
+        self._is_end_unknown = False  # an unsynced segment is lost
         self._bases: list[int] = []
         self._number = 0  # of the segment in ``_bases`` that is examined
         self._indexed: set[int] = set()  # bases of the segments that have an index file
@@ -372,9 +369,9 @@ class _Recovery:
         first = max(bisect_right(bases, self._proven) - 1, 0)
         candidates = {base: self._open_segment(base) for base in bases[first:]}
         # An index without its segment proves that the segment was there.
-        lone = [one for one in self._indexed if one not in bases and one >= max([start, *bases])]
-        indexed = [one for one in candidates.values() if one.base_offset in self._indexed]
-        indexed += [self._open_segment(base) for base in lone]
+        lone_bases = [one for one in self._indexed if one not in bases and one >= max([start, *bases])]
+        lone = [self._open_segment(base) for base in lone_bases]
+        indexed = [*lone, *(one for one in candidates.values() if one.base_offset in self._indexed)]
         self._proven = max([self._proven, *(one.saved_end_offset() for one in indexed)])
         first = max(bisect_right(bases, self._proven) - 1, 0)
         self._offset = min(bases[0], start) if bases else start
@@ -396,6 +393,7 @@ class _Recovery:
                 self._stop_at_gap(segment, len(bases) - number)
                 return
             self._check_fingerprint(segment)
+            self._check_head(segment)
             position, offset = self._resume(segment)
             if number == first:
                 self._take_epochs(saved_epochs, segment, offset)
@@ -407,6 +405,25 @@ class _Recovery:
                 self._stop_at_tear(segment, stop, len(bases) - number - 1)
                 return
         self._refuse_early_end()
+        for one in lone:
+            if not self._may_lack_unsynced and one.saved_head_crc():
+                self._is_end_unknown = True
+                raise one.damaged(0, "the segment of the index", "no file")
+
+    def _check_head(self, segment: Segment) -> None:
+        """Check that the first batch of a segment is the one that its index names (R42).
+
+        The index names it before the batch is synced: if the system has lost unsynced bytes, the segment may
+        lack the batch, but it never has another one instead.
+        """
+        head_crc = segment.saved_head_crc()
+        if not head_crc or segment.fingerprint(0).head_crc == head_crc:
+            return
+        view = segment.file.map(segment.file.size())
+        found = next(intact_runs(view, 0, segment.base_offset), FIRST_DAMAGED)
+        if not self._may_lack_unsynced or found.position == 0:
+            self._is_end_unknown = True
+            raise segment.damaged(0, "the first batch that its index names", "another one, or none")
 
     def _check_fingerprint(self, segment: Segment) -> None:
         """Check that the segment of the recovery point is the one that was synced (R42).
@@ -446,6 +463,7 @@ class _Recovery:
         if block is not None and block.tail_crc and block.end_position == segment.size_bytes:
             expected = f"batches up to offset {segment.next_offset}"
             raise segment.damaged(segment.size_bytes, expected, f"the end at {block.end_offset}")
+        self._check_head(segment)
         segment.load_indexes()
         segment.release()
 
@@ -637,7 +655,7 @@ class _Recovery:
         damage = Damage(
             error.message,
             end_offset,
-            self._records_in_doubt(number, position, end_offset),
+            None if self._is_end_unknown else self._records_in_doubt(number, position, end_offset),
             repair_hint(self._directory),
         )
         for one in self._segments:
@@ -796,6 +814,9 @@ class _Recovery:
                 unproven.append(segment.path())
             if self._cut is not None or segment is not self._read[-1]:
                 segment.close_for_append()
+            if not segment.size_bytes and segment.base_offset in self._indexed:
+                segment.drop_saved_indexes()  # they name a batch that is lost
+                changed = True
             segment.release()
         if self._cut is not None and self._read and self._read[-1].path() not in unproven:
             unproven.append(self._read[-1].path())

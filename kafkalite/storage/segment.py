@@ -20,7 +20,7 @@ from kafkalite.limits import KIB
 from kafkalite.log_fields import Fields
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP
 from kafkalite.records.checksum import crc32c
-from kafkalite.records.header import CRC_POSITION, check, scan, total_length
+from kafkalite.records.header import CRC_POSITION, check, scan, stored_crc, total_length
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import Fingerprint, LogState
 from kafkalite.storage.damage import intact_runs
@@ -238,6 +238,33 @@ class Segment:
         self.size_bytes = end
         self.next_offset = last_offset + 1
         self.used = True
+        if not position:
+            self.head_crc = stored_crc(batches)
+            self._save_head()
+
+    def _save_head(self) -> None:
+        """Name the first batch in the index files (R42).
+
+        It is written before the batch is acknowledged, and after the batch, so that it never names a batch
+        that the segment does not have. It proves nothing about syncs: its end position is 0.
+        """
+        block = Block(self.state.truncations, self.base_offset, 0, b"", self.owner, self.head_crc)
+        self._append_blocks(block, block)
+
+    def ensure_head(self) -> None:
+        """Name the first batch in the index files if there are none. Called before the first append."""
+        if self.size_bytes and not self._index_saved_bytes:
+            self.head_crc = read_crc(self.file, 0)
+            self._save_head()
+
+    def saved_head_crc(self) -> int:
+        """Return the CRC field of the first batch that the newest valid index block names (R42), or 0."""
+        head_crc = 0
+        for block, _ in self._read_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES):
+            is_valid = self.state.cap(self.base_offset + 1, block.truncations) > self.base_offset
+            if is_valid and block.owner == self.owner and block.head_crc:
+                head_crc = block.head_crc
+        return head_crc
 
     def note_batch(self, position: int, base_offset: int, max_timestamp_ms: int) -> None:
         """Add the batch at ``position`` to the indexes. Called once for each batch, in order."""
@@ -548,7 +575,7 @@ class Segment:
             if not is_own or block_end != (times.end_offset, times.end_position) or block_end < end:
                 whole = False
                 break
-            if trusted > up_to:
+            if trusted > up_to and offsets.end_position:
                 whole = False
                 break
             if trusted < offsets.end_offset or not self._take_entries(offsets.entries, times.entries):
@@ -584,7 +611,7 @@ class Segment:
             (layout.TIME_INDEX_SUFFIX, TIME_MAGIC, TIME_ENTRY_BYTES),
         ):
             for block, _ in self._read_blocks(suffix, magic, entry_bytes):
-                if block.owner == self.owner:
+                if block.owner == self.owner and block.end_position:
                     end = max(end, self.state.cap(block.end_offset, block.truncations))
         return end
 
@@ -661,29 +688,29 @@ class Segment:
             end_offset = self.base_offset + relative
         offset_entries = index.entries(self._index_saved_entries, count)
         time_entries = self.time_index.entries(self._time_saved_entries, times)
-        blocks = (
-            (OFFSET_MAGIC, offset_entries, OFFSET_ENTRY_BYTES),
-            (TIME_MAGIC, time_entries, TIME_ENTRY_BYTES),
-        )
         try:
             marks = self.fingerprint(self._last_position)[1:] if final else (0, 0, 0)
-            encoded = [
-                encode_block(
-                    magic,
-                    Block(self.state.truncations, end_offset, end_position, entries, self.owner, *marks),
-                    size,
-                )
-                for magic, entries, size in blocks
-            ]
-            self._write_index(layout.OFFSET_INDEX_SUFFIX, self._index_saved_bytes, encoded[0])
-            self._write_index(layout.TIME_INDEX_SUFFIX, self._time_saved_bytes, encoded[1])
-        except (OSError, DiskFullError) as error:
+        except OSError as error:
             logger.warning("index not saved %s", Fields(path=self.path(), error=error))
             return
-        self._index_saved_bytes += len(encoded[0])
-        self._time_saved_bytes += len(encoded[1])
-        self._index_saved_entries, self._time_saved_entries = count, times
-        self._saved_end_position = end_position
+        block = Block(self.state.truncations, end_offset, end_position, offset_entries, self.owner, *marks)
+        if self._append_blocks(block, block._replace(entries=time_entries)):
+            self._index_saved_entries, self._time_saved_entries = count, times
+            self._saved_end_position = end_position
+
+    def _append_blocks(self, offsets: Block, times: Block) -> bool:
+        """Append a block to each index file. Return False, with a log line, if that fails."""
+        index = encode_block(OFFSET_MAGIC, offsets, OFFSET_ENTRY_BYTES)
+        time_index = encode_block(TIME_MAGIC, times, TIME_ENTRY_BYTES)
+        try:
+            self._write_index(layout.OFFSET_INDEX_SUFFIX, self._index_saved_bytes, index)
+            self._write_index(layout.TIME_INDEX_SUFFIX, self._time_saved_bytes, time_index)
+        except (OSError, DiskFullError) as error:
+            logger.warning("index not saved %s", Fields(path=self.path(), error=error))
+            return False
+        self._index_saved_bytes += len(index)
+        self._time_saved_bytes += len(time_index)
+        return True
 
     def _write_index(self, suffix: str, position: int, data: bytes) -> None:
         file = self._fs.open(self.path(suffix), create=True)

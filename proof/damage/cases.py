@@ -20,6 +20,7 @@ class Layout(NamedTuple):
     orders: str  #: of a partition with several segments
     sibling: str  #: another partition of that topic
     groups: str  #: the partition of __consumer_offsets that has the committed offsets
+    young: tuple[str, str]  #: two partitions of which no recovery point is known
 
 
 class Case(NamedTuple):
@@ -87,6 +88,9 @@ MORE: Final = (
     ("metadata journal", "flip middle"),
     ("group segment", "third"),
     ("unproven segment", "flip"),
+    ("young segment", "zero"),
+    ("young segment", "delete"),
+    ("young segment", "swap"),
 )
 
 
@@ -103,7 +107,7 @@ def damage(case: Case, tree: Tree, older: Tree, names: Layout) -> bool:
     """Apply the damage to ``tree``. Returns False if it changes nothing: the file does not exist, or was
     the same."""
     before = dict(tree)
-    if case.kind == "unproven segment":  # nothing shows how far it was synced
+    if case.kind in {"unproven segment", "young segment"}:  # nothing shows how far it was synced
         tree.pop("recovery-points", None)
         tree.pop("clean-shutdown", None)
     if case.kind in DIRECTORIES:
@@ -118,6 +122,8 @@ def damage(case: Case, tree: Tree, older: Tree, names: Layout) -> bool:
 def _paths(kind: str, tree: Tree, names: Layout) -> tuple[str, str]:
     if kind == "unproven segment":
         return _active(tree, names.orders), ""
+    if kind == "young segment":
+        return _active(tree, names.young[0]), _active(tree, names.young[1])
     if kind == "group segment":
         return _active(tree, names.groups), _active(tree, names.orders)
     if kind in NODE_FILES:

@@ -158,6 +158,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         {f"{_RECOVERY}._check_fingerprint": _nothing, f"{_SEGMENT}.has": _always},
     ),
     Mutant(
+        "R42-head-unnamed",
+        "no index names the first batch of a segment before the segment is synced",
+        {f"{_SEGMENT}._save_head": _nothing},
+    ),
+    Mutant(
         "R42-any-identity",
         "a directory of another log is used",
         {

@@ -115,7 +115,7 @@ class Brokers:
     # --- trying again --------------------------------------------------------------------------
 
     def deadline_s(self, extra_ms: int = 0) -> float:
-        """Return the deadline of a call that begins now: request.timeout.ms plus ``extra_ms`` from now."""
+        """Return the deadline of a call that begins now, after request.timeout.ms plus ``extra_ms``."""
         return time.monotonic() + (self.options.request_timeout_ms + extra_ms) / 1000
 
     def until_answered(
@@ -123,8 +123,9 @@ class Brokers:
     ) -> T:
         """Call ``attempt(deadline_s)`` until it succeeds, and return its result.
 
-        ``attempt`` needs the leaders of the partitions ``tps``. Raises permanent errors at once. At the
-        deadline, raises ConnectionFailedError or RequestTimeoutError with the failure of each broker.
+        ``attempt`` sends requests to the leaders of ``tps``, so their metadata is refreshed between attempts.
+        ``what`` names the call in errors. Raises permanent errors at once. At the deadline, raises
+        ConnectionFailedError or RequestTimeoutError with the failure of each broker.
         """
         started_s = time.monotonic()
         deadline_s = self.deadline_s(extra_ms)
@@ -164,7 +165,7 @@ class Brokers:
     def _refresh_after(
         self, error: KafkaliteError, tps: Collection[TopicPartition], deadline_s: float
     ) -> None:
-        """Refresh the metadata of ``tps``. If no retry can succeed, raise the error that prevents success."""
+        """Refresh the metadata of ``tps`` after ``error``. Raises an error if no retry can succeed."""
         topics = {tp.topic for tp in tps}
         try:
             self.refresh(topics, deadline_s)
@@ -197,7 +198,7 @@ class Brokers:
         )
 
     def patient_until_s(self, deadline_s: float, patience_s: float) -> float:
-        """Return ``deadline_s``, or ``patience_s`` from now if that is earlier and other brokers exist."""
+        """Return ``deadline_s``; if there are other brokers to try, at most ``patience_s`` from now."""
         if len(self._addresses()) < 2:
             return deadline_s
         return min(deadline_s, time.monotonic() + patience_s)
@@ -271,7 +272,7 @@ class Brokers:
         raise last
 
     def _distance(self, address: str) -> int:
-        """Return 0 for an idle connection, 1 if there is no open connection, 2 if requests are in flight."""
+        """Return a sort key: 0 for an idle connection, 1 for no connection, 2 if requests are in flight."""
         connection = self._connections.get(address)
         if connection is None or not connection.is_open:
             return 1
@@ -288,14 +289,14 @@ class Brokers:
         self.metadata.update(reply.message, complete=topics is None)
 
     def avoid_last_responder(self) -> None:
-        """Prefer other brokers than the last responder for the next requests that any broker can serve."""
+        """For the next requests that any broker can serve, prefer brokers other than the last responder."""
         self._avoided.add(self._last_responder)
         if self._avoided.issuperset(self._addresses()):
             self._avoided.clear()
             self._turn += 1
 
     def leader(self, tp: TopicPartition, deadline_s: float) -> tuple[str, int]:
-        """Return the leader's address and the leader epoch, from the cache if possible.
+        """Return (the leader's address, leader epoch) of ``tp``, from the cache if possible.
 
         Raises UnknownTopicOrPartitionError, LeaderNotAvailableError, and the errors of ``refresh``.
         """
@@ -331,7 +332,7 @@ class Brokers:
         *,
         extra_ms: int = 0,
     ) -> Reply:
-        """Return the response of the leader of ``tp``. Fail if the other brokers report another leader.
+        """Return the leader's response about ``tp``. Stop waiting if other brokers report a new leader.
 
         The leader may hold the response for up to ``extra_ms``. Raises the same errors as
         ``BrokerConnection.receive``.
@@ -362,11 +363,11 @@ class Brokers:
     ) -> dict[TopicPartition, list[Any]]:
         """Send one request to each leader in parallel, and retry until every partition has a response.
 
-        ``request_of`` makes a request from the ``entries_of`` (partition, leader epoch) of the leader's
-        partitions. If a partition has several entries, the leader gets several requests in parallel, because
-        a request names each partition once (S23). Each response has ``partitions``, each with topic,
-        partition and error code. Returns all entries of the responses by partition, in the order of
-        ``entries_of``. Raises the same errors as ``until_answered``.
+        ``entries_of(partition, leader epoch)`` returns the request entries of a partition, and ``request_of``
+        makes a request from entries. If a partition has several entries, the leader gets several requests in
+        parallel, because a request names each partition once (S23). A response must have ``partitions``, each
+        with topic, partition and error code. Returns these by partition, in the order of the entries.
+        ``what`` names the call in errors. Raises the same errors as ``until_answered``.
         """
         found: dict[TopicPartition, list[Any]] = {}
         wanted = list(dict.fromkeys(wanted))
@@ -390,7 +391,10 @@ class Brokers:
         found: dict[TopicPartition, list[Any]],
         deadline_s: float,
     ) -> KafkaliteError | None:
-        """Send one round of requests and add the responses to ``found``. Return an error if any failed."""
+        """Send requests for ``missing`` to the leaders, once, and add the results to ``found``.
+
+        Returns one of the errors if any request or partition failed, else None.
+        """
         error: KafkaliteError | None = None
         by_address: dict[str, list[list[Any]]] = {}  # the entries of each request
         for tp in missing:
@@ -427,7 +431,7 @@ class Brokers:
 
 
 def _take(entries: Iterable[Any], found: dict[TopicPartition, list[Any]]) -> KafkaliteError | None:
-    """Add entries without errors to ``found``. Return an error, preferably a permanent one, or None."""
+    """Add ``entries`` without errors to ``found``. Return an error of the others, permanent first."""
     error: KafkaliteError | None = None
     refused: set[TopicPartition] = set()
     taken: dict[TopicPartition, list[Any]] = {}

@@ -1,4 +1,4 @@
-"""SparkCluster: the blocking client with which the driver and the tasks of a query reach the brokers.
+"""SparkCluster: the blocking client that the driver and the tasks of a Spark query use.
 
 ``SparkCluster.shared`` keeps one instance per process and ClientOptions, because Spark's worker processes
 run many tasks. A forked process closes its copies of the parent's connections and opens its own. The
@@ -66,7 +66,7 @@ class TopicInfo(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The complete batches of one partition. The first may begin before the requested offset."""
+    """The response to a fetch: complete batches, of which the first may begin before the requested offset."""
 
     payload: memoryview
     aborted: list[AbortedTransaction]
@@ -77,7 +77,7 @@ class Fetched(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class FetchToken:
-    """A fetch in flight. If the token is dropped, the response is read and discarded."""
+    """A fetch in flight. To cancel it, drop the token; the response is then discarded."""
 
     tp: TopicPartition
     offset: int
@@ -192,11 +192,11 @@ class SparkCluster:
             state.brokers.avoid_last_responder()
 
     def snapshot(self, topics: Mapping[str, Sequence[int] | None]) -> dict[str, TopicSnapshot]:
-        """Return the log start and end of the given partitions (None: all). Missing topics are omitted.
+        """Return the log start and end of the given partitions (None: all of the topic), by topic.
 
-        With read_committed the end is the last stable offset. Both are -1 for partitions that were not
-        requested. The metadata is always fetched again, because a topic may have been created again with the
-        same name.
+        Missing topics are omitted. With read_committed the end is the last stable offset. Both are -1 for
+        partitions that were not requested. The metadata is always fetched again, because a topic may have
+        been created again with the same name.
         """
         gone: UnknownTopicOrPartitionError | None = None
         with self._locked() as state:
@@ -224,7 +224,7 @@ class SparkCluster:
         raise gone or RequestTimeoutError("topics are created again faster than they can be listed")
 
     def high_watermarks(self, tps: Collection[TopicPartition]) -> Positions:
-        """Return the high watermark of each partition: the end offset, including open transactions."""
+        """Return each partition's high watermark: its end offset, including records of open transactions."""
         with self._locked() as state:
             level = int(IsolationLevel.READ_UNCOMMITTED)
             listed = self._list_offsets(state.brokers, dict.fromkeys(tps, (LATEST,)), level)
@@ -249,7 +249,7 @@ class SparkCluster:
         return brokers.ask_leaders("the look-up of offsets", wanted, entries_of, request_of)
 
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """Return for each partition the first offset at or after a timestamp in milliseconds, or None.
+        """Return each partition's first offset at or after its time (ms) in ``times``, or None.
 
         Ignores records that a reader does not see: markers, and aborted transactions with read_committed.
         """
@@ -277,7 +277,7 @@ class SparkCluster:
         }
 
     def _find_time(self, token: FetchToken, timestamp_ms: int) -> int | None:
-        """Return the first offset from ``token.offset`` on with a time >= ``timestamp_ms``, or None."""
+        """Return the first offset from ``token.offset`` on with a time >= ``timestamp_ms`` (ms), or None."""
         while True:
             fetched = self.receive_fetch(token)
             offset, next_offset = _find_time_in(fetched, timestamp_ms, token.offset)
@@ -288,7 +288,7 @@ class SparkCluster:
     def ends_by_bytes(
         self, starts: Positions, ends: Positions, max_bytes: int, first: TopicPartition | None = None
     ) -> Positions:
-        """Return positions between ``starts`` and ``ends`` with about ``max_bytes`` of batches before them.
+        """Return the positions up to which about ``max_bytes`` can be read from ``starts``, at most ``ends``.
 
         Each partition gets complete batches, in proportion to its size. A partition whose first batch exceeds
         its share gets that batch if the other partitions leave enough bytes. The partition ``first`` is
@@ -323,7 +323,7 @@ class SparkCluster:
         return reached
 
     def wait_for_data(self, positions: Positions, max_wait_ms: int) -> bool:
-        """Wait up to ``max_wait_ms`` for data at or after a position. Return whether there is any."""
+        """Wait up to ``max_wait_ms`` for data at or after any of ``positions``. Return whether there is."""
         with self._locked() as state:
             return state.long_polls.wait(positions, max_wait_ms)
 
@@ -441,7 +441,7 @@ def _find_time_in(fetched: Fetched, timestamp_ms: int, from_offset: int) -> tupl
 def _shares(
     totals: Mapping[TopicPartition, int], max_bytes: int, first: TopicPartition | None
 ) -> dict[TopicPartition, int]:
-    """Give ``first`` the bytes it can use, and divide the rest in proportion to ``totals`` (above 0)."""
+    """Divide ``max_bytes`` in proportion to ``totals`` (above 0), after ``first`` got all it can use."""
     of_first = min(totals.get(first, 0), max_bytes) if first is not None else 0
     left_bytes = max_bytes - of_first
     left_total = sum(size for tp, size in totals.items() if tp != first)

@@ -1,8 +1,8 @@
 """One blocking connection to one broker: a socket around ``kafkalite.protocol.connection.ClientConnection``.
 
 ``send`` writes a request, and ``receive`` waits for its response. Several requests may be in flight; their
-responses arrive in the order of the requests. A ``Reply`` may be dropped. Every wait ends at a deadline,
-given in seconds of the monotonic clock.
+responses arrive in the order of the requests. A ``Reply`` need not be received. Every wait ends at a
+deadline, given in seconds of the monotonic clock.
 
 This module turns error codes of responses, lost connections and missing responses into exceptions.
 """
@@ -64,7 +64,7 @@ class BrokerConnection:
 
     @classmethod
     def open(cls, address: str, *, client_id: str, deadline_s: float) -> BrokerConnection:
-        """Connect and negotiate versions. Raises ConnectionFailedError for every failure."""
+        """Connect and negotiate API versions. Raises ConnectionFailedError for every failure."""
         left_s = max(0.001, deadline_s - time.monotonic())
         try:
             sock = socket.create_connection(_host_and_port(address), timeout=left_s)
@@ -113,7 +113,7 @@ class BrokerConnection:
         """Write a request and return the Reply to pass to ``receive``.
 
         Raises ConnectionFailedError, RequestTimeoutError, and LocalProtocolError if broker and client have no
-        version of this API in common.
+        common version of this API.
         """
         if self._reason is not None:
             raise self._reason
@@ -141,7 +141,7 @@ class BrokerConnection:
         """Wait for the response and return ``reply``.
 
         Raises BrokerError, ConnectionFailedError, and RequestTimeoutError at ``deadline_s``. A timeout also
-        closes the connection, because all later responses would have to wait for this one.
+        closes the connection, because the missing response blocks all later ones.
         """
         if not self.wait(reply, deadline_s):
             self._fail(RequestTimeoutError(f"{self.address} did not respond in time"))
@@ -162,7 +162,7 @@ class BrokerConnection:
         return self.receive(self.send(message, deadline_s), deadline_s)
 
     def read_ready(self) -> None:
-        """Read once from a socket that is ready. Errors are not raised, but stored in the replies."""
+        """Read once from a socket that has data. Errors are stored in the replies instead of raised."""
         self._read_some(1.0)
 
     def _read_some(self, timeout_s: float) -> bool:
@@ -183,7 +183,7 @@ class BrokerConnection:
         return True
 
     def _take(self, received: int) -> None:
-        """Complete the replies whose responses end within the ``received`` bytes. Raises ProtocolError."""
+        """Complete the replies whose responses end in the ``received`` new bytes. Raises ProtocolError."""
         if received == 0:
             self._fail(ConnectionFailedError(f"{self.address} closed the connection"))
             return

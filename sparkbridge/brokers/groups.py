@@ -25,14 +25,14 @@ PATIENCE_S: Final = 6.0
 
 
 class GroupOffsets:
-    """Fetches and commits offsets. Caches the address of each group's coordinator."""
+    """Fetches and commits offsets of groups. Caches the address of each group's coordinator."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._coordinators: dict[str, str] = {}  #: address by group
 
     def fetch(self, group: str) -> Positions:
-        """Return the group's committed offsets. Raises BrokerError and the errors of ``until_answered``."""
+        """Return the group's committed offsets. Raises the same errors as ``Brokers.until_answered``."""
         entries = self._call(group, OffsetFetchRequest(group, "", NO_EPOCH, False, None), ())
         return {
             TopicPartition(entry.topic, entry.partition): entry.offset

@@ -37,19 +37,19 @@ _LEAST_S: Final = 1.0
 
 
 class _Poll(NamedTuple):
-    """A long poll at one leader, from ``positions`` on."""
+    """A fetch in flight to one leader, which responds when there is data at or after ``positions``."""
 
     connection: BrokerConnection
     positions: Positions
     reply: Reply
 
     def covers(self, wanted: Mapping[TopicPartition, int]) -> bool:
-        """Whether the leader responds to this poll no later than it would to a poll for ``wanted``."""
+        """Whether this poll can replace a new poll for ``wanted``, because its response comes no later."""
         return all(self.positions.get(tp, at + 1) <= at for tp, at in wanted.items())
 
 
 class LongPolls:
-    """Owns the long polls of one caller. Invariant: each address in ``_polls`` is in ``_connections``."""
+    """Owns one caller's long polls. Invariant: each address in ``_polls`` is also in ``_connections``."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -101,7 +101,10 @@ class LongPolls:
                 self._brokers.refresh({tp.topic for tp in positions}, limit_s)
 
     def _ask(self, watched: Positions, limit_s: float) -> bool:
-        """Keep exactly one poll at each leader. Return False if a partition could not be polled."""
+        """Send a poll to each leader without a suitable one, and cancel the other polls.
+
+        Returns False if a partition of ``watched`` could not be polled.
+        """
         by_address, is_complete = self._by_leader(watched, limit_s)
         for address, connection in list(self._connections.items()):
             wanted, poll = by_address.get(address), self._polls.get(address)
@@ -120,7 +123,7 @@ class LongPolls:
         return is_complete
 
     def _by_leader(self, watched: Positions, limit_s: float) -> tuple[dict[str, Positions], bool]:
-        """Return the partitions by the address of their leader, and whether every partition has a leader."""
+        """Return {address: partitions that it leads}, and whether every partition has a leader."""
         found: dict[str, Positions] = {}
         is_complete = True
         for tp, at in watched.items():
@@ -172,7 +175,7 @@ class LongPolls:
         return one.last_stable_offset if self._brokers.options.is_read_committed else one.high_watermark
 
     def _may_poll_again(self, response: Reply, watched: Positions, refused: set[TopicPartition]) -> bool:
-        """Return whether to poll again at once. Add partitions with permanent errors to ``refused``."""
+        """Return whether to poll again at once. Adds partitions with permanent errors to ``refused``."""
         if response.error is not None:
             return False
         may_poll = True

@@ -69,7 +69,7 @@ def find_java() -> Java | None:
 
 
 def cache_directory(cache: str | os.PathLike[str] | None = None) -> Path:
-    """Return the cache directory. It may not exist yet."""
+    """Return ``cache``, or by default the directory described above. It may not exist yet."""
     named = cache or os.environ.get(CACHE_VARIABLE)
     if named:
         return Path(named).absolute()
@@ -81,7 +81,7 @@ def cache_directory(cache: str | os.PathLike[str] | None = None) -> Path:
 
 
 def shadow_home(cache: str | os.PathLike[str] | None = None) -> Path | None:
-    """Return a SPARK_HOME for this machine whose Python workers start quickly. None if it cannot be made."""
+    """Return a SPARK_HOME whose Python workers start quickly, or None if it cannot be made."""
     found = util.find_spec("pyspark")
     if found is None or found.origin is None:
         return None
@@ -137,7 +137,7 @@ def quiet_daemon(home: Path) -> str | None:
 
 
 def class_archive(cache: str | os.PathLike[str] | None = None) -> Path | None:
-    """Return the class archive for the installed Java and pyspark. None if there is no archive that fits.
+    """Return the class archive for the installed Java and pyspark, or None if there is none that fits.
 
     An archive fits only the exact paths with which it was made, those of ``shadow_home(cache)``.
     """
@@ -151,7 +151,8 @@ def class_archive(cache: str | os.PathLike[str] | None = None) -> Path | None:
 def make_class_archive(cache: str | os.PathLike[str] | None = None) -> Path:
     """Return the class archive. If it is missing, run a Spark session that makes it.
 
-    It takes less than a minute and 200 MB. Raises FastStartError, also if another process is making it.
+    This takes less than a minute and 200 MB. Raises FastStartError, also if another process is making the
+    archive.
     """
     java, home = find_java(), shadow_home(cache)
     if java is None:
@@ -194,7 +195,7 @@ def _archive_of(home: Path, java: Java) -> Path:
 
 
 def _remove_stale(home: Path, archive: Path) -> None:
-    """Remove temporary files of killed processes, and homes and archives of removed pyspark versions."""
+    """Remove temporary files of killed processes, and the files made for removed pyspark versions."""
     for path in archive.parent.glob(f"{archive.stem}.*"):
         if path.suffix != ".lock":
             path.unlink(missing_ok=True)
@@ -206,7 +207,7 @@ def _remove_stale(home: Path, archive: Path) -> None:
 
 
 def _is_trusted(path: Path) -> bool:
-    """Whether the file exists and belongs to this user or root. Spark runs its contents."""
+    """Whether ``path`` exists and belongs to this user or root, so that its code may be run."""
     try:
         return path.stat().st_uid in {os.getuid(), 0}
     except OSError:
@@ -258,7 +259,7 @@ def _alone(lock: Path) -> Iterator[bool]:
 
 
 def java_options(archive: Path | None, *, is_short_lived: bool) -> str:
-    """Return options for a JVM. ``is_short_lived`` selects a fast start (no C2, one collector thread)."""
+    """Return JVM options to use ``archive``, if any. ``is_short_lived``: no C2, one collector thread."""
     options = ["-Xlog:disable", "-Xlog:all=error:stderr"]  # no messages about an archive that does not fit
     if is_short_lived:
         options += ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
@@ -272,7 +273,7 @@ def _digest(text: str) -> str:
 
 
 def main() -> int:
-    """Make the missing parts and print their paths."""
+    """Make the SPARK_HOME and the archive if they are missing, and print their paths."""
     try:
         archive = make_class_archive()
     except FastStartError as error:

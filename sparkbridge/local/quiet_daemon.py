@@ -38,7 +38,7 @@ def quietly(serve: Callable[[Any, bool], int]) -> Callable[[Any, bool], int]:
 
 
 def _say_nothing(_: object) -> None:
-    """Ignore the error of a file that cannot be flushed when the process ends."""
+    """Ignore the unraisable error of a file that cannot be flushed when the process ends."""
 
 
 if __name__ == "__main__":

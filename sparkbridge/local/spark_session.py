@@ -181,7 +181,7 @@ def _end_forgotten_jvm(error: BaseException) -> None:
 
 
 def _quiet_workers(cache: str | os.PathLike[str] | None) -> dict[str, str]:
-    """Return the setting that starts workers with ``quiet_daemon``; {} if the JVM cannot find the module."""
+    """Return the Spark setting to start workers by ``quiet_daemon``, or {} if the JVM cannot find it."""
     from pyspark import SparkContext
 
     jvm = SparkContext._jvm  # a running JVM keeps the SPARK_HOME with which it was started
@@ -194,7 +194,7 @@ def _quiet_workers(cache: str | os.PathLike[str] | None) -> dict[str, str]:
 
 
 def _submitted_settings() -> dict[str, str]:
-    """Return the Spark settings if spark-submit started this program, else {}. The JVM runs already then."""
+    """Return the running JVM's Spark settings if spark-submit started this program, else {}."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
     from pyspark import SparkConf, SparkContext

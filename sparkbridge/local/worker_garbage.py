@@ -2,7 +2,7 @@
 
 After every task and every call of the driver, Spark makes a worker collect garbage. The collection scans all
 loaded modules: about 20 ms of a core that the next step of the micro-batch needs. When a worker runs the same
-kind of work for the second time, its current objects are excluded from later collections.
+kind of task for the second time, its current objects are excluded from later collections.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _uses: dict[Use, int] = {}
 
 
 def spare_collections(use: Use) -> None:
-    """Record that this process starts the work ``use``. The second time, freeze all current objects.
+    """Record that this process starts a task of the kind ``use``. The second time, freeze all objects.
 
     Frozen objects are never freed, so later calls freeze nothing. Does nothing if Spark reuses no workers.
     """

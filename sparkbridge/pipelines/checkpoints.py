@@ -18,12 +18,12 @@ _METADATA: Final = "_spark_metadata"
 
 
 def checkpoint_path(directory: str, pipeline: Pipeline, sink: Sink) -> str:
-    """Return ``directory`` itself for ``[sink]``, or its subdirectory NAME for ``[sinks.NAME]``."""
+    """Return the checkpoint of ``sink``: ``directory`` if it is the only one, else a subdirectory."""
     return directory if pipeline.has_one_sink else f"{directory.rstrip('/')}/{sink.name}"
 
 
 def require_own_checkpoint(directory: str, pipeline: Pipeline) -> None:
-    """Raise PipelineError if the checkpoint belongs to other sinks: everything would be read again."""
+    """Raise PipelineError if the checkpoint belongs to other sinks, so that all data would be read again."""
     if is_url(directory):
         return
     home = Path(directory)
@@ -42,9 +42,10 @@ def require_own_checkpoint(directory: str, pipeline: Pipeline) -> None:
 
 
 def require_own_output(output: str, checkpoint: str) -> None:
-    """Raise PipelineError if Spark would silently skip batches of this query.
+    """Raise PipelineError if ``output`` has batches of another query, which Spark would take for its own.
 
-    Beside the Parquet files, Spark stores the numbers of the written batches, but no query id.
+    Beside the Parquet files, Spark stores the numbers of written batches, but no query id. It silently skips
+    these numbers.
     """
     if is_url(output) or is_url(checkpoint):
         return
@@ -60,7 +61,7 @@ def require_own_output(output: str, checkpoint: str) -> None:
 def written_files(output: Path) -> list[Path] | None:
     """Return the files of finished batches, according to Spark's metadata log; None if there is no log.
 
-    A killed run leaves other files: empty files, and files that the repeated batch wrote again.
+    A killed run also leaves empty files, and files of a batch that is run again.
     """
     log = output / _METADATA
     numbers = (

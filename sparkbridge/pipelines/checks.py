@@ -1,7 +1,7 @@
 """Checks the output of a pipeline after an available-now run, as declared in ``[check]``.
 
 A function ``check(run)`` receives a CheckRun and raises AssertionError if the output is wrong. It may return
-a sentence about its finding. It reads the output with kafkalite's consumer and pyarrow, without Spark.
+a sentence about the output. It reads the output with kafkalite's consumer and pyarrow, without Spark.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHOWN: Final = 3
 
 
 class Finding(NamedTuple):
-    """The result of one check. ``text`` describes the finding or the failure."""
+    """The result of one check: whether it ``holds``, and a sentence about the output or the failure."""
 
     name: str
     holds: bool
@@ -83,7 +83,7 @@ class CheckRun:
         return Path(self.run.output_path(self.sink(sink)))
 
     def input(self) -> Iterator[demo.DemoRecord]:
-        """Generate the records of the demo again."""
+        """Yield the records of the demo input again."""
         return demo.records(self.run.file)
 
     def equal(self, what: str, got: Mapping[Any, Any], expected: Mapping[Any, Any]) -> None:

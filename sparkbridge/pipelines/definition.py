@@ -33,7 +33,8 @@ class FunctionRef(NamedTuple):
 class Decode:
     """How the value of a record is decoded into columns.
 
-    ``pattern`` is for the format text; ``groups`` maps each field to the number of its group in the pattern.
+    With the format text, ``pattern`` is a regular expression, and ``groups`` maps each field to its group
+    number.
     """
 
     format: DecodeFormat = "none"
@@ -74,7 +75,7 @@ class Watermark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One transform. Exactly one of ``sql`` and ``python`` is set. Its result is a view called ``name``."""
+    """A transform, in either ``sql`` or ``python``. Its result is a view called ``name``."""
 
     name: str
     sql: str = ""
@@ -84,10 +85,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """The destination of the rows of the view ``reads``. One of ``topic``, ``parquet``, ``console`` is set.
+    """A destination for the rows of the view ``reads``: one of ``topic``, ``parquet`` and ``console``.
 
-    ``columns`` are the SQL expressions of a topic's columns: key, value, headers, partition, timestamp. The
-    default for value is a JSON object of the columns ``json_columns``, or of all columns.
+    For a topic, ``columns`` maps key, value, headers, partition and timestamp to SQL expressions. Without an
+    expression, value is a JSON object of ``json_columns`` (empty: all columns).
     """
 
     name: str
@@ -104,7 +105,7 @@ class Sink:
 
     @property
     def table(self) -> str:
-        """Return the name of its table in the file."""
+        """Return the name of the sink's table in the file: ``sink`` or ``sinks.NAME``."""
         return "sink" if self.name == "sink" else f"sinks.{self.name}"
 
     @property
@@ -116,7 +117,7 @@ class Sink:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Conditions on the output of an available-now run: SQL queries by name, and a function."""
+    """Checks of the output of an available-now run: SQL queries by name, and a Python function."""
 
     sql: Mapping[str, str] = field(default_factory=dict)
     python: FunctionRef | None = None
@@ -127,7 +128,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """Demo input: ``load`` makes the records, ``topics`` maps each topic to its number of partitions."""
+    """Demo input. ``load`` generates the records. ``topics`` maps each topic to its partition count."""
 
     load: FunctionRef
     topics: Mapping[str, int] = field(default_factory=dict)
@@ -154,7 +155,7 @@ class Pipeline:
         return [sink.name for sink in self.sinks] == ["sink"]
 
     def group_id(self, sink: Sink) -> str:
-        """Return the group whose committed offsets show the progress of the query of ``sink``."""
+        """Return the consumer group to which the query of ``sink`` commits its progress."""
         return self.name if self.has_one_sink else f"{self.name}.{sink.name}"
 
 

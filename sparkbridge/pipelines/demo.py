@@ -1,7 +1,7 @@
 """Demo input of a pipeline: records from the ``load`` function of its file, sent to its topics.
 
 ``load(demo)`` generates DemoRecords or equivalent tuples. It must generate the same records each time,
-because the check calls it again.
+because checks may call it again.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class DemoInput:
     settings: Mapping[str, str]
 
     def path(self, name: str) -> Path | None:
-        """Return the file that the setting ``name`` contains, or None if there is no such setting or file."""
+        """Return the file whose path is the setting ``name``, or None if setting or file does not exist."""
         text = self.settings.get(name, "")
         path = (self.directory / Path(text).expanduser()).resolve()
         return path if text and path.is_file() else None
 
 
 def records(file: PipelineFile) -> Iterator[DemoRecord]:
-    """Generate the records of the demo. Raises PipelineError if the file has no [demo]."""
+    """Yield the records of the demo input. Raises PipelineError if the file has no [demo]."""
     if file.pipeline is None or file.pipeline.demo is None:
         raise PipelineError(f"{file.path} has no [demo]", hint='[demo] load = "load.py:load" makes its input')
     demo = file.pipeline.demo

@@ -29,7 +29,7 @@ _POLL_SECONDS: Final = 0.1
 
 
 class ShownRows(NamedTuple):
-    """The first rows of one batch, for the console: as text formatted by Spark, and as JSON objects."""
+    """The first rows of one batch of a console sink: ``rows`` as text, ``documents`` as JSON objects."""
 
     query: str  #: the displayed name of the query
     batch_id: int
@@ -43,10 +43,10 @@ Show = Callable[[ShownRows], None]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where a pipeline runs: the brokers, the checkpoint directory, the base directory of relative outputs.
+    """Where a pipeline runs: brokers, checkpoint directory, and the base of relative output paths.
 
-    ``checkpoint`` is a directory or a URL. ``trigger`` overrides the trigger in the file unless it is empty.
-    If ``outputs`` is None, it is the directory of the file.
+    ``checkpoint`` is a directory or a URL. A nonempty ``trigger`` overrides the trigger in the file.
+    ``outputs`` None means the directory of the file.
     """
 
     servers: str
@@ -128,7 +128,7 @@ def output_path(file: PipelineFile, sink: Sink, setting: Setting) -> str:
 
 
 def source_options(pipeline: Pipeline, sink: Sink, servers: str) -> dict[str, str]:
-    """Return the options of the source, with brokers and group added if the file does not set them."""
+    """Return the source's options in the file, adding brokers and group unless the file sets them."""
     given = pipeline.source.options
     names = {name.lower() for name in given}
     added = {"kafka.bootstrap.servers": servers, "kafka.group.id": pipeline.group_id(sink)}

@@ -115,12 +115,12 @@ def find(directory: Path) -> list[Path]:
 
 
 def named_by(path: Path) -> Path:
-    """Return the path with which a user selects the pipeline's file: the file, or its directory."""
+    """Return the path that selects a pipeline: its directory if the file is FILE_NAME, else the file."""
     return path.parent if path.name == FILE_NAME else path
 
 
 def short_name(path: Path) -> str:
-    """Return the name of a pipeline by its location. The name inside the file is ignored."""
+    """Return a pipeline's name as derived from its path, not from the contents of the file."""
     return path.parent.name if path.name == FILE_NAME else path.stem
 
 
@@ -163,7 +163,10 @@ def find_line(text: str, table: str, key: str) -> int:
 
 
 def _headings(text: str, number: int, listed: str) -> list[tuple[str, int, list[str]]]:
-    """Return (name, line, lines below) per table. In array ``listed``, only table ``number`` is named."""
+    """Return (name, line number, lines of the body) of each table in ``text``.
+
+    Of the array of tables ``listed``, only table ``number`` keeps its name.
+    """
     found: list[tuple[str, int, list[str]]] = [("", 0, [])]
     seen = 0
     for at, line in enumerate(text.splitlines(), 1):
@@ -216,7 +219,7 @@ def _check_files(file: PipelineFile, pipeline: Pipeline) -> list[Problem]:
 
 
 def _no_problem(path: Path) -> None:
-    """Return None: a path that the run creates is always accepted."""
+    """Return None (no problem) for every path, because the run creates it."""
 
 
 def _table_problem(table: Table, path: Path) -> tuple[str, str] | None:
@@ -224,7 +227,7 @@ def _table_problem(table: Table, path: Path) -> tuple[str, str] | None:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether the file or directory exists, or a match of a pattern. ``{a,b}`` counts as existing."""
+    """Whether ``path``, which may be a pattern, matches a file or directory. True for ``{a,b}``."""
     if path.exists() or "{" in str(path):
         return True
     return any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
@@ -238,7 +241,7 @@ def _nearest_file(path: Path) -> str:
 
 
 def _function_problem(function: FunctionRef, path: Path) -> tuple[str, str] | None:
-    """Return (message, hint), or None if the file defines the function. The file is parsed, but not run."""
+    """Return (message, hint) unless ``path`` defines ``function``. The file is parsed, but not run."""
     try:
         tree = ast.parse(path.read_text("utf-8"), str(path))
     except FileNotFoundError:

@@ -36,7 +36,7 @@ def read_stream(
 
 
 def record_columns(pipeline: Pipeline) -> tuple[str, ...]:
-    """Return the columns of ``record`` that steps and sinks name; () if they never name ``record``.
+    """Return the columns of the struct ``record`` that steps and sinks use; () if they use none.
 
     If a step uses ``record`` as a whole or is in Python, return all columns except the value.
     """
@@ -51,7 +51,7 @@ def record_columns(pipeline: Pipeline) -> tuple[str, ...]:
 
 
 def wanted_columns(pipeline: Pipeline) -> str:
-    """Return the schema of the record's columns to read; "" means all columns.
+    """Return the schema of the source columns that the pipeline needs; "" means all columns.
 
     Spark requests all columns of a Python source, even unused ones. Omitted columns are not built.
     """
@@ -62,7 +62,7 @@ def wanted_columns(pipeline: Pipeline) -> str:
 
 
 def decoded(frame: DataFrame, decode: Decode, record_names: Collection[str]) -> DataFrame:
-    """Return the fields of the value as columns, and ``record`` with the columns ``record_names``."""
+    """Return ``frame`` with the value's fields as columns, and a struct ``record`` of ``record_names``."""
     from pyspark.sql import functions as sql
 
     if decode.format == "none":

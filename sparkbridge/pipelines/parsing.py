@@ -1,4 +1,4 @@
-"""Parses a pipeline's document (the tables of its TOML) and collects validation errors. Pure.
+"""Parses the TOML tables of a pipeline file and collects validation errors. Pure.
 
 Other modules make the checks that need files, topics or Spark.
 """
@@ -136,7 +136,7 @@ def _check_source_options(section: Section, options: Mapping[str, str], trigger:
     folded = {name.lower(): name for name in options}
     taken = [folded[name] for name in ("subscribe", "assign", "subscribepattern") if name in folded]
     for name in taken:
-        section.error(f"options.{name}", "is what [source] topic, topics or topic_pattern says")
+        section.error(f"options.{name}", "is set by [source] topic, topics or topic_pattern")
     if "kafka.bootstrap.servers" in folded:
         section.warn(f"options.{folded['kafka.bootstrap.servers']}", "overrides -b and KL_BOOTSTRAP_SERVERS")
     _check_known_options(section, options, SOURCE_OPTIONS)
@@ -164,7 +164,7 @@ def _check_known_options(
 
 
 def _check_parses(section: Section, parse: Callable[[], object]) -> None:
-    """Check the values with the bridge's own parser, which stops at the first error."""
+    """Report the first error of ``parse``, a parser of source or sink options, and its warnings."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
@@ -214,7 +214,10 @@ def _decode(source: Section) -> Decode:
 def _text_fields(
     section: Section, fields: tuple[ddl.Field, ...], pattern: str
 ) -> tuple[tuple[ddl.Field, ...], str, dict[str, int]]:
-    """Return the fields (strings by default), the pattern in Java's syntax, and the fields' group numbers."""
+    """Return (fields, pattern in Java's syntax, {field: group number}).
+
+    Without a schema, each named group of the pattern is a string field.
+    """
     if not pattern:
         if not section.has("pattern"):
             section.error("pattern", "is missing", "a regular expression with a (?<name>…) for each field")
@@ -385,7 +388,7 @@ def _sink(section: Section, name: str, steps: tuple[Step, ...]) -> Sink:
 
 
 def _columns(section: Section) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return a topic's columns as SQL expressions, and the columns that ``value`` lists for a JSON value."""
+    """Return a topic's columns as {name: SQL expression}, and the columns of a JSON ``value``."""
     if isinstance(section.values.get("value"), list):
         json_columns = section.texts("value")
         names = [name for name in _COLUMNS if name != "value"]

@@ -11,7 +11,7 @@ from sparkbridge.listener import BatchProgress
 
 @dataclass(slots=True)
 class Tally:
-    """The totals of one query. A batch counts once, even if its progress is reported several times."""
+    """The totals of one query. A batch is counted once, even if Spark reports it several times."""
 
     name: str
     batches: int = 0
@@ -44,7 +44,7 @@ class Tally:
 
     @property
     def rows_per_second(self) -> float:
-        """Return the rows per second, over the time spent in batches."""
+        """Return the rows per second of the time that was spent in batches."""
         return self.rows * 1000 / self.busy_ms if self.busy_ms else 0.0
 
     @property

@@ -36,8 +36,8 @@ def _nothing(*_: Any) -> None:
 class Listener:
     """Callbacks during a run. ``on_tick`` is called several times a second.
 
-    ``is_stopping`` returns whether the run is being stopped, so that the failure of a query is expected: a
-    signal to the whole process group also ends Spark's JVM.
+    ``is_stopping`` returns whether the user is stopping the run. Failures of queries are then expected,
+    because a signal to the whole process group also ends Spark's JVM.
     """
 
     on_start: Callable[[Run], None] = _nothing
@@ -61,7 +61,7 @@ class Report:
 
 
 def require_spark() -> None:
-    """Raise PipelineError if requirements of Spark are not met, with advice."""
+    """Raise PipelineError with advice if Spark's requirements are not met."""
     missing = missing_requirements()
     if missing:
         raise PipelineError("; ".join(missing))
@@ -71,7 +71,7 @@ def require_spark() -> None:
 def spark_session(
     name: str, *, master: str = "local[*]", settings: Mapping[str, str] | None = None, log: Path | None = None
 ) -> Iterator[SparkSession]:
-    """Open a new session. Its JVM ends with it. The output of the JVM and the workers is written to ``log``.
+    """Open a new session in a new JVM, which ends with it. JVM and workers write their output to ``log``.
 
     Raises PipelineError.
     """
@@ -159,7 +159,7 @@ def execute(
     has_checks: bool = True,
     listener: Listener | None = None,
 ) -> Report:
-    """Run a pipeline until its queries end or Ctrl-C stops them. Check it if it was not stopped.
+    """Run a pipeline until its queries end or Ctrl-C stops them. Run its checks if it ended by itself.
 
     Raises PipelineError for a pipeline that cannot run or that fails.
     """
@@ -186,7 +186,7 @@ def execute(
 
 @contextlib.contextmanager
 def demo_setting(servers: str) -> Iterator[Setting]:
-    """Yield a setting with checkpoints and outputs in a temporary directory and the trigger available-now."""
+    """Yield a Setting with trigger available-now, and checkpoints and outputs in a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="kafkalite-pipeline-") as directory:
         home = Path(directory)
         yield Setting(servers, str(home / "checkpoint"), AVAILABLE_NOW, home)

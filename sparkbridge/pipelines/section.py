@@ -70,7 +70,7 @@ class Section:
         return key in self.values
 
     def has_nearly(self, keys: Sequence[str]) -> bool:
-        """Whether a key that has not been read is similar to one of ``keys``. ``finish`` will report it."""
+        """Whether an unread key is probably a misspelling of one of ``keys``. ``finish`` will report it."""
         return any(key not in keys and nearest(key, keys) for key in self.values if key not in self._known)
 
     def get(self, key: str, kind: type[T], default: T) -> T:

@@ -44,7 +44,7 @@ _TAIL: Final = re.compile(r"(?:\s*SQLSTATE: \w+)*[;.]?\s*(?:line \d+,? pos \d+)?
 
 
 def cause(error: BaseException) -> str:
-    """Return the cause: the last error of kafkalite, else of Python, else Spark's error condition."""
+    """Return the cause as text: kafkalite's last error, else Python's, else Spark's error condition."""
     text = _all_text(error)
     if ours := _last(_OURS, text):
         return ours["text"].strip()
@@ -70,14 +70,14 @@ def hint(error: BaseException) -> str:
 
 
 def _is_named(error: BaseException) -> bool:
-    """Whether the cause is clear: an error of kafkalite, an invalid query, or a line of the user's file."""
+    """Whether ``cause`` names kafkalite's error, an invalid query, or a line of the user's file."""
     if type(error).__name__ in _WRONG_QUERY or place(error):
         return True
     return _OURS.search(_all_text(error)) is not None
 
 
 def last_words(log: str) -> str:
-    """Return from the output of a JVM the reason why it ended early; "" if it printed nothing."""
+    """Return the reason why a JVM ended early, from its output ``log``; "" if it printed nothing."""
     if uncaught := _UNCAUGHT.search(log):
         return uncaught["text"].strip()
     lines = (line.strip() for line in log.splitlines())
@@ -85,7 +85,7 @@ def last_words(log: str) -> str:
 
 
 def place(error: BaseException) -> str:
-    """Return the last line of the user's Python in the traceback: `` (transform.py:12)``, or ""."""
+    """Return where the user's Python code failed, such as `` (transform.py:12)``; "" if it did not."""
     trace, found = error.__traceback__, ""
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -96,7 +96,7 @@ def place(error: BaseException) -> str:
 
 
 def _place_in_worker(traceback: str) -> str:
-    """Return the last line of the traceback, as `` (transform.py:12)``, or "" if it is in a library."""
+    """Return the last place in the traceback, such as `` (transform.py:12)``; "" if in a library."""
     frames = _FRAME.findall(traceback)
     if not frames or any(part in frames[-1][0] for part in ("site-packages", "pyspark", "kafkalite")):
         return ""
@@ -119,7 +119,7 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 @contextlib.contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Convert errors other than KafkaliteError to PipelineError ``where: cause``."""
+    """Convert errors other than KafkaliteError to a PipelineError with the text ``where: cause``."""
     try:
         yield
     except KafkaliteError:

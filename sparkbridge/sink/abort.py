@@ -1,4 +1,4 @@
-"""Aborts the transactions of a batch that failed or was stopped. They would block read_committed consumers.
+"""Aborts the open transactions of a failed or stopped batch, because they block read_committed consumers.
 
 Spark passes the messages of finished tasks to the driver and stops the other tasks. A stopped task reads the
 end of its input and prepares, but its message is never delivered. So the driver finds the open attempts by
@@ -32,7 +32,7 @@ logger = logging.getLogger("sparkbridge")
 
 
 class Attempt(NamedTuple):
-    """A task attempt, as the brokers identify it."""
+    """The names by which the brokers identify a task attempt."""
 
     sink_id: str
     batch_id: int
@@ -58,8 +58,8 @@ def abort_batch(
 ) -> None:
     """Abort the transactions of a batch as far as possible. Errors are only logged.
 
-    Aborts the writers of ``messages``, and the open attempts with ``mark`` in their names (none if it is
-    empty) that belong to ``sink_id`` (None: all sinks) and ``batch_id`` (None: any batch).
+    Aborts the writers of ``messages``. Unless ``mark`` is empty, also aborts the open attempts with ``mark``
+    in their names that belong to ``sink_id`` (None: all sinks) and ``batch_id`` (None: any batch).
     """
     if not options.exactly_once:
         return
@@ -104,7 +104,7 @@ def _open_attempts(admin: Admin, options: SinkOptions, sink_id: str | None) -> I
 
 
 def _abort_attempts(options: SinkOptions, attempts: Sequence[Attempt], done: set[Attempt]) -> None:
-    """Join with the name of each attempt. This fences the attempt and aborts its records."""
+    """Abort attempts: a new writer with an attempt's name fences it. Adds the attempts to ``done``."""
     for attempt in attempts:
         done.add(attempt)
         with attempt_writer(options, *attempt, ABORT_TIMEOUT_MS):  # no effect if the batch is already decided

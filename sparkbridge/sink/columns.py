@@ -29,7 +29,7 @@ _HEADERS: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("va
 
 
 class Records(NamedTuple):
-    """Columns of equal length, or None for absent columns. ``timestamps`` are int64 milliseconds."""
+    """Records as Arrow columns of equal length; None if absent. ``timestamps`` are int64 milliseconds."""
 
     values: Any
     keys: Any = None
@@ -63,7 +63,7 @@ def joined(parts: Sequence[Records]) -> Records:
 
 
 def _chunked(arrays: Sequence[Any], parts: Sequence[Records]) -> Any:
-    """Join one column of ``parts``, with nulls where a part lacks it. Return None if all parts lack it."""
+    """Join ``arrays``, one column of ``parts``. Parts without it get nulls. Return None if all lack it."""
     kind = next((array.type for array in arrays if array is not None), None)
     if kind is None:
         return None
@@ -85,7 +85,7 @@ class PartitionSlice(NamedTuple):
 
 
 class Splitter:
-    """Splits Arrow batches. ``partition_count`` returns a topic's number of partitions, or raises.
+    """Splits Arrow batches by topic and partition. ``partition_count`` returns a topic's partition count.
 
     ``keyless`` returns the partition for rows without a key in a batch that also has other rows. It is not
     called if no row of a batch has a key.
@@ -106,7 +106,7 @@ class Splitter:
         self._keyless = keyless
 
     def split(self, batch: Any, now_ms: int) -> Iterator[PartitionSlice]:
-        """Split a pyarrow.RecordBatch. A null timestamp becomes ``now_ms``. Raises RecordError."""
+        """Split ``batch``, a pyarrow.RecordBatch. Null timestamps become ``now_ms``. Raises RecordError."""
         if not batch.num_rows:
             return
         records = _records(batch, self._columns, now_ms)
@@ -138,7 +138,7 @@ class Splitter:
                 yield PartitionSlice(topic, partition, moved)
 
     def _partitions(self, topic: str, records: Records, count: int, given: Any) -> Any:
-        """Return each record's partition, int32 without nulls; None if no record has a partition or key."""
+        """Return an int32 array of the records' partitions, or None if no record has a partition or key."""
         if given is not None:
             _check_given(topic, given, count)
             if not given.null_count:
@@ -248,10 +248,10 @@ def _milliseconds(timestamps: Any, now_ms: int) -> Any:
 
 
 def record_overhead(columns: SinkColumns) -> int:
-    """Return the maximum size of a record without its data, in bytes.
+    """Return an upper bound of a record's size in a batch in bytes, without the data of its columns.
 
-    It includes the offsets, the timestamp and the length of the headers, for all columns of the task's rows,
-    because records without a key may share a batch with others. The two validity bits are not included.
+    It counts offsets, timestamp and header length for all columns of the task's rows, because records without
+    a key may share a batch with others. The two validity bits are not included.
     """
     sizes = ((columns.key, 4), (columns.timestamp, 8), (columns.headers, 5))
     return 4 + sum(size for index, size in sizes if index is not None)
@@ -283,7 +283,7 @@ class Sizes:
         return total
 
     def end(self, start: int, limit_bytes: int, limit_records: int) -> int:
-        """Return the exclusive end of a batch that begins at ``start``; ``start`` if no record fits."""
+        """Return the exclusive end of the largest batch from ``start`` on; ``start`` if no record fits."""
         most = min(self._count, start + limit_records)
         if self.between(start, most) <= limit_bytes:
             return most

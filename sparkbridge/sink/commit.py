@@ -44,7 +44,7 @@ logger = logging.getLogger("sparkbridge")
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """The message of one task attempt. ``prepared`` is None if the attempt has no transaction to commit."""
+    """A task attempt's message to the driver. ``prepared`` is None if there is no transaction to commit."""
 
     sink_id: str
     batch_id: int
@@ -106,7 +106,7 @@ def _retire(group: TransactionGroup) -> None:
 
 
 def _witness(options: SinkOptions, one: Written) -> list[PreparedWriter]:
-    """Return a winning writer without records, so that brokers record the query of an empty batch."""
+    """Return a prepared writer without records, so that brokers store the query of an empty batch."""
     if not one.query_id or one.sink_id == f"{options.transactional_id_prefix}-{one.query_id}":
         return []  # no query, or a name that belongs to this query alone
     writer = writer_name(one.query_id, f"nothing-{uuid.uuid4().hex}")
@@ -131,7 +131,7 @@ def _group(options: SinkOptions, sink_id: str) -> TransactionGroup:
 def attempt_writer(
     options: SinkOptions, sink_id: str, batch_id: int, writer: str, timeout_ms: int
 ) -> TransactionGroupWriter:
-    """Return a writer with this name. ``timeout_ms`` limits its calls and its transaction."""
+    """Return a transaction group writer named ``writer``. ``timeout_ms`` limits its calls and transaction."""
     transaction_timeout_ms = min(timeout_ms, options.transaction_timeout_ms)
     config = {**driver_config(options, timeout_ms), "transaction.timeout.ms": str(transaction_timeout_ms)}
     return TransactionGroupWriter(sink_id, batch_id, writer, config=config)
@@ -168,12 +168,12 @@ def older_batch_error(sink_id: str, batch_id: int, why: str) -> SinkCommitError:
 
 
 def writer_name(query_id: str, attempt: str) -> str:
-    """Return the unique name of a task attempt. The query id is a prefix of it, for ``_check_same_query``."""
+    """Return the unique writer name of a task attempt. It begins with the query id and a slash."""
     return f"{query_id}/{attempt}"
 
 
 def _check_same_query(sink_id: str, query_id: str, batch_id: int, result: GroupResult) -> None:
-    """Raise SinkCommitError if another query committed this batch, because this query wrote no rows."""
+    """Raise SinkCommitError if another query committed this batch, so that no rows were written."""
     if not result.is_repeated:
         return
     strangers = [name for name in result.winners if not name.startswith(f"{query_id}/")]

@@ -1,4 +1,4 @@
-"""The sink as a function for ``foreachBatch``, for update mode and for several sinks in one query."""
+"""The sink as a function for ``foreachBatch``: for update mode, or several sinks in one query."""
 
 # Tests: tests/spark/test_sink.py
 

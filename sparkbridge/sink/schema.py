@@ -41,7 +41,7 @@ SINK_COLUMNS: Final = tuple(_COLUMNS)
 
 
 class SinkColumns(NamedTuple):
-    """The index of each column in a row. None if it is absent, or overridden by the option topic."""
+    """The index of each column in a row; None if the column is absent or the option topic replaces it."""
 
     value: int
     key: int | None = None
@@ -106,7 +106,7 @@ def _is_header(data_type: DataType) -> bool:
 
 
 def _slips(name: str, others: list[str]) -> list[str]:
-    """Return a list of the name in ``others`` that is most similar to ``name``; [] if none is similar."""
+    """Return [the name in ``others`` that ``name`` probably means], or [] if none is similar."""
     lowered = {other.lower(): other for other in others}
     return [lowered[close] for close in get_close_matches(name, lowered, n=1, cutoff=0.75)]
 

@@ -27,7 +27,7 @@ _reached: set[str] = set()
 
 
 def check_servers(options: SinkOptions, *, is_stream: bool) -> None:
-    """Raise ConnectionFailedError if no broker can be reached. Checks once, in the planning process.
+    """Raise ConnectionFailedError if no broker can be reached. A planning process checks only once.
 
     The timeout is kafka.request.timeout.ms, but at most JOB_PATIENCE_MS for a batch job without a sink name.
     Spark creates a writer for every micro-batch; only the first sends a request.

@@ -59,7 +59,7 @@ LIMITS_MAX_AGE_S: Final = 300
 
 
 class TaskIdentity(NamedTuple):
-    """Identifies the task attempt. The driver commits ``sink_id`` and ``batch_id``. ``attempt`` is unique."""
+    """Identifies a task attempt. ``sink_id`` and ``batch_id`` name its batch; ``attempt`` is unique."""
 
     sink_id: str
     batch_id: int
@@ -71,7 +71,7 @@ class TaskIdentity(NamedTuple):
 def write_task(
     batches: Iterator[Any], columns: SinkColumns, options: SinkOptions, task: TaskIdentity
 ) -> Written:
-    """Write all rows and return the driver's message. Raises SinkCommitError and client errors."""
+    """Write all rows and return the message for the driver. Raises SinkCommitError and client errors."""
     spare_collections("write")
     batches = (batch for batch in batches if batch.num_rows)
     prepared: PreparedWriter | None = None
@@ -131,7 +131,7 @@ def _aborted(error: KafkaliteError, options: SinkOptions, task: TaskIdentity) ->
 
 
 def _check_is_last(options: SinkOptions, task: TaskIdentity) -> None:
-    """Raise SinkCommitError if a later batch is already decided. Spark repeats only the last batch."""
+    """Raise SinkCommitError if a batch after the task's is already committed: Spark repeats only the last."""
     with TransactionGroup(task.sink_id, config=driver_config(options, 60_000)) as group:
         last = group.last_batch_id()
     if last > task.batch_id:
@@ -142,7 +142,7 @@ def _check_is_last(options: SinkOptions, task: TaskIdentity) -> None:
 
 
 def check_settings(options: SinkOptions) -> None:
-    """Raise SparkOptionError if the settings for the producers of the tasks are invalid in combination."""
+    """Raise SparkOptionError if the producer settings among the options contradict each other."""
     settings = _settings(options)
     if options.exactly_once:
         settings |= {"transactional.id": "any", "transaction.timeout.ms": options.transaction_timeout_ms}
@@ -215,7 +215,7 @@ def _pooled_producer(options: SinkOptions) -> Producer:
 
 
 def _forget_producer(producer: Producer) -> None:
-    """Drop the producer. Its batches in flight may still be written, which at least once allows."""
+    """Drop a failed producer from the pool. Its batches in flight may still be written (at least once)."""
     for key, pooled in list(_producers.items()):
         if pooled is producer:
             del _producers[key]
@@ -261,9 +261,9 @@ class _OpenBatch:
         self.size_bytes += size_bytes
 
     def own(self) -> None:
-        """Copy the last piece into new memory, so that the rest of its Arrow batch can be freed.
+        """Copy the last of ``records`` into new memory, so that its Arrow batch can be freed.
 
-        Small pieces are joined with preceding pieces that are no larger, which limits their number.
+        It is joined with preceding ones that are no larger, to limit the number of small pieces.
         """
         last = [self.records.pop()]
         row_count = last[0].row_count

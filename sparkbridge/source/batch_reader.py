@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _PushFilters:
-    """The reader's ``pushFilters`` as an object with the attribute ``__func__``, which Spark reads.
+    """A descriptor for the reader's ``pushFilters``, with the attribute ``__func__`` that Spark reads.
 
     If it were a method, Spark would raise an error while filter pushdown is disabled, which is the default.
     """
@@ -54,7 +54,7 @@ class KafkaliteReader(DataSourceReader):
         return SparkCluster.shared(self._options.client)
 
     def push(self, filters: Sequence[Any]) -> list[Any]:
-        """Derive limits from the filters. Return all filters, because Spark applies them again."""
+        """Limit the ranges to read by ``filters``. Return all filters, because Spark applies them again."""
         self._pruning = Pruning.of(filters)
         return list(filters)
 
@@ -78,7 +78,7 @@ class KafkaliteReader(DataSourceReader):
         return [InputPartition(each) for each in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """In a task: yield the records of one range as Arrow batches."""
+        """Yield the records of one range as Arrow batches. Spark calls this in a task."""
         if partition.value is None:
             return iter(())
         from sparkbridge.source.range_reader import read_range

@@ -34,7 +34,7 @@ _INT64_BYTES: Final = 8
 
 
 class Piece(NamedTuple):
-    """The records ``first`` (inclusive) to ``first + row_count`` (exclusive) of one batch."""
+    """The records of one batch with indexes ``first`` to ``first + row_count`` (exclusive)."""
 
     header: BatchHeader
     body: BodyView
@@ -55,7 +55,7 @@ Maker = Callable[[Pieces, int], pa.Array]
 
 
 class SparkBatchBuilder:
-    """Gathers batches of one partition in log order and makes one RecordBatch from them.
+    """Gathers Kafka batches of one partition in log order and makes one Arrow RecordBatch from them.
 
     Until ``build``, it refers to the buffers that hold the received batches.
     """
@@ -135,7 +135,7 @@ def _binary(
 
 
 def _binary_array(view: BinaryView | None, piece: Piece, field: pa.Field, where: str) -> pa.Array:
-    """Return the piece's column. Raises CorruptBatchError if a part of a batch has invalid offsets."""
+    """Return the rows of ``piece`` in ``view`` as an array. Raises CorruptBatchError for invalid offsets."""
     if view is None:
         return pa.nulls(piece.row_count, field.type)
     buffers = [

@@ -31,7 +31,7 @@ _TYPES: Final[Mapping[str, type]] = {"topic": str, "partition": int, "offset": i
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """The limits that follow from a set of filters that must all hold.
+    """The limits on the records to read that follow from filters which must all hold.
 
     ``topics`` and ``partitions`` are (comparison, value) pairs. Offsets are from ``first`` (inclusive) to
     ``until`` (exclusive). ``from_ms`` is the minimum timestamp of the wanted records. There is no maximum,
@@ -70,7 +70,7 @@ class Pruning:
         return replace(self, from_ms=max(times, default=None))
 
     def narrow(self, ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
-        """Return the ranges within the limits of topic, partition and offset."""
+        """Return the parts of ``ranges`` that are within the limits of topic, partition and offset."""
         kept: list[OffsetRange] = []
         for range_ in ranges:
             if not all(_COMPARE[name](range_.topic, value) for name, value in self.topics):
@@ -84,7 +84,7 @@ class Pruning:
         return kept
 
     def times(self, ranges: Iterable[OffsetRange]) -> dict[TopicPartition, int]:
-        """Return the timestamps (ms) by partition whose offsets ``narrow_by_time`` needs."""
+        """Return {partition: timestamp in ms} for which ``narrow_by_time`` needs the offset."""
         if self.from_ms is None:
             return {}
         return {TopicPartition(range_.topic, range_.partition): self.from_ms for range_ in ranges}
@@ -92,7 +92,7 @@ class Pruning:
     def narrow_by_time(
         self, ranges: Iterable[OffsetRange], found: Mapping[TopicPartition, int | None]
     ) -> list[OffsetRange]:
-        """Return the ranges that begin at the first offset in time, which ``found`` has for each partition.
+        """Return ``ranges`` without offsets below ``found``, each partition's first offset in the time limit.
 
         None means that all records of the partition are older, so its ranges are omitted. Ranges of
         partitions that are not in ``found`` stay unchanged.
@@ -106,7 +106,7 @@ class Pruning:
 
 
 def _readable(each: Any) -> tuple[str, str, Any] | None:
-    """Return (column, comparison, value) of a filter that may limit the ranges, else None."""
+    """Return (column, comparison, value) of the filter ``each``, or None if it cannot limit the ranges."""
     name = type(each).__name__
     attribute: tuple[str, ...] = getattr(each, "attribute", ())
     if name not in _COMPARE or len(attribute) != 1 or attribute[0] not in _TYPES:
@@ -125,7 +125,7 @@ def _is_fit(column: str, value: Any) -> bool:
 
 
 def _interval(name: str, value: Any) -> tuple[int, int | None]:
-    """Return the offsets for which a comparison can hold: (first, exclusive end or None)."""
+    """Return (first, exclusive end or None) of the offsets for which the comparison ``name`` can hold."""
     match name:
         case "EqualTo" | "EqualNullSafe":
             return value, value + 1

@@ -1,4 +1,4 @@
-"""Decides in the driver where the next batch of a source ends, and which records were lost.
+"""Decides, in the driver, where the next batch of a source ends and which records were lost.
 
 Pure: positions, a snapshot of the logs and the time are arguments, and losses are results. The readers make
 the look-ups, and raise or warn. The end of a batch and the start that Spark stores contain everything that a
@@ -37,9 +37,9 @@ _NOWHERE: Final = -1  # the position in a partition that was never read
 
 
 class BytesLookup(NamedTuple):
-    """A look-up of the ends, between ``starts`` and ``ends``, up to which ``max_bytes`` can be read.
+    """Requests the positions between ``starts`` and ``ends`` up to which ``max_bytes`` can be read.
 
-    ``first`` has priority, because it got no records at the last trigger.
+    ``first`` has priority, because the last batch contained none of its records.
     """
 
     starts: Positions
@@ -49,7 +49,7 @@ class BytesLookup(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """One partition at a trigger. It was read up to ``position``; ``start`` to ``target`` is readable now."""
+    """One partition at a trigger: read up to ``position``, now readable from ``start`` to ``target``."""
 
     position: int
     start: int
@@ -61,10 +61,10 @@ class _Reading(NamedTuple):
 
 
 class _Draft(NamedTuple):
-    """The state of a trigger before the limits are applied.
+    """A batch being planned, before maxOffsetsPerTrigger and similar limits are applied.
 
-    ``new`` holds the first offsets of new partitions. If ``is_forced``, there is a batch even if it reads
-    nothing, so that Spark logs a change.
+    ``new`` holds the first offsets of new partitions. If ``is_forced``, a batch is run even if it reads
+    nothing, so that Spark logs the new offset.
     """
 
     start: StreamOffset
@@ -75,7 +75,7 @@ class _Draft(NamedTuple):
     is_forced: bool
 
     def ending_at(self, ends: Positions) -> tuple[StreamOffset, list[Loss]]:
-        """Return the end of the batch (``start`` itself if nothing moved) and the losses."""
+        """Return the offset of a batch that ends at ``ends`` (``start`` itself if none), and the losses."""
         start, snapshot = self.start, self.snapshot
         positions = {tp: end for tp, end in ends.items() if end != _NOWHERE}
         if not self.is_forced and positions == start.positions:
@@ -95,8 +95,8 @@ class _Draft(NamedTuple):
 class Proposal:
     """The end of the next batch, or ``start`` itself if there is no batch.
 
-    If ``wants_bytes`` is set, pass the result of that look-up to ``SourcePlan.cut`` before using the end.
-    ``seen`` holds the ends of the logs. The reader waits for data beyond them.
+    If ``wants_bytes`` is set, pass the result of that look-up to ``SourcePlan.cut`` before using ``end``.
+    ``seen`` holds the ends of the logs, beyond which the reader waits for data.
     """
 
     start: StreamOffset
@@ -113,7 +113,7 @@ class Proposal:
 
 
 class SourcePlan:
-    """The state of one stream reader in the driver between its calls. It is lost at a restart."""
+    """Plans the batches of one stream reader in the driver. Its state is lost at a restart."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -149,8 +149,8 @@ class SourcePlan:
     def needed_lookups(self, snapshot: Snapshot, now_ms: int) -> Lookups:
         """Return the ending times for which ``latest`` needs offsets that were not looked up yet.
 
-        Look them up after the snapshot: then, if no offset is found, no record of the snapshot is at or after
-        that time.
+        Look them up after the snapshot was taken. If no offset is found then, the snapshot has no record at
+        or after that time.
         """
         spec = self.options.ending
         if spec is None:
@@ -174,10 +174,10 @@ class SourcePlan:
         is_limited: bool,
         results: LookupResults = NO_RESULTS,
     ) -> Proposal:
-        """Return the end of the batch after ``start``. Unless ``is_limited``, it is the end of the logs.
+        """Return a Proposal for the batch after ``start``. Unless ``is_limited``, it ends at the log ends.
 
-        ``results`` are the results of ``needed_lookups``. An initial start always gives a batch, so that
-        Spark logs where the query began before anything else happens.
+        ``results`` are the results of ``needed_lookups``. The first batch of a query is run even if it is
+        empty, so that Spark first logs where the query began.
         """
         partitions = assigned(snapshot, self.options.assign)
         if self._is_available_now and self._cap is None:
@@ -204,7 +204,7 @@ class SourcePlan:
         return Proposal(start, end, losses, seen, wants_bytes, draft, ends)
 
     def cut(self, proposal: Proposal, ends: Mapping[TopicPartition, int]) -> Proposal:
-        """Return the proposal limited to ``ends``, the result of ``wants_bytes``, by partition."""
+        """Return ``proposal`` limited to ``ends``, the result of its look-up ``wants_bytes``."""
         asked, draft = proposal.wants_bytes, proposal.draft
         if asked is None or draft is None:
             return proposal
@@ -228,7 +228,7 @@ class SourcePlan:
     ) -> tuple[list[OffsetRange], list[Loss]]:
         """Return the ranges of the batch's tasks, and the losses. Repeated calls return the same ranges.
 
-        ``@from`` overrides ``start``. If they differ, ``start`` was determined again after a crash.
+        ``@from`` in ``end`` overrides ``start``. They differ if ``start`` was determined again after a crash.
         """
         first = {tp: end.from_.get(tp, start.positions.get(tp)) for tp in end.positions}
         whole, losses = whole_ranges(first, end.positions, end.ids, snapshot)
@@ -248,7 +248,7 @@ class SourcePlan:
         partitions: Mapping[TopicPartition, Bounds],
         results: LookupResults,
     ) -> _Draft:
-        """Return the state of each partition before the limits are applied."""
+        """Return the batch after ``start`` before the limits are applied."""
         losses: list[Loss] = []
         readings: dict[TopicPartition, _Reading] = {}
         for tp, position in sorted(start.positions.items()):
@@ -272,7 +272,7 @@ class SourcePlan:
         return _Draft(start, snapshot, readings, new, losses, is_forced=bool(losses) or start.is_initial)
 
     def _target(self, tp: TopicPartition, bounds: Bounds, snapshot: Snapshot, results: LookupResults) -> int:
-        """Return the exclusive end up to which ``tp`` may be read now; 0 if it must wait for the next run."""
+        """Return the exclusive end up to which ``tp`` may be read; 0 if only the next run may read it."""
         target = bounds.end
         if self._cap is not None:
             if tp not in self._cap or self._cap_ids[tp.topic] != snapshot[tp.topic].topic_id:
@@ -302,7 +302,7 @@ class SourcePlan:
         return sum(reading.lag for reading in readings.values()) < fewest
 
     def _limited(self, readings: Mapping[TopicPartition, _Reading]) -> Positions:
-        """Return the ends within maxOffsetsPerTrigger. A partition without a share stays at its position."""
+        """Return the batch's ends within maxOffsetsPerTrigger. Partitions without a share do not move."""
         limit = self.options.max_offsets_per_trigger
         lags = {tp: reading.lag for tp, reading in readings.items() if reading.lag > 0}
         if limit is None or sum(lags.values()) <= limit:
@@ -324,10 +324,11 @@ class SourcePlan:
 def share_out(
     lags: Mapping[TopicPartition, int], limit: int, waits: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """Divide ``limit`` exactly in proportion to the lags (above 0). Return the lags if their sum fits.
+    """Divide ``limit`` in proportion to the lags (above 0). Return the lags if their sum is not larger.
 
-    The remainder of rounding goes first to partitions whose share is below one offset, ordered by ``waits``,
-    so that none of them waits for ever, and then to the largest remainders.
+    The remainder of rounding goes first to partitions whose share is below one offset: those that had no
+    share in the most batches (``waits``) come first, so that none waits for ever. The rest goes to the
+    largest remainders.
     """
     total = sum(lags.values())
     if total <= limit:
@@ -375,7 +376,7 @@ def whole_ranges(
 
 
 def went_back(start: StreamOffset, snapshot: Snapshot) -> list[TopicPartition]:
-    """Return the partitions whose log ends before the query's position. The caller then retries."""
+    """Return the partitions whose log ends before ``start``, for which the caller must retry."""
     return [
         tp
         for tp, bounds in assigned(snapshot).items()

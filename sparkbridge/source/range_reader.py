@@ -76,7 +76,10 @@ def read_range(
 
 
 class _RangeReader:
-    """Reads one range. Between responses, records below ``_position`` were returned, gathered or lost."""
+    """Reads one range.
+
+    Invariant between responses: records below ``_position`` were returned, gathered or reported as lost.
+    """
 
     def __init__(
         self, cluster: SparkCluster, range_: OffsetRange, options: SourceOptions, builder: SparkBatchBuilder
@@ -151,14 +154,14 @@ class _RangeReader:
         )
 
     def _send_ahead(self) -> Any:
-        """Send the next fetch. If that fails, return None; the caller sends the fetch when it is needed."""
+        """Send the next fetch. If that fails, return None, so that ``batches`` sends it when it is needed."""
         try:
             return self._send()
         except KafkaliteError:
             return None
 
     def _spans(self, fetched: Fetched) -> list[tuple[int, int, int]]:
-        """Return (start, end, next offset) of each batch in a response. Moves the position past them."""
+        """Return (start byte, end byte, next offset) of each batch. Moves the position past the batches."""
         payload = fetched.payload
         spans = [
             (at, at + length, base_offset + last_offset_delta + 1)
@@ -202,7 +205,7 @@ class _RangeReader:
         )
 
     def _built(self) -> Iterator[pyarrow.RecordBatch]:
-        """Yield the gathered rows, in several parts if a single batch is far larger than the target."""
+        """Yield the gathered rows, in several parts if they far exceed TARGET_BYTES or TARGET_ROWS."""
         size_bytes = self._builder.size_bytes
         rows = self._builder.build()
         count = rows.num_rows
@@ -275,7 +278,7 @@ class _RangeReader:
         return None if found is None else found.topic_id
 
     def _on_out_of_range(self, error: OffsetOutOfRangeError) -> None:
-        """Move to the next existing record and report the loss.
+        """Move to the next existing record and report the records before it as lost.
 
         If no record was lost, returns for a retry; at the deadline, raises ``error``.
         """

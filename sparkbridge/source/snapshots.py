@@ -53,10 +53,10 @@ def snapshot_now(cluster: SparkCluster, options: SourceOptions) -> dict[str, Top
 def steady_snapshot(
     cluster: SparkCluster, options: SourceOptions, offset: StreamOffset
 ) -> dict[str, TopicSnapshot]:
-    """Return a snapshot that fits ``offset``, or the last snapshot after fetchOffset.numRetries retries.
+    """Return a snapshot that matches ``offset``, or after fetchOffset.numRetries retries the last one.
 
-    It does not fit if a partition is missing, ends before the offset, or belongs to another topic id. Other
-    brokers are tried, because a new broker or leader may lag behind.
+    It does not match if a partition is missing, ends before the offset, or belongs to another topic id.
+    Retries go to other brokers, because a new broker or leader may lag behind.
     """
     return _steady(cluster, options, offset, lambda: snapshot_now(cluster, options))
 
@@ -64,7 +64,7 @@ def steady_snapshot(
 def replay_snapshot(
     cluster: SparkCluster, options: SourceOptions, end: StreamOffset
 ) -> dict[str, TopicSnapshot]:
-    """Return a snapshot as ``steady_snapshot`` does, but of the partitions of a logged batch."""
+    """Return a snapshot as ``steady_snapshot`` does, but of the partitions of a batch in Spark's log."""
     wanted: dict[str, list[int]] = {}
     for topic, partition in sorted(end.positions):
         wanted.setdefault(topic, []).append(partition)
@@ -95,7 +95,7 @@ def _steady(
 
 
 def _let_stand(snapshot: dict[str, TopicSnapshot], positions: Positions, ends: Positions) -> None:
-    """Set a partition's end to its position if the position is at most the high watermark in ``ends``.
+    """Set each partition's end to its position, if that is at most the high watermark in ``ends``.
 
     An open transaction hides the records before that position. They are not lost: they were read with
     read_uncommitted, or the user requested this position.
@@ -108,7 +108,7 @@ def _let_stand(snapshot: dict[str, TopicSnapshot], positions: Positions, ends: P
 
 
 def ends_of(snapshot: Snapshot) -> Positions:
-    """Return the ends of all partitions that were requested."""
+    """Return the ends of all partitions in ``snapshot`` that were requested."""
     return {
         TopicPartition(topic, number): end
         for topic, known in snapshot.items()
@@ -152,7 +152,7 @@ def resolve_start(
 ) -> Resolved:
     """Return the start positions. Raises the errors of ``start_and_end``.
 
-    A start that is hidden only by an open transaction is kept, and ``snapshot`` is changed to end there.
+    A start beyond the last stable offset, in an open transaction, is kept; ``snapshot`` then ends there.
     """
     partitions = assigned(snapshot, options.assign)
     results = look_up(cluster, options, needed_lookups(spec, partitions, now_ms()))

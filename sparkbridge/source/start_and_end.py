@@ -20,7 +20,7 @@ class StartOffsetMismatchError(SparkOptionError):
 
 
 class NoOffsetForTimeError(SparkOptionError):
-    """Every record is older than the starting time, and the strategy is ``error``."""
+    """Every record is older than the starting time, and startingOffsetsByTimestampStrategy is ``error``."""
 
 
 class StartAfterEndError(SparkOptionError):
@@ -28,7 +28,7 @@ class StartAfterEndError(SparkOptionError):
 
 
 class Lookups(NamedTuple):
-    """Required look-ups: of the first offset at or after a time (ms), and of a group's committed offsets."""
+    """The look-ups needed: offsets for ``times`` (ms), and a group's committed offsets."""
 
     times: dict[TopicPartition, int]
     is_group_wanted: bool = False
@@ -59,7 +59,7 @@ class Bounds(NamedTuple):
     end: int
 
     def nearest(self, offset: int | None) -> int:
-        """Return the position nearest to ``offset``; None is the end."""
+        """Return the readable position nearest to ``offset``, or the end if ``offset`` is None."""
         return self.end if offset is None else min(max(self.start, offset), self.end)
 
 
@@ -121,7 +121,7 @@ def time_of(where: Where, now_ms: int) -> int | None:
 def resolve_starting(
     spec: StartingSpec, partitions: Mapping[TopicPartition, Bounds], results: LookupResults = NO_RESULTS
 ) -> Resolved:
-    """Return positions within the logs. An offset outside a log is a loss and is moved to the nearer end.
+    """Return start positions. An offset outside a log is reported as a loss and moved to the nearer end.
 
     A partition without a committed offset of the group starts at its log start, so that no record is skipped.
     Raises StartOffsetMismatchError and NoOffsetForTimeError.
@@ -146,7 +146,7 @@ def resolve_starting(
 def resolve_ending(
     spec: EndingSpec, partitions: Mapping[TopicPartition, Bounds], results: LookupResults = NO_RESULTS
 ) -> Resolved:
-    """Return the exclusive ends of a batch. A requested offset beyond the end of the log is a loss.
+    """Return the exclusive ends of a batch. A requested end beyond the end of the log is reported as a loss.
 
     Raises StartOffsetMismatchError.
     """
@@ -165,7 +165,7 @@ def resolve_ending(
 def requested_offset(
     spec: PositionSpec, tp: TopicPartition, bounds: Bounds, results: LookupResults
 ) -> int | None:
-    """Return the requested offset of a partition; None for ``latest``, or if no record has that time yet."""
+    """Return the requested offset in ``tp``; None for ``latest``, or if all records are older."""
     match spec.where(tp):
         case Where("earliest"):
             return bounds.start

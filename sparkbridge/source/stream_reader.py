@@ -1,8 +1,8 @@
 """KafkaliteStreamReader: the source of a stream, as Spark calls it.
 
-Three processes have one instance each and share no state. The driver's stream process, one per query, calls
-the methods for offsets and partitions. A planning worker pickles a second instance for the tasks, in which
-``read`` receives only an OffsetRange.
+Spark creates one instance in the driver's stream process (one per query) and calls its methods for offsets
+and partitions. It pickles a second instance in a planning worker for the tasks, in which it calls ``read``
+with an OffsetRange. The instances share no state.
 
 A query waits for data in ``latestOffset``, with long polls: an idle query sends few requests, and new records
 are noticed at once. The ``start`` of ``latestOffset`` is the end of the last finished batch. If the query has
@@ -84,8 +84,8 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def initialOffset(self) -> OffsetJson:
         """Return the start offset of a new query.
 
-        Spark calls this twice, and again after a crash in the first batch. That batch ignores this result, so
-        errors are stored, and ``latestOffset`` raises them.
+        Spark calls this twice for a new query, and again after a crash in the first batch, when it ignores
+        the result. Therefore errors are stored, and ``latestOffset`` raises them.
         """
         if self._initial is None:
             try:
@@ -109,7 +109,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._plan.prepare_available_now()
 
     def getDefaultReadLimit(self) -> Any:
-        """Return one of the limits: Spark cannot combine them. ``latestOffset`` applies all limits."""
+        """Return one configured limit, because Spark cannot combine several. ``latestOffset`` applies all."""
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -163,9 +163,9 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return snapshot, proposal
 
     def _wait_for_data(self, proposal: Proposal) -> bool:
-        """Wait up to ``latestOffset.maxWaitMs`` for data beyond the snapshot.
+        """Wait up to ``latestOffset.maxWaitMs`` for data beyond the snapshot of ``proposal``.
 
-        Returns whether to take another snapshot.
+        Returns whether there may be data, so that another snapshot must be taken.
         """
         max_wait_ms = self._options.latest_offset_max_wait_ms
         if max_wait_ms <= 0:
@@ -176,7 +176,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._cluster.wait_for_data(proposal.seen, max_wait_ms)
 
     def reportLatestOffset(self) -> OffsetJson | None:
-        """Return the log end offsets that the reader saw last, or None before it has seen any.
+        """Return the log end offsets in the reader's last snapshot, or None before the first.
 
         Spark shows them in the query's progress. Sends no request.
         """
@@ -223,7 +223,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return [InputPartition(each) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """In a task: yield the records of one range as Arrow batches."""
+        """Yield the records of one range as Arrow batches. Spark calls this in a task."""
         from sparkbridge.source.range_reader import read_range
 
         return read_range(self._cluster, partition.value, self._options, self._schema)

@@ -66,7 +66,7 @@ def test_a_healthy_cluster_has_no_problems() -> None:
 
 def test_every_problem_is_named() -> None:
     assert problems(BROKEN) == [
-        "no controller: metadata can't change, leaders go on with what their ISR allows",
+        "no controller: metadata can't change, so neither leaders nor ISRs do",
         "broker 1 is fenced",
         "broker 3 is shutting down",
         "1 partition without a leader (t-1)",
@@ -84,7 +84,7 @@ def test_every_problem_is_named() -> None:
         (RequestedState(1, node_id=9), ["no controller", "broker 9 not registered"]),
         (
             RequestedState(1, topics=frozenset({"t", "u"})),
-            ["no controller", "t not led everywhere", "no topic u"],
+            ["no controller", "t has partitions without a leader", "no topic u"],
         ),
         (
             RequestedState(1, is_fully_in_sync=True),

@@ -110,6 +110,7 @@ CASES = [
     "kill/directory.delete/two-copies/first/apart",
     "kill/node.older/node/middle/apart",
     "clean/active.truncate/leader/middle/together",
+    "kill/active.swap/two-nodes/last/apart",
 ]
 
 

@@ -284,6 +284,6 @@ def test_the_small_files_are_read_back(files: dict[str, bytes]) -> None:
 
 def test_the_indexes_are_read_back(disk: MemoryFileSystem) -> None:
     index = read_index(disk, f"{DATA}{ORDERS_DIR}/{0:020d}.index")
-    assert (index.is_whole, index.entries[0]) == (True, IndexEntry(0, 2, 93))
+    assert (index.is_whole, index.entries[0]) == (True, IndexEntry(1, 2, 93))
     times = read_index(disk, f"{DATA}{ORDERS_DIR}/{0:020d}.timeindex")
-    assert times.entries == [IndexEntry(0, TIME_MS, 0), IndexEntry(0, TIME_MS + 500, 2)]
+    assert times.entries == [IndexEntry(1, TIME_MS, 0), IndexEntry(1, TIME_MS + 500, 2)]

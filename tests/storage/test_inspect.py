@@ -8,6 +8,7 @@ import pytest
 from kafkalite.errors import DataDirectoryError
 from kafkalite.model import TopicPartition
 from kafkalite.storage import inspect
+from kafkalite.storage.index_block import BLOCK_HEADER_BYTES
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_store import LogStore
@@ -139,7 +140,7 @@ def test_a_cut_index_is_not_damage_and_a_wrong_one_is(
     first, second = (f"{DIRECTORY}/{offset:020d}.{suffix}" for offset in (0, 50))
     data = fs.read_bytes(second)
     fs.open(second).truncate(len(data) - 1)
-    assert findings(fs) == [(second[-len(suffix) - 21 :], 0, False)]
+    assert findings(fs) == [(second[-len(suffix) - 21 :], BLOCK_HEADER_BYTES, False)]
     fs.open(first).truncate(0)
     fs.open(first).write_at(0, data)
     lying = [finding for finding in findings(fs) if finding[0] == first[-len(suffix) - 21 :]]

@@ -36,13 +36,15 @@ class World:
         self.log = Log.create(self.fs, DIRECTORY, CONFIG)
         self.fs.sync_dir("/data")
         self.written: Batches = []
+        self._made = 0  # every batch has another content
         self._make_batch = make_batch
         self._sync = sync
         self._read_all = read_all
 
     def fill(self, count: int, epoch: int = 1) -> None:
         for _ in range(count):
-            batch = self._make_batch(seed=len(self.written), timestamp_ms=1000 + len(self.written))
+            batch = self._make_batch(seed=self._made, timestamp_ms=1000 + len(self.written))
+            self._made += 1
             self.log.append(batch, now_ms=1, leader_epoch=epoch)
             self.written.append((len(self.written), bytes(batch)))
 
@@ -338,7 +340,8 @@ def test_leftovers_and_orphans_are_removed(world: World) -> None:
         world.fs.open(f"{DIRECTORY}/{name}", create=True)
     world.recover()
     names = world.fs.list_dir(DIRECTORY)
-    assert names == ["00000000000000000000.log", "keep.txt", "leader-epochs"]
+    segment = [f"{0:020d}.{suffix}" for suffix in ("index", "log", "timeindex")]
+    assert names == [*segment, "keep.txt", "leader-epochs"]
 
 
 def test_segments_below_the_log_start_are_leftovers_of_a_deletion(world: World) -> None:
@@ -543,6 +546,123 @@ def test_r42_a_segment_of_another_log_is_damage_and_nothing_of_it_is_read(
             assert damage.sound_end_offset == base_offset
             world.fs.write_atomically(world.path(base_offset), tree[world.path(base_offset)])
     assert world.recover(point, is_killed=True).damage is None
+
+
+def _exchange(fs: MemoryFileSystem, one: str, other: str) -> None:
+    content, other_content = fs.read_bytes(one), fs.read_bytes(other)
+    fs.write_atomically(one, other_content)
+    fs.write_atomically(other, content)
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_r42_a_segment_of_another_log_is_found_before_any_recovery_point(
+    is_killed: bool, world: World, make_batch: Any
+) -> None:
+    """Neither log was ever synced; each index names the first batch."""
+    other = Log.create(world.fs, "/data/other", CONFIG)
+    for number in range(30):
+        other.append(make_batch(seed=1000 + number, timestamp_ms=5), now_ms=1, leader_epoch=1)
+    world.fill(30)
+    for base_offset in (0, 25, 0, 25):  # a recovery in between keeps the names
+        paths = world.path(base_offset), f"/data/other/{base_offset:020d}.log"
+        _exchange(world.fs, *paths)
+        damage = world.damage_of(match="the first batch that its index names", is_killed=is_killed)
+        assert damage.sound_end_offset == base_offset
+        _exchange(world.fs, *paths)
+        assert world.contents(world.recover(is_killed=is_killed)) == world.written
+
+
+def test_r42_a_first_batch_that_was_lost_is_damage_if_only_the_process_ended(world: World) -> None:
+    world.fill(30)
+    content = world.fs.read_bytes(world.path(25))
+    world.fs.open(world.path(25)).write_at(0, bytes(len(content)))
+    assert world.damage_of(is_killed=True).sound_end_offset == 25
+    world.fs.unlink(world.path(25))
+    assert world.damage_of(match="found no file", is_killed=True).sound_end_offset == 25
+    assert world.recover().log_end_offset == 25, "the system may have lost what was not synced"
+
+
+def test_r42_an_index_that_an_interrupted_truncation_has_left_names_nothing(world: World) -> None:
+    world.fill(30)
+    world.log._write_state(LogState(0, 1, 5))
+    world.fs.unlink(world.path(25))
+    log = world.recover(is_killed=True)
+    assert log.damage is None
+    assert world.contents(log) == world.written[:25]
+
+
+def test_r42_batches_that_take_the_place_of_others_are_named_again(world: World) -> None:
+    """No order of truncations, torn tails and ends of the process makes an honest log a damaged one."""
+    world.fill(3)
+    world.log.truncate_to(0)
+    world.written.clear()
+    assert world.recover(is_killed=True).damage is None
+    world.fill(4, epoch=2)
+    world.log.truncate_to(2)
+    del world.written[2:]
+    world.log = world.recover(is_killed=True)
+    assert world.contents(world.log) == world.written
+    world.fs.open(world.path()).write_at(0, bytes(world.fs.file_size(world.path())))
+    world.log = world.recover()  # after a restart of the system
+    assert world.log.log_end_offset == 0
+    world.written.clear()
+    assert world.recover(is_killed=True).damage is None
+    world.fill(5, epoch=3)
+    assert world.contents(world.recover(is_killed=True)) == world.written
+    world.fs.open(world.path()).write_at(0, bytes(BATCH_BYTES))
+    assert world.recover(is_killed=True).damage is not None
+
+
+@pytest.mark.parametrize("operation", ["delete", "flip", "cut", "swap"])
+def test_r42_a_damaged_index_costs_no_record(operation: str, world: World, make_batch: Any) -> None:
+    other = Log.create(world.fs, "/data/other", CONFIG)
+    other.append(make_batch(seed=1000), now_ms=1, leader_epoch=1)
+    world.fill(10)
+    path = world.path(suffix=".index")
+    if operation == "delete":
+        world.fs.unlink(path)
+    elif operation == "swap":
+        _exchange(world.fs, path, "/data/other/00000000000000000000.index")
+    else:
+        file = world.fs.open(path)
+        file.truncate(20) if operation == "cut" else file.write_at(33, b"\xff")
+    world.log = world.recover(is_killed=True)
+    assert world.contents(world.log) == world.written
+    world.fill(1)  # the first append names the first batch again
+    world.fs.open(world.path()).write_at(17, b"\xff")
+    assert world.recover(is_killed=True).damage is not None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_r42_no_history_makes_an_honest_log_a_damaged_one(
+    seed: int, make_batch: Any, sync: Any, read_all: Any
+) -> None:
+    """Appends, syncs, truncations, ends of the process and power losses, in random order."""
+    world, rng = World(make_batch, sync, read_all), random.Random(seed)
+    for epoch in range(1, 25):
+        match rng.randrange(7):
+            case 0 | 1:
+                world.fill(rng.choice((1, 2, 30)), epoch)
+            case 2:
+                world.sync()
+            case 3:
+                end = world.log.truncate_to(rng.choice((0, 1, world.log.log_end_offset // 2)))
+                del world.written[end:]
+            case 4:
+                world.log.reset_to(0)
+                world.written.clear()
+            case 5:
+                world.log = world.recover(is_killed=True)
+                assert world.contents(world.log) == world.written
+            case _:
+                world.fs.crash(rng)
+                world.log = world.recover()
+                del world.written[world.log.log_end_offset :]
+        assert world.log.damage is None
+        assert world.contents(world.log) == world.written
+        active = world.log._active
+        if active is not None and active.size_bytes:
+            assert active.saved_head_crc() == active.fingerprint(0).head_crc
 
 
 def test_r42_an_older_version_of_the_active_segment_is_damage(world: World) -> None:

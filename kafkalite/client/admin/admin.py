@@ -1,4 +1,4 @@
-"""Admin: topics, their configs, consumer groups, transactions, the cluster."""
+"""The public class Admin: manages topics, configs, consumer groups, transactions and the cluster."""
 
 # Long because Admin is one class with one method per request. Its result types are in ``descriptions``.
 
@@ -113,9 +113,9 @@ class Admin:
         async with Admin("localhost:9092") as admin:
             await admin.create_topic("orders", partitions=3)
 
-    Methods for one object raise its BrokerError. Methods for several objects process all of them and then
-    raise the first error, with a note on the number of failures. With ``return_exceptions=True``, they return
-    errors as results instead.
+    A method for one object raises its BrokerError. A method for several objects processes all of them and
+    then raises the first error, with a note on the number of failures. With ``return_exceptions=True``, it
+    returns each object's error as its result instead.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Admin:
         validate_only: bool = False,
         return_exceptions: bool = False,
     ) -> dict[str, Any]:
-        """Create topics, given as NewTopic or {name: partition count}. Returns {name: CreatedTopic}."""
+        """Create topics, given as NewTopics or as {name: partition count}. Returns {name: CreatedTopic}."""
         if isinstance(topics, Mapping):
             topics = [NewTopic(name, partitions) for name, partitions in topics.items()]
         new = [
@@ -243,7 +243,7 @@ class Admin:
     async def describe_configs(
         self, resource_type: Literal["topic", "broker"], name: str
     ) -> dict[str, ConfigValue]:
-        """Return every setting of a topic, or of a broker (by node id), by name."""
+        """Return {setting name: value} of the topic ``name``, or of the broker whose node id is ``name``."""
         request = messages.DescribeConfigsRequest([messages.ConfigResource(resource_type, str(name))])
         resources = (await self._call(request)).resources
         _raise_first(resources, f"{resource_type} {name!r}")
@@ -257,7 +257,7 @@ class Admin:
         *,
         validate_only: bool = False,
     ) -> None:
-        """Change all of these settings or none. None removes an override. Raises InvalidConfigError."""
+        """Change these settings, either all or none. None restores a default. Raises InvalidConfigError."""
         request = messages.AlterConfigsRequest(
             validate_only,
             [
@@ -272,10 +272,10 @@ class Admin:
     async def list_offsets(
         self, tps: Iterable[TopicPartition], at: Literal["earliest", "latest", "max-timestamp"] | int
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """Return an offset of each partition, with its timestamp.
+        """Return {partition: offset and timestamp} for the position ``at`` in each partition.
 
-        ``at`` selects the log start, the exclusive end, the record with the highest timestamp or, as a time
-        in ms, the first record at or after it. The offset is -1 if there is no such record.
+        ``at`` selects the log start, the log end (exclusive), the record with the highest timestamp or, as a
+        time in ms, the first record at or after that time. The offset is -1 if there is no such record.
         """
         self._check_open()
         translate = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
@@ -293,7 +293,7 @@ class Admin:
     async def delete_records(
         self, before: Mapping[TopicPartition, int], *, return_exceptions: bool = False
     ) -> dict[TopicPartition, Any]:
-        """Delete records below an offset (-1: high watermark). Returns {partition: new log start offset}."""
+        """Delete the records below these offsets (-1: high watermark). Returns {partition: new log start}."""
         self._check_open()
         await check_partitions(self._cluster, before)
         by_leader: dict[int, list[DeleteRecordsPartition]] = {}
@@ -313,12 +313,12 @@ class Admin:
     # --- cluster -------------------------------------------------------------------------------
 
     async def describe_cluster(self) -> ClusterDescription:
-        """Return every broker, including fenced brokers, and the active controller."""
+        """Return the brokers, including fenced ones, and the active controller."""
         response = await self._call(DescribeClusterRequest())
         return described(ClusterDescription, response)
 
     async def describe_quorum(self, node_id: int | None = None) -> QuorumDescription:
-        """Return the controller quorum as ``node_id`` sees it (default: its leader, if reachable)."""
+        """Return the controller quorum's state as ``node_id`` reports it (None: its leader or any node)."""
         if node_id is None:
             self._check_open()
             return described(QuorumDescription, await look_at_quorum(self._cluster))
@@ -330,7 +330,7 @@ class Admin:
     ) -> MetadataDescription:
         """Return the metadata at ``path`` (such as ``/topics/orders/0``) and the names one level below.
 
-        With ``after_offset``, wait until the metadata log has passed that offset, at most ``max_wait_ms``.
+        With ``after_offset``, waits up to ``max_wait_ms`` until the metadata log has passed that offset.
         Raises InvalidRequestError if the path does not exist.
         """
         import json
@@ -350,8 +350,8 @@ class Admin:
         """Make the preferred replicas lead ``partitions`` (None: all partitions that other replicas lead).
 
         Returns {partition: leader}. ``is_unclean`` elects any live replica if none is eligible, which may
-        lose committed records. It needs the secret of the nodes. Raises PreferredLeaderNotAvailableError,
-        EligibleLeadersNotAvailableError, ClusterAuthorizationFailedError.
+        lose committed records. It requires the nodes' ``cluster_secret``. Raises
+        PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError, ClusterAuthorizationFailedError.
         """
         chosen = None if partitions is None else [messages.ElectionPartition(*tp) for tp in partitions]
         request = messages.ElectLeadersRequest(self._timeout_ms, is_unclean, chosen)
@@ -370,14 +370,14 @@ class Admin:
     async def controlled_shutdown(self, node_id: int, *, cluster_secret: str) -> None:
         """Make a broker transfer its leaderships and stop. Returns when the shutdown has begun.
 
-        ``cluster_secret`` is that of the nodes. Raises InvalidRequestError (there is no such broker),
-        ClusterAuthorizationFailedError.
+        ``cluster_secret`` is the setting cluster.secret of the nodes. Raises InvalidRequestError if there is
+        no such broker, and ClusterAuthorizationFailedError.
         """
         request = messages.ControlledShutdownRequest(node_id)
         await call_with_secret(self._cluster, cluster_secret, request, node_id=node_id)
 
     async def describe_log_dirs(self, topics: Sequence[str] | None = None) -> list[LogDescription]:
-        """Return the logs of ``topics`` (None: all topics) on all brokers."""
+        """Return the size and offsets of each log of ``topics`` (None: all topics) on each broker."""
         request = messages.DescribeLogDirsRequest(None if topics is None else list(topics))
         return [
             LogDescription(node_id, response.path, *log)
@@ -388,12 +388,12 @@ class Admin:
     # --- groups ------------------------------------------------------------------------------------------
 
     async def list_groups(self, states: Sequence[str] = ()) -> list[GroupListing]:
-        """Return the groups of the cluster, sorted by name. ``states`` selects groups by state."""
+        """Return the groups in one of ``states`` (empty: any state), sorted by name."""
         listings = await self._list(GroupListing, "groups", ListGroupsRequest(list(states)))
         return sorted(listings, key=lambda listing: listing.group_id)
 
     async def describe_group(self, group_id: str, *, journal: bool = False) -> GroupDescription:
-        """Return the members of the group and their partitions. Raises GroupIdNotFoundError.
+        """Return the group's state, its members and their partitions. Raises GroupIdNotFoundError.
 
         With ``journal``, also return the causes of the latest generations.
         """
@@ -406,7 +406,7 @@ class Admin:
     async def committed_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the committed offsets of ``partitions``, or of all. Partitions without one are omitted."""
+        """Return the group's committed offsets in ``partitions`` (None: all), omitting those without one."""
         offsets = await self._committed(group_id, partitions)
         return {tp: as_committed(one) for tp, one in offsets.items()}
 
@@ -425,7 +425,7 @@ class Admin:
         return found
 
     async def group_lag(self, group_id: str) -> list[PartitionLag]:
-        """Return the group's lag in each assigned or committed partition, in order.
+        """Return the group's lag in each partition that is assigned or has a committed offset, in order.
 
         Raises GroupIdNotFoundError for a group that has neither members nor offsets.
         """
@@ -482,7 +482,7 @@ class Admin:
     async def list_transactions(
         self, states: Sequence[str] = (), *, min_duration_ms: int = 0
     ) -> list[TransactionListing]:
-        """Return the transactional ids by name. ``states`` and ``min_duration_ms`` restrict the result."""
+        """Return the transactional ids in ``states`` (empty: all), open for at least ``min_duration_ms``."""
         request = ListTransactionsRequest(list(states), min_duration_ms)
         listings = await self._list(TransactionListing, "transactions", request)
         return sorted(listings, key=lambda listing: (listing.transactional_id, listing.producer_id))
@@ -495,13 +495,13 @@ class Admin:
         return described(TransactionDescription, response.transactions[0])
 
     async def describe_transaction_group(self, application_id: str) -> TransactionGroupDescription:
-        """Return the last decided batch and the open writers. Raises TransactionalIdNotFoundError."""
+        """Return a group's last decided batch and its open writers. Raises TransactionalIdNotFoundError."""
         request = DescribeTxnGroupRequest(application_id)
         response = await self._call_coordinator(TRANSACTION_KEY, application_id, request)
         return described(TransactionGroupDescription, response)
 
     async def retire_transaction_group(self, application_id: str) -> int:
-        """Call ``TransactionGroup.retire`` for an application that no longer runs."""
+        """Do the same as ``TransactionGroup.retire``, for an application that no longer runs."""
         request = RetireTxnGroupRequest(application_id)
         response = await self._call_coordinator(TRANSACTION_KEY, application_id, request)
         last: int = response.last_batch_id
@@ -521,7 +521,7 @@ class Admin:
     async def describe_producers(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, list[ProducerDescription]]:
-        """Return the producers known to the leader of each partition (KIP-664). Stops at the first error."""
+        """Return the producers that each partition's leader knows (KIP-664). Raises the first error."""
         found: dict[TopicPartition, list[ProducerDescription]] = {}
         for tp in partitions:
             leader = await self._leader(tp)
@@ -591,7 +591,7 @@ class Admin:
         return await CoordinatorLink(self._cluster, key_type, key).call(request)
 
     async def _call_every_broker(self, request: Any) -> dict[int, Any]:
-        """Return {node id: response} of every live broker. Raises the first error."""
+        """Send ``request`` to all live brokers and return {node id: response}. Raises the first error."""
         self._check_open()
         nodes = sorted(self._cluster.metadata.addresses)
         responses = await asyncio.gather(*(self._call(request, node_id=node_id) for node_id in nodes))
@@ -600,7 +600,7 @@ class Admin:
         return dict(zip(nodes, responses, strict=True))
 
     async def _list(self, kind: type[D], name: str, request: Any) -> list[D]:
-        """Return the items of the list ``name`` in the responses of all brokers, as ``kind``."""
+        """Send ``request`` to all live brokers. Return the items of their field ``name`` as ``kind``."""
         responses = await self._call_every_broker(request)
         return [
             described(kind, one, coordinator_id=node_id)
@@ -610,13 +610,13 @@ class Admin:
 
     @property
     def _timeout_ms(self) -> int:
-        """Return the broker's time limit, below request.timeout.ms so that its response arrives."""
+        """The time limit for the broker: shorter than request.timeout.ms, so that its response arrives."""
         timeout_ms = self.config.request_timeout_ms
         return max(timeout_ms - RESPONSE_MARGIN_MS, (timeout_ms + 1) // 2)
 
 
 def _error_of(result: Any, what: str) -> BrokerError | None:
-    """Return the error in a result about ``what``, or None."""
+    """Return the error in ``result``, or None. ``what`` names the object in the error's message."""
     if result.error_code == 0:
         return None
     return broker_error(result.error_code, result.error_message or "", about=what)
@@ -631,7 +631,7 @@ def _raise_first(results: Iterable[Any], what: str) -> None:
 
 
 def _results(results: dict[T, Any], return_exceptions: bool) -> dict[T, Any]:
-    """Return the results, or raise the first error with a note on the number of failures."""
+    """Return ``results``. Unless ``return_exceptions``, raise the first error among them if there is one."""
     errors = [result for result in results.values() if isinstance(result, BrokerError)]
     if errors and not return_exceptions:
         if len(results) > 1:

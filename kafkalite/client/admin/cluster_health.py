@@ -1,4 +1,4 @@
-"""Fetches the state of a cluster, and finds its problems. Requests come first, then pure functions."""
+"""Fetches the state of a cluster and finds its problems. Functions marked "Pure" send no requests."""
 
 # Tests: tests/cli/test_cluster.py
 
@@ -38,7 +38,7 @@ LEAVING: Final = "shutting down"
 
 
 class PlacedPartition(NamedTuple):
-    """A partition's name and state."""
+    """A partition with its leader and replicas."""
 
     name: TopicPartition
     state: PartitionMetadata
@@ -125,25 +125,27 @@ def view_of(cluster: DescribeClusterResponse, topics: MetadataResponse) -> Clust
 
 
 async def look(client: ClusterClient) -> ClusterView:
-    """Return a snapshot from any broker. Raises the same errors as ``ClusterClient.call``."""
+    """Return a snapshot of the cluster from any broker. Raises the same errors as ``ClusterClient.call``."""
     cluster = (await client.call(DescribeClusterRequest())).message
     topics = (await client.call(MetadataRequest(None, False))).message
     return view_of(cluster, topics)
 
 
 async def look_at_recovery(client: ClusterClient) -> list[RecoveringPartition]:
-    """Return the partitions that wait for a leader or have damaged or suspect replicas. Raises the same
-    errors as ``ClusterClient.call``."""
+    """Return the partitions that wait for a leader or have damaged or suspect replicas.
+
+    Raises the same errors as ``ClusterClient.call``.
+    """
     response = await client.call(DescribeRecoveryRequest(NO_NODE))
     found: list[RecoveringPartition] = response.message.partitions
     return found
 
 
 async def look_from(addresses: Iterable[str], *, timeout_ms: int) -> ClusterView:
-    """Return a snapshot from the first of ``addresses`` that responds, each within ``timeout_ms``.
+    """Return a snapshot of the cluster from the first of ``addresses`` that responds.
 
-    Unlike a client, sends requests to no other brokers. Raises the last ConnectionFailedError or
-    RequestTimeoutError, and any error in a response.
+    Each address has ``timeout_ms`` to respond. Unlike a client, sends requests to no other brokers. Raises
+    the last ConnectionFailedError or RequestTimeoutError, and any error in a response.
     """
     problem: KafkaliteError = ConnectionFailedError("no address was given")
     for address in addresses:
@@ -166,7 +168,7 @@ async def _look_at(address: str, timeout_ms: int) -> ClusterView:
 
 
 async def look_at_quorum(client: ClusterClient) -> DescribeQuorumResponse:
-    """Return the quorum as seen by its leader, which knows all offsets, or else by any other node."""
+    """Return the state of the controller quorum from its leader, which knows all offsets, or another node."""
     response: DescribeQuorumResponse = (await client.call(DescribeQuorumRequest())).message
     leader_id = response.leader_id
     if leader_id in {NO_NODE, response.node_id} or leader_id not in client.metadata.addresses:
@@ -177,7 +179,7 @@ async def look_at_quorum(client: ClusterClient) -> DescribeQuorumResponse:
 
 
 class RequestedState(NamedTuple):
-    """The state of the cluster to wait for, besides an active controller."""
+    """The conditions to wait for. A cluster must also have an active controller."""
 
     broker_count: int = 1
     is_fully_in_sync: bool = False  #: every registered broker live, every partition led and fully in sync
@@ -203,7 +205,7 @@ def unmet_conditions(view: ClusterView, requested: RequestedState) -> list[str]:
         if not states_of_topic:
             found.append(f"no topic {topic}")
         elif any(each.is_leaderless for each in states_of_topic):
-            found.append(f"{topic} not led everywhere")
+            found.append(f"{topic} has partitions without a leader")
     if requested.is_fully_in_sync:
         found += _unwhole(view)
     return found
@@ -227,7 +229,7 @@ def counted(partitions: Iterable[PlacedPartition], how: str) -> str:
 
 
 def silent_voters(quorum: DescribeQuorumResponse) -> list[int]:
-    """Return the controllers whose last message is too old. Pure. ``quorum`` is the leader's response."""
+    """Return the ids of voters that sent no message for VOTER_SILENCE_MS, by the leader's response. Pure."""
     if quorum.leader_id != quorum.node_id:
         return []
     return [
@@ -240,7 +242,7 @@ def silent_voters(quorum: DescribeQuorumResponse) -> list[int]:
 
 
 def describe_recovery(partition: RecoveringPartition) -> str:
-    """Return what a partition waits for, or how it is repaired, and the state of each replica in question."""
+    """Return a text on what a partition waits for or how it is repaired, with the state of its replicas."""
     name = f"{partition.topic}-{partition.partition}"
     states = [
         f"{each.node_id} {each.state}"
@@ -263,14 +265,14 @@ def problems(
     quorum: DescribeQuorumResponse | None = None,
     recovering: Iterable[RecoveringPartition] = (),
 ) -> list[str]:
-    """Return descriptions of all problems of the cluster. Pure."""
+    """Return a one-line description of each problem of the cluster. Pure."""
     found: list[str] = []
     known = {broker.node_id for broker in view.brokers if broker.is_fenced}
     for node_id in silent_voters(quorum) if quorum is not None else ():
         if node_id not in known:
             found.append(f"controller {node_id} is silent")
     if view.controller_id < 0:
-        found.append("no controller: metadata can't change, leaders go on with what their ISR allows")
+        found.append("no controller: metadata can't change, so neither leaders nor ISRs do")
     for broker in view.brokers:
         state = state_of(broker)
         if state != LIVE:

@@ -1,4 +1,4 @@
-"""Argument and result types of Admin, and their conversion from responses. Pure."""
+"""Argument and result types of Admin, and the conversion of responses to result types. Pure."""
 
 # Tests: tests/client/test_admin.py
 
@@ -26,7 +26,7 @@ BROKER_DEFAULT = -1  #: selects the broker's own setting for the number of parti
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to create. BROKER_DEFAULT means num.partitions, or default.replication.factor."""
+    """A topic to create. BROKER_DEFAULT selects the broker's num.partitions or default.replication.factor."""
 
     name: str
     partitions: int = BROKER_DEFAULT
@@ -100,7 +100,7 @@ class QuorumMember:
 
 @dataclass(frozen=True, slots=True)
 class QuorumDescription:
-    """The controller quorum as ``node_id`` sees it. Only the leader knows match offsets."""
+    """The state of the controller quorum that ``node_id`` reports. Only the leader reports match offsets."""
 
     node_id: int
     leader_id: int  #: -1 while there is no leader
@@ -114,7 +114,7 @@ class QuorumDescription:
 
 @dataclass(frozen=True, slots=True)
 class MetadataDescription:
-    """A part of the metadata tree: {path: value}. The value of a directory is None."""
+    """A part of the metadata tree as {path: value}, at ``metadata_offset``. A directory's value is None."""
 
     metadata_offset: int
     nodes: dict[str, Any]
@@ -146,7 +146,7 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class MemberDescription:
-    """One member of a group. Partitions are in order."""
+    """One member of a group. Its partitions are sorted."""
 
     member_id: str
     instance_id: str | None  #: group.instance.id of a static member
@@ -164,7 +164,7 @@ class MemberDescription:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One generation of a group, and its cause."""
+    """An entry of a group's journal: one generation (group epoch), and the cause of its rebalance."""
 
     group_epoch: int
     time_ms: int  #: wall clock
@@ -187,7 +187,7 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """A group's lag in one partition. ``end_offset`` is exclusive. ``committed`` may be None."""
+    """A group's lag in one partition. ``committed`` is None if the group has no offset there."""
 
     partition: TopicPartition
     committed: OffsetAndMetadata | None
@@ -223,7 +223,7 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class ProducerDescription:
-    """A producer that the partition's leader knows."""
+    """A producer whose state the partition's leader keeps."""
 
     producer_id: int
     producer_epoch: int
@@ -264,8 +264,8 @@ class TransactionGroupDescription:
 def described(kind: type[D], message: Any, **converted: Any) -> D:
     """Return a ``kind`` made from the fields of ``message`` with the same names. Lists become tuples.
 
-    Items of a list are converted if the field has descriptions. Lists of partitions become sorted tuples of
-    TopicPartition. ``converted`` takes precedence.
+    Items of a list are converted if the field's items are descriptions. Lists of partitions become sorted
+    tuples of TopicPartition. ``converted`` gives the values of fields that are not copied.
     """
     for name, (source, item) in _fields(kind).items():
         if name not in converted:
@@ -276,7 +276,7 @@ def described(kind: type[D], message: Any, **converted: Any) -> D:
 
 @cache
 def _fields(kind: type[DataclassInstance]) -> dict[str, tuple[str, Any]]:
-    """Return {field: (its name in the message, the type of its items)}."""
+    """Return {field of ``kind``: (field name in the message, type of the items if it is a tuple)}."""
     hints = get_type_hints(kind)
     return {
         field.name: (field.metadata.get(_SOURCE, field.name), next(iter(get_args(hints[field.name])), None))

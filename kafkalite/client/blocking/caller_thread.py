@@ -27,7 +27,7 @@ _Method = Callable[[Sequence[TopicPartition]], Awaitable[None] | None]
 
 
 class CallerThread:
-    """Runs coroutines for one thread at a time, which executes their listener calls while it waits."""
+    """Runs one thread's coroutines on the loop. While it waits, the thread executes their listener calls."""
 
     def __init__(self, loop_thread: LoopThread) -> None:
         self._loop_thread = loop_thread
@@ -59,7 +59,7 @@ class CallerThread:
         return _ForwardingListener(self, listener)
 
     async def call_back(self, method: _Method, partitions: Sequence[TopicPartition]) -> None:
-        """In the loop thread: let the waiting thread call ``method``, and wait for it. Raises its error."""
+        """Called in the loop thread: let the waiting thread call ``method``, and wait. Raises its error."""
         if not self._waits:
             raise ClientError("no thread waits in a call that could run the rebalance listener")
         loop = asyncio.get_running_loop()

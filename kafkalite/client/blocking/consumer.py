@@ -83,7 +83,7 @@ class Consumer(Twin[consumer.Consumer]):
         return self._original.assignment()
 
     def _call(self, function: Callable[[], T]) -> T:
-        """Call a function that does not wait, in the loop thread."""
+        """Run ``function``, which must not wait, in the loop thread and return its result."""
 
         async def call() -> T:
             return function()
@@ -103,7 +103,7 @@ class Consumer(Twin[consumer.Consumer]):
         """Drop the buffered records and seek to the first of them.
 
         Unless ``is_done``, seek to the first record that the last call returned, so that it is read again. An
-        at-most-once consumer never reads it again.
+        at-most-once consumer does not read returned records again.
         """
         first = self._next_index()
         if not is_done and not self._original.config.is_at_most_once:
@@ -177,7 +177,7 @@ class Consumer(Twin[consumer.Consumer]):
             self._take(at_once, None)
 
     def _take(self, max_records: int | None, timeout_ms: int | None) -> None:
-        """Take records from the loop thread, which stores them in this object, so that Ctrl-C loses none."""
+        """Let the loop thread put records into this object's buffer, so that Ctrl-C loses none of them."""
 
         async def take() -> None:
             records = await self._original.get_many(max_records, timeout_ms=timeout_ms)

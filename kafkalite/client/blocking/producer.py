@@ -41,7 +41,7 @@ _ABORTED_WHILE_QUEUED: Final = "the transaction was aborted while the record was
 
 
 class _Pending(Generic[D, R]):
-    """The base of PendingDelivery and PendingBatchDelivery. ``_delivery`` belongs to the loop thread."""
+    """The pending result of a record or batch. Only the loop thread sets ``_delivery``."""
 
     __slots__ = ("_delivery", "_producer")
 
@@ -59,12 +59,12 @@ class _Pending(Generic[D, R]):
         return self._delivery is not None and self._delivery.done()
 
     def result(self, timeout: float | None = None) -> R:
-        """Return the position. Raises the delivery's error, or TimeoutError after ``timeout`` seconds."""
+        """Return the log position. Raises the send's error, or TimeoutError after ``timeout`` seconds."""
         result: R = self._wait(timeout).result()
         return result
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """Return the delivery's error, or None. Raises TimeoutError after ``timeout`` seconds."""
+        """Return the send's error, or None if it succeeded. Raises TimeoutError after ``timeout`` seconds."""
         return self._wait(timeout).exception()
 
     def _wait(self, timeout: float | None) -> D:
@@ -91,7 +91,7 @@ class PendingDelivery(_Pending[Delivery, RecordMetadata]):
         self._delivery = None
 
     def add_callback(self, callback: Callable[[PendingDelivery], object]) -> None:
-        """Call ``callback(self)`` once when the record is done, in kafkalite's thread. It must not block."""
+        """Call ``callback(self)`` in kafkalite's thread after success or failure. It must not block."""
         self._producer._thread.loop.call_soon_threadsafe(self._add_callback, callback)
 
     def _add_callback(self, callback: Callable[[PendingDelivery], object]) -> None:
@@ -250,7 +250,7 @@ class Producer(Twin[async_producer.Producer]):
             await self._drained.wait()
 
     def _run_drained(self, function: Callable[[], Coroutine[Any, Any, T]], timeout: float | None = None) -> T:
-        """Run the coroutine that ``function`` returns, after all queued records."""
+        """Pass all queued records to the producer, then run the coroutine that ``function`` returns."""
 
         async def run() -> T:
             await self._drain_all()
@@ -371,7 +371,7 @@ class Producer(Twin[async_producer.Producer]):
 
 
 class _ConsumerSnapshot(NamedTuple):
-    """The positions of a blocking consumer. The loop thread reads its group metadata on demand."""
+    """A blocking consumer's positions, and access to its group metadata, for use in the loop thread."""
 
     positions: Callable[[], Mapping[TopicPartition, int | OffsetAndMetadata]]
     group_metadata: Callable[[], GroupMetadata]

@@ -1,4 +1,4 @@
-"""The base of the blocking twins: the loop thread, opening and closing, and the originals' docstrings."""
+"""The base of the blocking twins: runs the original client in the loop thread and copies its docstrings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafkalite.loop_thread import shared_loop_thread
 
 
 class Openable(Protocol):
-    """An asynchronous client."""
+    """The methods that every asynchronous client has."""
 
     async def start(self) -> Any: ...
     async def close(self) -> None: ...
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def twin_of(original: type) -> Callable[[C], C]:
-    """Give each public method without a docstring the docstring of the same method of ``original``.
+    """Decorate a class: public methods without docstrings get those of the same methods of ``original``.
 
     If the twin's method has a ``timeout`` that the original lacks, a sentence about it is appended.
     """
@@ -93,7 +93,7 @@ class Twin(Generic[A]):
 def opened_with(
     original: Callable[P, A],
 ) -> Callable[[Callable[[Any, A], None]], Callable[Concatenate[Any, P], None]]:
-    """Decorate an ``__init__`` that takes an ``original``, so that it takes the original's arguments."""
+    """Decorate an ``__init__`` that takes a client, so that it takes the client's arguments instead."""
 
     def decorate(init: Callable[[Any, A], None]) -> Callable[Concatenate[Any, P], None]:
         @wraps(original.__init__)
@@ -110,9 +110,9 @@ def blocking(
     *,
     after: Callable[[Any], object] | None = None,
 ) -> Callable[Concatenate[Twin[A], P], T]:
-    """Return a method for a twin that runs ``method`` of the original. Copies its docstring.
+    """Return a blocking method for a twin that runs the asynchronous ``method``, with its docstring.
 
-    ``after`` is a method of the twin that is called first.
+    Each call first calls ``after``, a method of the twin, if it is given.
     """
 
     name = method.__name__

@@ -10,11 +10,11 @@
 
 A proof is the HMAC-SHA256 of everything that identifies this handshake: role, cluster id, both node ids and
 both nonces. A proof is therefore invalid for another node, in the other role, or in another handshake. A
-listener accepts one proof for each challenge; the first proof that arrives uses the challenge up.
+listener accepts one proof per challenge: after a wrong proof, the dialler needs a new challenge.
 
 Later messages on the connection are not signed: the network between the nodes must be trusted.
 
-An operator's tool that knows the secret proves it in the same way, as OPERATOR_ID.
+An operator's tool that knows the secret authenticates in the same way, with OPERATOR_ID as its node id.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Role = Literal["dialler", "listener"]
 
 
 class Authenticator:
-    """Creates and checks the proofs of one node. Keeps no state between calls, so any thread may use it."""
+    """Creates this node's proofs and checks those of other nodes. Stateless, so any thread may use it."""
 
     def __init__(
         self, secret: str, cluster_id: str, node_id: int, random_bytes: Callable[[int], bytes]
@@ -61,7 +61,7 @@ class Authenticator:
     def prove(
         self, hello: ClusterHelloRequest, response: ClusterHelloResponse, expected_node_id: int
     ) -> ClusterProofRequest:
-        """Check the listener's proof and return this node's. Raises ClusterAuthorizationFailedError."""
+        """Check the listener's proof and return this node's proof. Raises ClusterAuthorizationFailedError."""
         if response.node_id != expected_node_id:
             raise ClusterAuthorizationFailedError(
                 f"node {response.node_id} responded where node {expected_node_id} was expected",
@@ -95,7 +95,7 @@ class Authenticator:
         return connection
 
     def challenge(self, hello: ClusterHelloRequest) -> tuple[ClusterHelloResponse, Challenge]:
-        """Return the response to a hello, and the challenge for the dialler. Raises BrokerError."""
+        """Return the response to ``hello`` and the Challenge for the dialler's proof. Raises BrokerError."""
         if hello.cluster_id != self.cluster_id:
             raise InconsistentClusterIdError(
                 f"node {hello.node_id} belongs to another cluster than node {self.node_id}"
@@ -124,8 +124,8 @@ async def call_with_secret(
 ) -> Any:
     """Return the response of ``node_id`` (None: any broker) to a request that needs the cluster's secret.
 
-    Sent once, on a connection of its own. Raises ClusterAuthorizationFailedError without a secret or with a
-    wrong one, ConnectionFailedError, RequestTimeoutError, and the BrokerError of a refused request.
+    The request is sent once, on a new connection. Raises ClusterAuthorizationFailedError without a secret or
+    with a wrong one, ConnectionFailedError, RequestTimeoutError, and the BrokerError of a refused request.
     """
     if not secret:
         raise ClusterAuthorizationFailedError(
@@ -148,7 +148,7 @@ async def call_with_secret(
 
 
 class Challenge:
-    """The proof that a listener expects."""
+    """Checks the proof of the dialler ``node_id`` against the proof that the listener expects."""
 
     __slots__ = ("_expected", "node_id")
 

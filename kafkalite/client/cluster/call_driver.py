@@ -30,9 +30,9 @@ async def drive(
 
     ``locate()`` returns the node that is the current target (None if there is not exactly one).
     ``dial(node_id)`` returns an open connection, if possible an existing one. ``send(connection,
-    timeout_ms)`` returns the response. The plan judges a KafkaliteError that one of them raises; other
-    exceptions end the call. ``pause(duration_ms)`` may return earlier if the target may have changed.
-    ``chance`` returns a random number in [0, 1) for the jitter of the pauses.
+    timeout_ms)`` returns the response. If one of these functions raises a KafkaliteError, the plan decides
+    whether to retry; other exceptions are raised to the caller. ``pause(duration_ms)`` may return earlier if
+    the target may have changed. ``chance`` returns a random number in [0, 1) for the jitter of the pauses.
     """
     loop = asyncio.get_running_loop()
     connection: Any = None

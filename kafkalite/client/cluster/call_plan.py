@@ -24,7 +24,7 @@ sockets. The loop always has this form::
         except KafkaliteError as error:
             plan.failed(error, now_ms(), chance())
 
-The rules for a kind of target define which errors are retried (``CallRules.judge``), and the pauses.
+``CallRules`` define for each kind of target which errors are retried, and the pauses between attempts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kafkalite.errors import KafkaliteError
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The consequence of an error for its request."""
+    """Whether and how long a request is retried after an error."""
 
     is_final: bool = False  #: no retry can succeed
     must_locate: bool = False  #: another node may be the target now
@@ -57,7 +57,7 @@ def judge_broker_error(error: KafkaliteError) -> Verdict:
     """Return the verdict for requests to any broker, to one node, and to the leaders of partitions.
 
     Retries Kafka's retriable codes, lost connections and timeouts. Locates the target again after errors that
-    mean outdated metadata.
+    indicate outdated metadata.
     """
     if not is_retriable(error):
         return FINAL
@@ -67,9 +67,9 @@ def judge_broker_error(error: KafkaliteError) -> Verdict:
 def judge_by_class(
     moved: tuple[type[KafkaliteError], ...], passing: tuple[type[KafkaliteError], ...] = ()
 ) -> Judge:
-    """Return a judge that relocates after errors in ``moved`` and resends after errors in ``passing``.
+    """Return a judge that retries errors in ``moved`` and ``passing``; all others are final.
 
-    All other errors are final.
+    Before the retry of an error in ``moved``, the target is located again.
     """
 
     def judge(error: KafkaliteError) -> Verdict:
@@ -102,33 +102,33 @@ class CallRules:
 
 @dataclass(frozen=True, slots=True)
 class Locate:
-    """Find the target's node, then report ``located``."""
+    """The caller must find the target's node and then call ``CallPlan.located``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Open or reuse a connection to the target, then report ``connected``."""
+    """The caller must open or reuse a connection to the target and then call ``CallPlan.connected``."""
 
     node_id: int | None  #: None if the target is not exactly one node
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send the request and wait for its response, at most ``timeout_ms`` (1 or more)."""
+    """The caller must send the request and wait for the response at most ``timeout_ms`` (1 or more)."""
 
     timeout_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait for ``duration_ms``, then request the next step. ``wake`` ends the pause."""
+    """The caller must wait for ``duration_ms`` before the next step. ``CallPlan.wake`` ends the pause."""
 
     duration_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Raise ``error``."""
+    """The caller must raise ``error``."""
 
     error: KafkaliteError
 
@@ -139,11 +139,12 @@ _LOCATE: Final = Locate()
 
 
 class CallPlan:
-    """The plan of one request.
+    """Decides the steps of one request, including its retries.
 
-    ``node_id`` is the target's node, if known. If ``is_located``, the first step is ``Dial``. When time or
-    attempts have run out, ``timeout_error`` converts the last error into the error to raise; without it, the
-    last error is raised. Invariant: after ``GiveUp``, every further step is the same ``GiveUp``.
+    ``node_id`` is the target's node, if known. If ``is_located``, the first step is ``Dial`` instead of
+    ``Locate``. When time or attempts have run out, ``timeout_error`` converts the last error into the error
+    to raise; without it, the last error is raised. Invariant: after a ``GiveUp``, ``next_step`` always
+    returns the same ``GiveUp``.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class CallPlan:
         return f"<CallPlan to node {self.node_id}, {self.failures} failures>"
 
     def next_step(self, now_ms: int) -> Step:
-        """Return the next step. Until its result is reported, repeated calls return the same kind of step."""
+        """Return the next step. Repeated calls return the same kind of step until its result is reported."""
         if self._give_up is not None:
             return self._give_up
         if not self._is_located and self._rules.locates_in_background:
@@ -188,7 +189,7 @@ class CallPlan:
         return Send(max(1, left_ms))
 
     def located(self, node_id: int | None = None) -> None:
-        """Record that the target is at ``node_id``, or None if it is more than one node."""
+        """Record that the target is at ``node_id``. None means that it is not a single node."""
         self.node_id = node_id
         self._is_located = True
 

@@ -67,7 +67,7 @@ _NO_CLUSTER_HINT: Final = "is a broker running there? 'kl dev' starts one"
 class _Link:
     """The connection to one broker for one purpose.
 
-    Invariant: ``task`` runs only while ``connection`` is None.
+    Invariant: ``task``, which dials the broker, runs only while ``connection`` is None.
     """
 
     node_id: int
@@ -195,7 +195,7 @@ class ClusterClient:
     # --- connections ---------------------------------------------------------------------------
 
     def connection_now(self, node_id: int, purpose: Purpose = Purpose.MAIN) -> Connection | None:
-        """Return the open connection. If there is none, dial in the background and return None."""
+        """Return the open connection to a broker, or None after starting to dial in the background."""
         link = self._links.get((node_id, purpose))
         if link is not None:
             if link.connection is not None and link.connection.is_open:
@@ -219,7 +219,7 @@ class ClusterClient:
         return outcome
 
     def drop_connection(self, node_id: int, purpose: Purpose) -> None:
-        """Close this connection to cancel its requests. The next connection is dialled without a pause."""
+        """Close this connection to cancel its requests. It may be dialled again without a retry pause."""
         link = self._links.get((node_id, purpose))
         if link is not None and link.connection is not None:
             connection, link.connection = link.connection, None
@@ -286,9 +286,10 @@ class ClusterClient:
         self.request_refresh()
 
     def give_up(self, node_id: int) -> bool:
-        """Close the connection to a broker if it is slow to respond, so that its requests fail.
+        """Close the connection to a broker if it is slow to respond, so that the requests on it fail.
 
-        Called when other brokers lead the requested partitions. Returns whether the connection was closed.
+        Called when other brokers have become leaders of the requested partitions. Returns whether the
+        connection was closed.
         """
         link = self._links.get((node_id, Purpose.MAIN))
         if link is None or link.connection is None or not link.connection.is_slow:
@@ -366,7 +367,7 @@ class ClusterClient:
                     await self._hurry.wait()
 
     def _adapt_refresh_pause(self, *, has_changes: bool) -> None:
-        """Increase the pause before the next refresh. Reset it after changes or a time without refreshes."""
+        """Increase the pause before the next refresh, or reset it after a change or a long idle time."""
         if has_changes or self._refreshed_ms + self._refresh_pause_ms * 4 < self.now_ms():
             self._refresh_pause_ms = self._first_pause_ms
         else:
@@ -387,9 +388,10 @@ class ClusterClient:
         self._adopt_bootstrap()
 
     async def call_any_broker(self, request: Any) -> Response:
-        """Send the request to one broker after another, and return the first response.
+        """Send the request to one broker after another until one responds, and return its response.
 
-        Each broker has STAGGER_S to respond. If there is only one broker, it has request.timeout.ms.
+        Tries the next broker after STAGGER_S seconds without a response. A lone broker has
+        request.timeout.ms. Raises the last error if every broker fails.
         """
         error: KafkaliteError | None = None
         timeout_ms = self.config.request_timeout_ms
@@ -406,7 +408,7 @@ class ClusterClient:
                 error = RequestTimeoutError(f"{connection.address} did not respond for {STAGGER_S} s")
             except (ConnectionFailedError, RequestTimeoutError) as failure:
                 error = failure
-        assert error is not None, "somebody was asked"
+        assert error is not None, "at least one broker was tried"
         raise error
 
     def _open_connections(self) -> list[Connection]:
@@ -420,7 +422,7 @@ class ClusterClient:
         return connections[0] if connections else await self._new_connection()
 
     async def _new_connection(self, tried: Collection[str] = ()) -> Connection:
-        """Return the first connection that any broker accepts. Known brokers precede bootstrap addresses.
+        """Return the first connection that a broker accepts. Known brokers come before bootstrap addresses.
 
         Addresses in ``tried`` are skipped unless there are no others. Raises ConnectionFailedError.
         """
@@ -478,7 +480,7 @@ class ClusterClient:
         self._schedule_by_age()
 
     async def changed(self, deadline_ms: int) -> bool:
-        """Wait for the next ``on_change``. Return False after ``deadline_ms``. Raises ClientClosedError."""
+        """Return True at the next ``on_change``, or False after ``deadline_ms``. Raises ClientClosedError."""
         if self.is_closed:
             raise ClientClosedError("the client is closed")
         return await self._changed.wait(max(0, deadline_ms - self.now_ms()) / 1000)

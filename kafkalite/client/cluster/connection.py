@@ -39,14 +39,14 @@ PATIENCE_S: Final = 1.0
 
 
 class Response(NamedTuple):
-    """A response without an error of the whole request."""
+    """A successful response. Its message may still contain errors of single partitions or items."""
 
     message: Any
     payload: memoryview
 
 
 OnResponse = Callable[[Any, memoryview, Exception | None], None]
-"""The result of a request: (message, payload, None), or (any, any, error) if it failed."""
+"""Called with (message, payload, None), or if the request failed with (ignored, ignored, error)."""
 
 _NOTHING: Final = memoryview(b"")
 
@@ -56,7 +56,7 @@ _Pending = tuple[OnResponse, float, int]
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A connection. Invariant: the callback of every request passed to ``request`` is called exactly once."""
+    """A connection to one broker. Invariant: the callback of each accepted request is called exactly once."""
 
     def __init__(self, *, client_id: str, address: str, loop: asyncio.AbstractEventLoop) -> None:
         self.address = address
@@ -101,8 +101,8 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         """Send ``message``. ``on_response`` is called once, but never from inside this call.
 
-        Raises ConnectionFailedError if the connection is closed, and LocalProtocolError if the broker has no
-        version of this API in common. ``on_response`` is not called in these cases.
+        Raises ConnectionFailedError if the connection is closed, and LocalProtocolError if client and broker
+        have no common version of this API. ``on_response`` is not called in these cases.
         """
         transport = self._transport
         if not self.is_open or transport is None:
@@ -124,7 +124,7 @@ class Connection(asyncio.BufferedProtocol):
         return await responded
 
     async def _handshake(self, timeout_ms: int) -> None:
-        """Negotiate versions. Raises the same errors as ``call``."""
+        """Negotiate the API versions. Raises the same errors as ``call``."""
         greeted: asyncio.Future[Response] = self._loop.create_future()
         transport = self._transport
         assert transport is not None, "connected before the handshake"
@@ -135,7 +135,7 @@ class Connection(asyncio.BufferedProtocol):
         await greeted
 
     def _sweep_pending(self) -> None:
-        """Close the connection if a request has timed out, because later responses must wait for its own."""
+        """Close the connection if a request has timed out: the missing response blocks all later ones."""
         self._sweep = None
         now_s = self._loop.time()
         for _, deadline_s, timeout_ms in self.pending.values():
@@ -166,7 +166,7 @@ class Connection(asyncio.BufferedProtocol):
         self._fail(ClientClosedError(f"the connection to {self.address} was closed by this client"))
 
     def give_up(self) -> None:
-        """Close as if the broker had closed. Requests in flight fail with ConnectionFailedError."""
+        """Close the connection. Requests in flight fail with ConnectionFailedError."""
         self._fail(ConnectionFailedError(f"{self.address} does not respond, and other brokers lead now"))
 
     def _fail(self, reason: KafkaliteError) -> None:
@@ -252,7 +252,7 @@ def _resolve(
 
 
 async def connect(address: str, *, client_id: str, timeout_ms: int) -> Connection:
-    """Connect to ``address`` and negotiate versions. Every failure raises ConnectionFailedError."""
+    """Connect to ``address`` and negotiate API versions. Every failure raises ConnectionFailedError."""
     loop = asyncio.get_running_loop()
 
     def make() -> Connection:

@@ -94,7 +94,7 @@ class CoordinatorLink:
         return await self._drive(what, timeout_ms, request, purpose)
 
     async def attempt(self, request: Any, *, wait_ms: int = 0, purpose: Purpose = Purpose.MAIN) -> Any:
-        """Send ``request`` once, without retries. For requests that must not be sent twice.
+        """Send ``request`` once, without retries. Use this for requests that must not be sent twice.
 
         The coordinator may hold the response for up to ``wait_ms``.
         """
@@ -155,7 +155,7 @@ class CoordinatorLink:
         return await drive(plan, locate=locate, dial=dial, send=send, chance=cluster.rng.random)
 
     async def _ask(self, connection: Connection, node_id: int, request: Any, wait_ms: int) -> Any:
-        """Send ``request`` once and return the response. Raises any error of the attempt."""
+        """Send ``request`` once and return the response. Raises every error, because it does not retry."""
         asked = asyncio.ensure_future(
             connection.call(request, timeout_ms=self._cluster.config.request_timeout_ms + wait_ms)
         )
@@ -168,7 +168,7 @@ class CoordinatorLink:
                 asked.exception()  # retrieves the error, even if the caller was cancelled
 
     async def _give_up_if_moved(self, connection: Connection, node_id: int) -> None:
-        """Close the connection to a silent coordinator if other brokers name a different coordinator."""
+        """Close the connection to a slow coordinator if a new lookup returns a different node."""
         self.node_id = None
         try:
             found = await self._locate()

@@ -1,4 +1,4 @@
-"""Decides which errors are retried, and the pauses. Pure: the time and random numbers are arguments."""
+"""Decides which errors are retried, and the pauses between retries. Pure: random numbers are arguments."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MAX_DOUBLINGS: Final = 30  # 2**30 times any backoff exceeds every limit
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential backoff (KIP-580): initial_ms doubles with each failure up to max_ms, then jitter."""
+    """Exponential backoff (KIP-580): initial_ms doubles with each failure up to max_ms, plus jitter."""
 
     initial_ms: int
     max_ms: int
 
     def delay_ms(self, failures: int, chance: float) -> int:
-        """Return the pause after ``failures`` (1 or more) in a row. ``chance`` in [0, 1) sets the jitter."""
+        """Return the pause after 1 or more failures in a row. ``chance`` in [0, 1) sets the jitter."""
         assert failures >= 1, "there is no pause without a failure"
         doublings = min(failures - 1, _MAX_DOUBLINGS)
         base = min(max(self.initial_ms, 0) << doublings, max(self.max_ms, self.initial_ms))

@@ -22,7 +22,7 @@ def table(batches: Sequence[FetchedBatch]) -> pyarrow.Table:
 
 
 def _with_address(batch: FetchedBatch) -> pyarrow.RecordBatch:
-    """Return the batch's columns, preceded by the columns topic (dictionary-encoded) and partition."""
+    """Return the batch as Arrow columns, with the columns topic (dictionary-encoded) and partition first."""
     columns = batch.to_arrow()
     count = columns.num_rows
     indices = pyarrow.array([0] * count, pyarrow.int32())

@@ -64,9 +64,10 @@ SHORT_WAIT_MS: Final = 10
 
 @dataclass(slots=True)
 class PartitionState:
-    """The state of one partition. ``buffered`` always begins with a batch.
+    """The state of one assigned partition.
 
-    With a position: position <= offsets in ``cursor`` < offsets in ``buffered`` < fetch_offset.
+    Invariants: if ``buffered`` is not empty, it begins with a batch. If there is a position, then position <=
+    offsets in ``cursor`` < offsets in ``buffered`` < fetch_offset.
     """
 
     tp: TopicPartition
@@ -123,7 +124,7 @@ class PartitionState:
         self.batch_epoch = self.base_epoch = batch_epoch
 
     def skip_to(self, next_offset: int, leader_epoch: int) -> None:
-        """Skip to ``next_offset``. The position moves there after the buffered records."""
+        """Fetch from ``next_offset`` on. The position moves there when the buffered records were returned."""
         if self.buffered:
             if isinstance(self.buffered[-1], tuple):
                 self.buffered.pop()
@@ -136,11 +137,11 @@ class PartitionState:
             self.base_position = next_offset
 
     def must_check(self, leader_epoch: int) -> bool:
-        """Whether the leader of this epoch must first return the ends of earlier epochs (KIP-320)."""
+        """Whether the log of this epoch's leader must be checked for truncation before a fetch (KIP-320)."""
         return self.batch_epoch != NO_EPOCH and leader_epoch > self.checked_epoch
 
     def forget(self) -> None:
-        """Discard position, records and error, and invalidate responses in flight."""
+        """Discard the position, records and error, and ignore the responses of requests in flight."""
         if self.cursor is not None:
             self.cursor.drop()
         self.cursor = None
@@ -155,14 +156,14 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """One partition of a request in flight. Its values show whether the response is still valid."""
+    """A partition's state when a request was sent, which shows later whether the response is still valid."""
 
     fetch_offset: int
     seek_count: int
     leader_epoch: int = NO_EPOCH
 
     def is_of(self, state: PartitionState) -> bool:
-        """Whether the partition's position and leader have not changed since the request."""
+        """Whether ``state`` still has the fetch position of the request, and no newer leader was checked."""
         return (
             self.fetch_offset == state.fetch_offset
             and self.seek_count == state.seek_count
@@ -181,7 +182,7 @@ class FetchPlan:
 
 
 class AssignedPartitions:
-    """Owns all assigned partitions of one consumer. The least recently read partition is first."""
+    """Owns the assigned partitions of one consumer. The one whose records were returned last is read last."""
 
     def __init__(self, config: ConsumerConfig) -> None:
         self._config = config
@@ -192,7 +193,7 @@ class AssignedPartitions:
     # --- assignment ----------------------------------------------------------------------------
 
     def assign(self, wanted: dict[TopicPartition, str]) -> None:
-        """Set the assignment, {partition: reset policy}. Partitions assigned before keep their state."""
+        """Set the assignment, {partition: auto.offset.reset}. Partitions assigned before keep their state."""
         for tp in [tp for tp in self.partitions if tp not in wanted]:
             self.partitions.pop(tp).forget()
         for tp, reset in wanted.items():
@@ -212,7 +213,7 @@ class AssignedPartitions:
     def without_offset(self) -> dict[TopicPartition, int]:
         """Return the partitions that need ListOffsets, with the timestamp to request.
 
-        Partitions with policy none get a NoOffsetError instead. It is raised when they are read.
+        If auto.offset.reset is none, the partition is omitted, and reading it raises NoOffsetError.
         """
         wanted = {}
         for tp, state in self.partitions.items():
@@ -301,7 +302,7 @@ class AssignedPartitions:
         return None
 
     def _fail_batch(self, state: PartitionState, position: int, error: RecordError) -> None:
-        """Stop before a batch that cannot be read. The user may seek past it."""
+        """Stop before an unreadable batch. The next read raises ``error``, unless the user seeks past it."""
         state.forget()
         state.base_position = state.fetch_offset = position
         state.error = error
@@ -380,7 +381,7 @@ class AssignedPartitions:
         now_ms: int,
         is_led: Callable[[TopicPartition], bool],
     ) -> bool:
-        """Whether a fetch in flight includes all wanted partitions that its broker leads (``is_led``)."""
+        """Whether a fetch of ``requested`` has all wanted partitions that its broker leads (``is_led``)."""
         return all(
             (at := requested.get(tp)) is not None
             and (at.fetch_offset, at.seek_count) == (state.fetch_offset, state.seek_count)
@@ -389,7 +390,7 @@ class AssignedPartitions:
         )
 
     def next_retry_ms(self, now_ms: int) -> int | None:
-        """Return the time at which the first failed partition may be fetched again, or None."""
+        """Return the earliest time at which a failed partition may be fetched again; None if none failed."""
         pauses = [s.retry_at_ms for s in self.partitions.values() if s.retry_at_ms > now_ms]
         return min(pauses, default=None)
 
@@ -498,7 +499,7 @@ class AssignedPartitions:
     def checks(
         self, now_ms: int, leader_of: Callable[[TopicPartition], Leader]
     ) -> dict[int, dict[TopicPartition, tuple[EpochPartition, Requested]]]:
-        """Return the epoch requests that must precede a fetch from a new leader, by node."""
+        """Return the truncation checks (KIP-320) that must precede fetches from new leaders, by node id."""
         wanted: dict[int, dict[TopicPartition, tuple[EpochPartition, Requested]]] = {}
         for tp, state in self.partitions.items():
             leader = leader_of(tp)
@@ -513,7 +514,7 @@ class AssignedPartitions:
     def on_checked(
         self, requested: dict[TopicPartition, Requested], ends: Iterable[EpochEnd], now_ms: int, chance: float
     ) -> bool:
-        """Apply responses to epoch requests. Return whether metadata must be fetched again."""
+        """Apply the responses to truncation checks. Return whether metadata must be fetched again."""
         stale_metadata = False
         for end in ends:
             tp = TopicPartition(end.topic, end.partition)
@@ -532,7 +533,7 @@ class AssignedPartitions:
         return stale_metadata
 
     def _on_truncated(self, state: PartitionState, diverging_offset: int) -> None:
-        """Fetch unread records again, because the leader's log differs from ``diverging_offset`` on."""
+        """Fetch unread records again, because the leader's log differs at and after ``diverging_offset``."""
         position = state.position
         assert position is not None, "only a partition with a position is checked"
         if position <= diverging_offset:

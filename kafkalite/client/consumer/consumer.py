@@ -1,8 +1,8 @@
 """Consumer: the public class. Reads records in offset order from assigned or subscribed partitions.
 
 ``assigned_partitions`` decides which partitions are fetched and which records are returned next, ``fetcher``
-sends the requests, and ``group.session`` maintains the membership in a group. Nothing is fetched before the
-first call for records. From then on, records are prefetched within the limits of the options.
+sends the requests, and ``group.session`` maintains the membership in a group. Fetching starts with the first
+call that reads records. From then on, records are prefetched within the limits of the options.
 """
 
 # Long because Consumer is one class: subscriptions, positions, commits and reading share its state.
@@ -72,8 +72,8 @@ class Consumer:
     that ``latest`` skips no new records. Settings are those of ``config.CONSUMER_OPTIONS``, given as keyword
     arguments or, by dotted name, in ``config``. Keyword arguments take precedence.
 
-    Use a consumer from one task at a time. A call for records marks the records returned before as
-    processed.
+    Use a consumer from one task at a time. Every call that reads records marks the records returned before it
+    as processed.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class Consumer:
         return sorted(self._assigned.partitions)
 
     async def _find_subscribed(self) -> None:
-        """Wait until the metadata of the subscribed topics is known."""
+        """Wait until the metadata of the subscribed topics is known, then assign their partitions."""
         deadline_ms = self._cluster.now_ms() + offsets.MISSING_TOPIC_GRACE_MS
         for topic in sorted(self._cluster.topics or ()):
             await self._cluster.topic_partition_count(topic, deadline_ms)
@@ -283,7 +283,7 @@ class Consumer:
         The default is all records returned so far. A record commits the offset after it in its partition; of
         several records, the last in each partition counts. A mapping commits the next offsets to read,
         {partition: offset}. Raises CommitFailedError if other members own the partitions, and
-        MaxPollIntervalError if they do because this consumer did not ask for records for too long.
+        MaxPollIntervalError if they do because this consumer has not read records for max.poll.interval.ms.
         """
         await self._member().commit(self._offsets(what))
 
@@ -302,9 +302,9 @@ class Consumer:
         return {tp: found.get(tp) for tp in wanted}
 
     def group_metadata(self) -> GroupMetadata:
-        """Return the identity for a producer's ``send_offsets``. Brokers refuse an outdated identity.
+        """Return this member's identity for ``Producer.send_offsets``. Brokers refuse an outdated identity.
 
-        Raises CommitFailedError if this consumer was expelled after its last call for records.
+        Raises CommitFailedError if this consumer was expelled since it last read records.
         """
         member = self._member()
         member.check_not_lost()
@@ -333,7 +333,7 @@ class Consumer:
         return self._progress.positions()
 
     async def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Continue at ``offset`` or the first record after it.
+        """Continue with the record at ``offset``, or with the first record after it.
 
         If ``offset`` is out of range, auto.offset.reset applies.
         """
@@ -344,13 +344,13 @@ class Consumer:
         self._state_of(tp).seek(offset)
 
     async def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Continue at the oldest record of these partitions (default: all assigned partitions)."""
+        """Continue at the oldest record of each of these partitions (default: all assigned partitions)."""
         tps = self._named(partitions)
         for tp, offset in (await self.beginning_offsets(tps)).items():
             self._state_of(tp).seek(offset)
 
     async def seek_to_end(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Continue with new records only in these partitions (default: all assigned partitions)."""
+        """Skip to the end of these partitions (default: all assigned), to read only new records."""
         tps = self._named(partitions)
         for tp, offset in (await self.end_offsets(tps)).items():
             self._state_of(tp).seek(offset)
@@ -382,7 +382,7 @@ class Consumer:
         return sorted(tp for tp, state in self._assigned.partitions.items() if hidden.get(tp, state.paused))
 
     def _named(self, partitions: Iterable[TopicPartition | Iterable[TopicPartition]]) -> list[TopicPartition]:
-        """Return partitions given singly or as iterables (default: all assigned partitions)."""
+        """Return ``partitions`` as a flat list, or all assigned partitions if it is empty."""
         translate: list[TopicPartition] = []
         for each in partitions:
             translate += [each] if isinstance(each, TopicPartition) else [TopicPartition(*tp) for tp in each]
@@ -426,7 +426,7 @@ class Consumer:
         )
 
     async def lag(self) -> dict[TopicPartition, int]:
-        """Return the number of offsets between each assigned partition's position and its end."""
+        """Return the lag of each assigned partition: the number of offsets from its position to its end."""
         ends = await self.end_offsets(self._assigned.partitions)
         await self._find_positions(None)
         return {tp: max(0, end - (self._state_of(tp).position or 0)) for tp, end in ends.items()}
@@ -491,7 +491,7 @@ class Consumer:
                 yield record
 
     async def _iterate_in_group(self, group: GroupSession) -> AsyncIterator[Record]:
-        """Iterate in a group. A call for the next record marks the last record as processed."""
+        """Iterate as a member of ``group``. Requesting the next record marks the last one as processed."""
         progress, is_at_most_once = self._progress, self.config.is_at_most_once
         while True:
             progress.mark_processed()
@@ -514,9 +514,9 @@ class Consumer:
                     break
 
     async def _commit_ahead(self, group: GroupSession, cursor: RecordCursor) -> int:
-        """At most once: commit the next max.poll.records of a batch before the first of them is returned.
+        """For at-most-once: commit the batch's next max.poll.records records before they are returned.
 
-        Returns the exclusive end of the committed range.
+        Returns the committed offset, which is the exclusive end of these records.
         """
         batch, position = cursor.batch, cursor.position
         tp = TopicPartition(batch.topic, batch.partition)
@@ -595,7 +595,10 @@ class Consumer:
         await self._commit_returned()
 
     async def _begin_call(self, deadline_ms: int) -> bool:
-        """Mark the records returned before as processed. Return False if ``deadline_ms`` passes first."""
+        """Mark the records returned so far as processed, and do the group's pending work.
+
+        Returns False if ``deadline_ms`` passes first. Raises the error that the last call deferred.
+        """
         self._check_open()
         self._progress.mark_processed()
         if self._group is not None:
@@ -607,7 +610,7 @@ class Consumer:
         return True
 
     async def _commit_returned(self) -> None:
-        """At most once: commit the records before they are returned. If that fails, they are not returned."""
+        """For at-most-once: commit records before they are returned. If that fails, they are not returned."""
         if self._group is None:
             return
         self._group.touch()

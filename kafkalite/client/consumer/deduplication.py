@@ -98,7 +98,7 @@ class Deduplicator:
         return b"".join(self._seen.get(tp, ()))
 
     def load(self, tp: TopicPartition, dumped: bytes) -> None:
-        """Replace the ids of a partition with the result of ``dump``. Raises ClientError for other bytes."""
+        """Replace a partition's ids with ``dumped``, a result of ``dump``. Raises ClientError if invalid."""
         if len(dumped) % _DIGEST_BYTES:
             raise ClientError(f"{len(dumped)} bytes are not a dump of a Deduplicator")
         digests = [dumped[at : at + _DIGEST_BYTES] for at in range(0, len(dumped), _DIGEST_BYTES)]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FetchedBatch:
-    """A fetched batch. Records below ``from_offset`` are skipped, because they were not requested."""
+    """A fetched batch. Records below ``from_offset``, which precede the consumer's position, are skipped."""
 
     topic: str
     partition: int
@@ -36,7 +36,7 @@ class FetchedBatch:
     def records(self) -> list[Record]:
         """Return the records from ``from_offset`` on.
 
-        Raises RecordError with the partition, the offset and the ``next_offset`` behind the batch.
+        Raises RecordError with the partition, the offset, and ``next_offset``, the offset after the batch.
         """
         try:
             return self.batch.records(self.topic, self.partition, from_offset=self.from_offset)
@@ -57,7 +57,7 @@ class FetchedBatch:
 
 
 def unreadable(error: RecordError, tp: TopicPartition, offset: int, next_offset: int) -> RecordError:
-    """Return ``error`` with the offsets of the batch that it is about. Both are those of ``RecordError``."""
+    """Return a copy of ``error`` that names the unreadable batch and the offset to which to seek past it."""
     failed = type(error)(
         f"{tp}: the batch at offset {offset} can't be read: {error.message}",
         hint=error.hint
@@ -68,7 +68,7 @@ def unreadable(error: RecordError, tp: TopicPartition, offset: int, next_offset:
 
 
 class RecordCursor:
-    """The records of one batch. Several loops may share it; each record is returned only once."""
+    """Iterates over the records of one batch. Several loops may share it; each record is returned once."""
 
     __slots__ = ("batch", "iterator", "next_offset", "records")
 

@@ -1,7 +1,7 @@
 """Sends fetches, adds their responses to ``AssignedPartitions``, and waits for them.
 
 ``assigned_partitions`` decides what is fetched. At most one fetch per broker is in flight. Fetches are sent
-only while a caller waits for records, or for partitions that have more records than were fetched.
+only while a caller waits for records, or for partitions with more records than the last response held.
 """
 
 # Tests: tests/client/test_consumer.py
@@ -39,7 +39,7 @@ class _Fetch:
 
 
 class Fetcher:
-    """Fetches records for ``assigned``. A caller that finds no records calls ``wait``."""
+    """Fetches records for ``assigned``. A caller that finds no records in it calls ``wait``."""
 
     def __init__(self, cluster: ClusterClient, config: ConsumerConfig) -> None:
         self.assigned = AssignedPartitions(config)
@@ -69,7 +69,7 @@ class Fetcher:
         )
 
     async def wait(self, deadline_ms: int) -> bool:
-        """Wait for new records until ``deadline_ms``. If the deadline has passed, return False at once."""
+        """Wait for records until ``deadline_ms`` and return True. Return False if it has already passed."""
         now_ms = self._cluster.now_ms()
         if deadline_ms <= now_ms:
             return False
@@ -95,7 +95,7 @@ class Fetcher:
         self._arm_retry_timer(now_ms)
 
     def _check_epochs(self, now_ms: int) -> None:
-        """Send epoch requests to new leaders, to verify that their logs contain the fetched records."""
+        """Verify with new leaders that their logs contain the fetched records (KIP-320)."""
         for node_id, questions in self.assigned.checks(now_ms, self._cluster.metadata.leader).items():
             connection = self._cluster.connection_now(node_id)
             if connection is None or node_id in self._checking:
@@ -156,7 +156,7 @@ class Fetcher:
         self._fetches[plan.node_id] = fetch
 
     def _drop_stale_polls(self) -> None:
-        """Close connections whose long poll is useless after a seek and would delay the next response.
+        """Close connections whose pending fetch is useless after a seek and would delay the next one.
 
         Connecting again takes about a millisecond.
         """
@@ -187,7 +187,7 @@ class Fetcher:
             self._fetch_for_waiters()
 
     def _fetch_for_waiters(self) -> None:
-        """Wake waiting callers if there are records or an error for them. Otherwise send the next fetch."""
+        """Wake waiting callers if there are records, errors or missing offsets. Otherwise send fetches."""
         states = [state for state in self.assigned.partitions.values() if not state.paused]
         if any(state.has_records or state.error or state.needs_offset for state in states):
             self.wake()

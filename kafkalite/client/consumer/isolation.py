@@ -1,7 +1,7 @@
 """Filters control batches and records of aborted transactions out of fetch responses. Pure.
 
 Brokers do not read records, so they also send batches of aborted transactions, up to the last stable offset.
-A response lists the aborted transactions that overlap with it by their first offsets (KIP-98). Each
+A response lists each aborted transaction that overlaps with it as producer id and first offset (KIP-98). Each
 transaction ends at the next marker of its producer. A control batch without the transactional bit is left
 over from compaction.
 """
@@ -27,7 +27,7 @@ FLAGS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 class AbortedFilter:
     """Decides which batches of one response are dropped. ``drops`` must be called in offset order.
 
-    Invariant: each of ``_producers`` has an aborted transaction that was open at the end of the last batch.
+    Invariant: ``_producers`` are the producers with an aborted transaction that is open after the last batch.
     """
 
     __slots__ = ("_coming", "_producers")
@@ -37,7 +37,10 @@ class AbortedFilter:
         self._producers: set[int] = set()
 
     def drops(self, data: memoryview, start: int, flags: int, next_offset: int) -> bool:
-        """Whether to drop the transactional or control batch at ``start``. It ends before ``next_offset``."""
+        """Whether to drop the transactional or control batch at position ``start`` of ``data``.
+
+        ``flags`` are the batch's attributes, and ``next_offset`` is the offset after the batch.
+        """
         if not self._coming and not self._producers:
             return bool(flags & CONTROL_BIT)
         (producer_id,) = _INT64.unpack_from(data, start + PRODUCER_POSITION)

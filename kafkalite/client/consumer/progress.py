@@ -1,6 +1,6 @@
 """Tracks returned and processed records, and the offsets that may be committed. Pure.
 
-A call for records, or a normal close, marks the records returned before as processed. Until then they are
+Reading more records, or a normal close, marks the records returned before as processed. Until then they are
 *unprocessed*: only an explicit commit includes them, never auto-commit.
 """
 
@@ -16,7 +16,7 @@ from kafkalite.model import NO_EPOCH, OffsetAndMetadata, Record, TopicPartition
 
 
 class Progress:
-    """The positions of one consumer, for the membership in its group."""
+    """Tracks the positions of one consumer, for commits and rebalances."""
 
     def __init__(self, assigned: AssignedPartitions, *, is_at_most_once: bool) -> None:
         self._assigned = assigned
@@ -101,7 +101,7 @@ class Progress:
             self._unprocessed.pop(tp, None)
 
     def hide(self, tp: TopicPartition) -> bool:
-        """Return no more records, but keep the position. Return whether the user had paused ``tp``."""
+        """Stop returning records of ``tp``, but keep its position. Return whether the user had paused it."""
         state = self._assigned.partitions[tp]
         was_paused = state.paused
         _rewind(state, state.position)
@@ -113,7 +113,7 @@ class Progress:
         self._assigned.partitions[tp].paused = paused
 
     def rewind_returned(self) -> None:
-        """Rewind the records that were about to be returned, so that they are returned again."""
+        """Move positions back to the first unprocessed records, so that they are returned again."""
         unprocessed, self._unprocessed = self._unprocessed, {}
         for tp, offset in unprocessed.items():
             state = self._assigned.partitions.get(tp)
@@ -122,7 +122,7 @@ class Progress:
 
 
 def _rewind(state: PartitionState, offset: int | None) -> None:
-    """Move to ``offset`` and discard the fetched records."""
+    """Seek back to ``offset``, if it is not None, and discard the fetched records."""
     if offset is not None:
         epoch = state.position_epoch
         state.seek(offset, NO_EPOCH)
@@ -132,7 +132,7 @@ def _rewind(state: PartitionState, offset: int | None) -> None:
 def committable_offsets(
     what: Record | Iterable[Record] | Mapping[TopicPartition, int | OffsetAndMetadata],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return the next offsets after the given records or offsets. Raises ClientError for other types."""
+    """Return {partition: offset to commit} for records or offsets. Raises ClientError for other types."""
     if isinstance(what, Mapping):
         return {
             TopicPartition(*tp): at if isinstance(at, OffsetAndMetadata) else OffsetAndMetadata(at)

@@ -24,7 +24,7 @@ FORGET_AFTER_MS: Final = 60_000
 
 
 class Selection(NamedTuple):
-    """The partitions to read."""
+    """The partitions that the subscription selects in the latest metadata."""
 
     partitions: dict[TopicPartition, str]  #: partitions to read, and the reset policy of each new one
     replaced: dict[TopicPartition, str]  #: partitions of topics created again; their positions are invalid
@@ -33,7 +33,7 @@ class Selection(NamedTuple):
 
 @dataclass(slots=True)
 class _Found:
-    """A topic that was in the metadata."""
+    """A subscribed topic that has appeared in the metadata."""
 
     topic_id: str
     partition_count: int = 0
@@ -41,7 +41,7 @@ class _Found:
 
 
 class Subscription:
-    """The subscribed topics: their names, or a pattern for whole names."""
+    """Selects the partitions of the subscribed topics. ``pattern`` must match whole topic names."""
 
     def __init__(
         self, topics: Iterable[str], pattern: str | re.Pattern[str] | None, auto_offset_reset: str
@@ -91,7 +91,7 @@ class Subscription:
         return sorted({*translate, *self._found})
 
     def _is_gone(self, found: _Found, now_ms: int) -> bool:
-        """Count another response without this topic. Return whether the topic can be dropped now."""
+        """Record a response without this topic. Return whether it has been missing for FORGET_AFTER_MS."""
         if found.missing_since_ms is None:
             found.missing_since_ms = now_ms
         return now_ms - found.missing_since_ms >= FORGET_AFTER_MS

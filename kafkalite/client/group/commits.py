@@ -49,9 +49,9 @@ _EXPELLED: Final = (UnknownMemberIdError, FencedMemberEpochError, FencedInstance
 class OffsetCommits:
     """Commits and fetches a group's offsets. Commits are sent one at a time, in order.
 
-    ``identity`` returns the committing member. ``next_identity`` waits until a deadline for a newer identity.
-    ``on_expelled`` is called when the coordinator no longer knows the member. ``is_ours`` returns whether the
-    member owns a partition, which the coordinator does not check.
+    ``identity`` returns the committing member and its epoch. ``next_identity`` waits until a deadline for a
+    newer epoch. ``on_expelled`` is called when the coordinator no longer knows the member. ``is_ours``
+    returns whether the member owns a partition; the coordinator does not check this.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class OffsetCommits:
     async def commit(self, offsets: Offsets) -> None:
         """Commit ``offsets``, after all queued commits, and return when the coordinator has stored them.
 
-        Raises CommitFailedError if this member may not commit any more, another error of the request, or the
-        error of an earlier ``commit_later`` unless ``offsets`` replaces its offsets.
+        Raises CommitFailedError if this member may not commit any more, the request's BrokerError, or the
+        error of an earlier ``commit_later`` unless ``offsets`` covers all partitions of that commit.
         """
         await self.write(offsets)
         self._raise_failed(offsets)
 
     async def write(self, offsets: Offsets, *, timeout_ms: int | None = None) -> None:
-        """Commit without raising errors of earlier commits."""
+        """Commit ``offsets`` as ``commit`` does, but without raising errors of earlier commits."""
         await self.wait_queued()
         if offsets:
             async with self._lock:
@@ -101,7 +101,7 @@ class OffsetCommits:
         self._queue(offsets)
 
     def commit_quietly(self, offsets: Offsets) -> None:
-        """Commit in the background. A failure is only logged: the offsets will be committed again."""
+        """Commit in the background. A failure is only logged, because a later commit replaces the offsets."""
         self._queued_quietly |= offsets.keys() - self._queued.keys()
         self._queue(offsets)
 
@@ -111,7 +111,7 @@ class OffsetCommits:
             self._worker = self._cluster.spawn(self._work())
 
     async def drain(self) -> None:
-        """Wait until no commit is queued. Raises the error of a queued commit, only once."""
+        """Wait until no commit is queued. If a queued commit failed, raise its error, but only once."""
         await self.wait_queued()
         self._raise_failed({})
 
@@ -250,7 +250,7 @@ def _refused(identity: GroupMetadata, offsets: Offsets, cause: BrokerError) -> C
 
 
 def to_commit(tp: TopicPartition, at: int | OffsetAndMetadata) -> CommittedOffset:
-    """Return the entry of a commit request. The coordinator sets its time and topic id."""
+    """Return the entry for ``tp`` in a commit request. The coordinator adds the time and the topic id."""
     if isinstance(at, int):
         at = OffsetAndMetadata(at)
     topic, partition = tp
@@ -260,5 +260,5 @@ def to_commit(tp: TopicPartition, at: int | OffsetAndMetadata) -> CommittedOffse
 
 
 def as_committed(entry: CommittedOffset) -> OffsetAndMetadata:
-    """Return the committed offset in a response. Its offset is NO_OFFSET if there is none."""
+    """Return the committed offset of a response's entry. ``offset`` is NO_OFFSET if none is committed."""
     return OffsetAndMetadata(entry.offset, entry.leader_epoch, entry.metadata)

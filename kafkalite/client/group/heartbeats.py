@@ -1,7 +1,7 @@
-"""Sends a member's heartbeats. The coordinator holds one of them, and responds when something changes.
+"""Sends a member's heartbeats. The coordinator holds each response until the assignment changes.
 
-``Membership`` handles the responses. Callbacks notify the owner of a new assignment, of an expulsion, and of
-errors that no heartbeat can resolve.
+``Membership`` handles the responses. Callbacks report a new assignment, an expulsion, and errors that further
+heartbeats cannot resolve.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Call(NamedTuple):
 class Heartbeats:
     """Keeps one member in its group, from ``start`` to ``stop``.
 
-    While it ``is_away`` and after an ``error``, the member is not in the group, and no heartbeats are sent.
+    While ``is_away`` or ``error`` is set, the consumer is not in the group and sends no heartbeats.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Heartbeats:
             self._task = self._cluster.spawn(self._run())
 
     def poke(self) -> None:
-        """Send changes of the member, if there are any, without waiting for the next heartbeat."""
+        """If the member has changes to report, send the next heartbeat now."""
         self._poked.set()
 
     async def stop(self) -> None:
@@ -117,7 +117,7 @@ class Heartbeats:
             logger.info("group left without notice %s", Fields(group=leave.group_id, error=error))
 
     async def joined(self) -> None:
-        """Wait until this consumer is a member. Raises the error that prevents it."""
+        """Wait until this consumer is a member. Raises the error or the timeout that prevents it."""
         limit_ms = self._config.default_api_timeout_ms
         deadline_ms = self._cluster.now_ms() + limit_ms
         while not self.membership.is_member:
@@ -134,7 +134,7 @@ class Heartbeats:
             ) from self._last_error
 
     async def wait_for_new_epoch(self, epoch: int, deadline_ms: int) -> bool:
-        """Wait for another epoch. Return False after ``deadline_ms``, or if the member was expelled."""
+        """Return True when the member epoch is not ``epoch``; False after ``deadline_ms`` or an expulsion."""
         self.poke()
         while self.membership.epoch == epoch:
             if not await self._wait_for_epoch(deadline_ms):
@@ -202,8 +202,8 @@ class Heartbeats:
     async def _heartbeat(self, *, is_retry: bool) -> None:
         """Send a heartbeat, handle its response and pause. Raises the error of the heartbeat.
 
-        If the user makes changes meanwhile, a second request is sent, which ends the wait of the first.
-        Responses are handled in order.
+        If the member changes while the coordinator holds the response, a second request is sent, and the
+        coordinator then responds to the first at once. Responses are handled in order.
         """
         membership = self.membership
         interval_ms = membership.heartbeat_interval_ms
@@ -264,7 +264,7 @@ class Heartbeats:
         self._on_assignment()
 
     async def _pause(self) -> None:
-        """Wait until the next heartbeat is due: at once if the member or coordinator has changes."""
+        """Wait until the next heartbeat is due. Return at once if member or coordinator has changes."""
         membership = self.membership
         interval_ms = membership.heartbeat_interval_ms
         took_ms = self._cluster.now_ms() - self._sent_ms

@@ -49,7 +49,8 @@ class MemberSettings:
 class Membership:
     """The state of one member.
 
-    Invariants: ``assigned`` is empty with epoch JOINING. All ``owned`` partitions have been assigned.
+    Invariants: while the epoch is JOINING, ``assigned`` is empty. Every ``owned`` partition has been
+    assigned.
     """
 
     def __init__(self, settings: MemberSettings) -> None:
@@ -76,22 +77,22 @@ class Membership:
 
     @property
     def metadata(self) -> GroupMetadata:
-        """The identity for commits."""
+        """The group id, member id, epoch and instance id, which identify this member in commits."""
         settings = self.settings
         return GroupMetadata(settings.group_id, settings.member_id, self.epoch, settings.instance_id)
 
     def subscribe(self, topics: Iterable[str], pattern: str | None) -> None:
-        """Subscribe to these topics, or to whole names that match ``pattern``, with the next request."""
+        """Subscribe to ``topics`` and to topics whose whole name matches ``pattern``, by the next request."""
         self._topics = tuple(dict.fromkeys(topics))
         self._pattern = pattern or ""
         self._is_subscription_sent = False
 
     def revoking(self) -> dict[TopicPartition, str]:
-        """Return the partitions to revoke."""
+        """Return the owned partitions that the member must revoke, {partition: topic id}."""
         return {tp: topic_id for tp, topic_id in self.owned.items() if self.assigned.get(tp) != topic_id}
 
     def adding(self) -> dict[TopicPartition, str]:
-        """Return the partitions that may be added now."""
+        """Return the assigned partitions that the member may add now, {partition: topic id}."""
         return {tp: topic_id for tp, topic_id in self.assigned.items() if tp not in self.owned}
 
     def release(self, partitions: Iterable[TopicPartition]) -> None:
@@ -105,7 +106,7 @@ class Membership:
 
     @property
     def has_changes_to_send(self) -> bool:
-        """Whether the next request should be sent at once."""
+        """Whether the member has changes to report, so that the next heartbeat should be sent at once."""
         return not self.is_member or self._sent_owned != self.owned or not self._is_subscription_sent
 
     @property
@@ -114,7 +115,7 @@ class Membership:
         return bool(self.revoking() or self.adding())
 
     def request(self, max_wait_ms: int) -> ConsumerGroupHeartbeatRequest:
-        """Return the next request. The coordinator may hold its response for ``max_wait_ms``."""
+        """Return the next heartbeat request. The coordinator may hold its response for ``max_wait_ms``."""
         settings = self.settings
         is_joining = not self.is_member
         tells_all = is_joining or not self._is_subscription_sent
@@ -133,7 +134,7 @@ class Membership:
         )
 
     def leave_request(self, *, is_for_good: bool) -> ConsumerGroupHeartbeatRequest:
-        """Return the request to leave. A static member keeps its partitions unless ``is_for_good``."""
+        """Return the request to leave the group. A static member stays assigned unless ``is_for_good``."""
         settings = self.settings
         stays = settings.instance_id is not None and not is_for_good
         epoch = LEAVING_FOR_A_WHILE if stays else LEAVING
@@ -177,13 +178,13 @@ class Membership:
         return self.assigned != before
 
     def on_failure(self) -> None:
-        """Handle a lost response: the next request reports the owned partitions again."""
+        """Handle a request without a response: the next request reports the owned partitions again."""
         self._sent_owned = None
 
     def on_expelled(self) -> dict[TopicPartition, str]:
-        """Handle an expulsion or a leave. Return the lost partitions, which other members may already own.
+        """Handle leaving or an expulsion. Return the lost partitions, which other members may already own.
 
-        The next request joins again.
+        The next request joins the group again.
         """
         lost, self.owned, self.assigned = self.owned, {}, {}
         self.epoch = JOINING

@@ -12,9 +12,9 @@ from kafkalite.model import TopicPartition
 class RebalanceListener:
     """Receives changes of the assignment. Override methods as needed; they may be ordinary or ``async``.
 
-    Methods are called inside the consumer's calls for records, only with the partitions that are assigned or
-    revoked; reading the other partitions continues. They may commit and seek, but must not ask for records.
-    The call for records raises their exceptions.
+    The consumer calls these methods while the user's code waits in a call that reads records, and that call
+    raises their exceptions. Only the partitions that change are passed; the others are read on. The methods
+    may commit and seek, but must not read records.
     """
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> Awaitable[None] | None:

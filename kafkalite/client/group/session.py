@@ -1,9 +1,9 @@
 """A consumer's membership in its group. Partitions are added and revoked inside the user's calls.
 
 Heartbeats in the background only record the coordinator's responses. All visible effects (commits, listener
-calls, first positions) happen in ``run_pending``, which the consumer awaits whenever the user asks for
-records. There is one exception: when a revocation or loss becomes known, no more records of the partition are
-returned (``hidden``).
+calls, first positions) happen in ``run_pending``, which the consumer awaits in every call that reads records.
+There is one exception: as soon as a response revokes a partition, no more of its records are returned
+(``hidden``).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _Committed = dict[TopicPartition, OffsetAndMetadata]
 
 
 class ReadingProgress(Protocol):
-    """The positions of the member's consumer. ``consumer.progress`` implements it."""
+    """The consumer's partitions and positions, as a GroupSession uses them. Implemented by ``Progress``."""
 
     @property
     def partitions(self) -> Collection[TopicPartition]: ...
@@ -66,7 +66,7 @@ class ReadingProgress(Protocol):
 
 
 class GroupSession:
-    """One consumer's membership. ``wake`` is called when the user's next call has pending work.
+    """One consumer's membership in its group. ``wake`` is called when ``run_pending`` has work to do.
 
     Invariant: a partition is in ``progress.partitions`` only while the membership owns it.
     """
@@ -139,7 +139,7 @@ class GroupSession:
 
     @property
     def metadata(self) -> GroupMetadata:
-        """The identity for commits: this member, or no member if the user assigned partitions."""
+        """The identity in commits: this member's, or that of no member if the user assigned partitions."""
         if self.is_subscribed:
             return self.membership.metadata
         return GroupMetadata(self.membership.settings.group_id)
@@ -153,7 +153,7 @@ class GroupSession:
         self._heartbeats.poke()
 
     def check_unsubscribed(self) -> None:
-        """Raise ClientError for a member, because the coordinator assigns its partitions."""
+        """Raise ClientError if this consumer has subscribed: the coordinator assigns its partitions."""
         if self.is_subscribed:
             raise ClientError(
                 "a member of a group is assigned its partitions by the coordinator",
@@ -161,14 +161,14 @@ class GroupSession:
             )
 
     def on_assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Handle the user's ``assign``: fetch the committed offsets of the new partitions."""
+        """Handle ``Consumer.assign``: ``run_pending`` then fetches the new partitions' committed offsets."""
         kept = set(partitions)
         self.membership.release([tp for tp in self.membership.owned if tp not in kept])
         self._cancel_reading(dict.fromkeys(kept, ""))
         self._notify_pending()
 
     def start(self) -> None:
-        """Start the background work, if it has not been started."""
+        """Start heartbeats and auto-commit, if they have not been started."""
         self.touch()
         if self._watch_timer is None:
             self._watch()
@@ -177,16 +177,18 @@ class GroupSession:
             self._heartbeats.start()
 
     async def joined(self) -> None:
-        """Wait until this consumer is a member, if it subscribed. Raises the error that prevents it."""
+        """Wait until this consumer is a member, if it subscribed. Raises the error that prevents joining."""
         if self.is_subscribed:
             await self._heartbeats.joined()
 
     def touch(self) -> None:
-        """Record that the user asked for records or received some."""
+        """Record the time at which the user last read records (for max.poll.interval.ms)."""
         self._asked_ms = self._cluster.now_ms()
 
     async def close(self, *, commits: Offsets) -> None:
-        """Commit, revoke all partitions and leave. Raises the error of a commit in the background.
+        """Commit ``commits``, revoke all partitions and leave the group.
+
+        Raises the error of an earlier commit in the background.
 
         Every step has a time limit, so that an unreachable coordinator does not delay closing for long.
         """
@@ -219,9 +221,10 @@ class GroupSession:
     # --- pending work --------------------------------------------------------------------------
 
     async def run_pending(self, deadline_ms: int) -> bool:
-        """Do all pending work. Return False if ``deadline_ms`` passes first; the next call then continues.
+        """Revoke and add partitions as assigned, and call the listener.
 
-        Raises the error that ended the membership, exceptions of the listener, and errors of the coordinator.
+        Returns False if ``deadline_ms`` passes first; the next call then continues. Raises the error that
+        ended the membership, exceptions of the listener, and errors of the coordinator.
         """
         self.touch()
         if self._pending_task is asyncio.current_task():
@@ -280,7 +283,7 @@ class GroupSession:
     async def _revoke(self, partitions: dict[TopicPartition, str]) -> None:
         """Commit processed records, call the listener and release the partitions, even if a step fails.
 
-        If this is cancelled, the partitions stay owned and the next call repeats it.
+        If this method is cancelled, the partitions stay owned, and the next call repeats all steps.
         """
         problem: Exception | None = None
         try:
@@ -302,8 +305,8 @@ class GroupSession:
     async def _wait_queued_commits(self) -> None:
         """Wait until the commits of ``commit_later`` are written.
 
-        If they were written after the next owner's commits, they would move offsets back. Commits that take
-        too long are dropped when the partition is revoked.
+        If they were written after the next owner's commits, they would move offsets back. A commit that takes
+        too long is dropped when its partition is revoked.
         """
         try:
             async with asyncio.timeout(AUTO_COMMIT_MS / 1000):
@@ -350,9 +353,10 @@ class GroupSession:
         return True
 
     async def _committed(self, partitions: dict[TopicPartition, str], deadline_ms: int) -> _Committed | None:
-        """Return the committed offsets, or None if ``deadline_ms`` passes first; fetching then continues.
+        """Return the committed offsets of ``partitions``, or None if ``deadline_ms`` passes first.
 
-        Also returns None if the partitions were revoked meanwhile.
+        After the deadline, fetching continues for the next call. Also returns None if partitions were revoked
+        meanwhile.
         """
         if self._reading_offsets is None or self._reading_offsets[0] != partitions:
             task = self._cluster.spawn(self._find_committed(list(partitions)))
@@ -372,9 +376,9 @@ class GroupSession:
         return reading[1].result()
 
     def _cancel_reading(self, adding: dict[TopicPartition, str]) -> None:
-        """Stop fetching committed offsets unless all their partitions are in ``adding``.
+        """Discard the fetch of committed offsets if one of its partitions is not in ``adding`` any more.
 
-        The offsets would be outdated when the partitions are assigned again.
+        Its offsets would be outdated when the partition is assigned again.
         """
         if self._reading_offsets is not None and not self._reading_offsets[0].items() <= adding.items():
             self._reading_offsets = None
@@ -434,7 +438,7 @@ class GroupSession:
     # --- commits -------------------------------------------------------------------------------
 
     async def commit(self, offsets: Offsets) -> None:
-        """Commit now. Raises CommitFailedError for a partition that is not owned."""
+        """Commit ``offsets`` and wait for the result. Raises CommitFailedError for a partition not owned."""
         self._check_ours(offsets)
         await self.commits.commit(offsets)
 
@@ -444,9 +448,9 @@ class GroupSession:
         self.commits.commit_later(offsets)
 
     def check_not_lost(self) -> None:
-        """Raise CommitFailedError after an expulsion of which the user has not been notified.
+        """Raise CommitFailedError if this member was expelled and the user has not been notified yet.
 
-        A new membership must not commit records that an old one read (KIP-447).
+        Records read before the expulsion must not be committed by the new membership (KIP-447).
         """
         if self._lost_because is not None and (self._lost or self._heartbeats.is_away):
             raise self._lost_error(self._lost_because)
@@ -521,7 +525,7 @@ class GroupSession:
     # --- heartbeat events ----------------------------------------------------------------------
 
     def _on_assignment(self) -> None:
-        """Handle a response: stop returning records of partitions to be revoked."""
+        """Handle a new assignment: stop returning records of the partitions to be revoked."""
         membership = self.membership
         revoking = membership.revoking()
         for tp in [tp for tp in self.hidden if tp in membership.owned and tp not in revoking]:
@@ -549,7 +553,7 @@ class GroupSession:
             self._notify_pending()
 
     def _on_failed(self, error: KafkaliteError) -> None:
-        """Handle the final end of the heartbeats: the user's next call raises ``error``."""
+        """Handle an error that ends the membership for good: the user's next call raises ``error``."""
         if self.membership.is_member:
             self._on_expelled(error)
         self._notify_pending()
@@ -569,7 +573,7 @@ class GroupSession:
     def _leave_after_timeout(self, idle_ms: int) -> None:
         limit_ms = self._config.max_poll_interval_ms
         error = MaxPollIntervalError(
-            f"no call asked for records for {idle_ms} ms (max.poll.interval.ms: {limit_ms}), so the consumer "
+            f"no records were read for {idle_ms} ms (max.poll.interval.ms: {limit_ms}), so the consumer "
             f"left group {self.membership.settings.group_id!r} and others read its partitions",
             hint="process fewer records at once (max.poll.records) or faster, or raise max.poll.interval.ms; "
             "the next call for records joins again",

@@ -1,4 +1,4 @@
-"""Holds the records that wait to be sent, by partition: batches, memory, order, retries, deadlines.
+"""Holds a producer's records until they are acknowledged: batches, memory, order, retries, deadlines.
 
 Pure: the time and random numbers are arguments, completed batches are return values. The states of a batch::
 
@@ -35,7 +35,7 @@ from kafkalite.records.single import build_single
 
 @dataclass(slots=True)
 class _Filling:
-    """The request being filled for one node. ``room`` is the number of further requests that it accepts."""
+    """A produce request being filled for one node. ``room``: how many more requests that node accepts."""
 
     room: int
     flights: list[InFlightBatch] = field(default_factory=list)
@@ -44,9 +44,9 @@ class _Filling:
 
 @dataclass(slots=True)
 class Drained:
-    """The requests to send now, as (node, batches), in the order in which each node must receive them.
+    """The produce requests to send now, as (node id, batches), in the order of sending.
 
-    ``leaderless`` means that a partition has no known leader, so metadata must be fetched.
+    ``leaderless`` means that a partition with batches has no known leader, so metadata must be fetched.
     """
 
     requests: list[tuple[int, list[InFlightBatch]]] = field(default_factory=list)
@@ -102,8 +102,8 @@ class Accumulator:
     ) -> PendingBatch | None:
         """Return a new open batch with room for a first record, or None if buffer.memory is full.
 
-        ``forced`` ignores this limit, for a record that was accepted while the metadata of its topic was
-        missing.
+        ``forced`` ignores this limit: it is for records that were accepted before the topic's metadata
+        arrived.
         """
         assert queue.open is None, "close the open batch first"
         config = self.config
@@ -151,8 +151,8 @@ class Accumulator:
     ) -> InFlightBatch | None:
         """Return a batch of one record, encoded and marked as sent.
 
-        Return None if other batches precede it or buffer.memory is full. Performs ``open_batch``,
-        ``close_batch`` and ``take`` in one step, for a record that need not wait.
+        Return None if the partition has other batches or buffer.memory is full. Does the same as
+        ``open_batch``, ``close_batch`` and ``take``, for a record that is sent without lingering.
         """
         size_bytes = len(value) + BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES
         if key is not None:
@@ -187,11 +187,11 @@ class Accumulator:
         return flight
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether a batch of ``size_bytes`` may be added. If there is no other batch, it always may."""
+        """Whether buffer.memory has room for ``size_bytes`` more. Always True if there is no other batch."""
         return size_bytes <= self.free_bytes or not self.incomplete
 
     def add_batch(self, queue: PartitionQueue, batch: PendingBatch, now_ms: int) -> None:
-        """Add a prebuilt batch (send_many, send_batch) after the batches that its partition already has."""
+        """Append a prebuilt batch (from send_many or send_batch) to the batches of its partition."""
         assert batch.prebuilt is not None and batch.closed, "the caller builds and closes it"
         self.close_batch(queue, now_ms)
         self._accept(batch, batch.size_bytes, now_ms)
@@ -205,7 +205,7 @@ class Accumulator:
     # --- time ----------------------------------------------------------------------------------
 
     def on_tick(self, now_ms: int) -> list[PendingBatch]:
-        """Mark queues as ready if their linger or retry pause is over. Return the expired batches."""
+        """Mark the queues whose linger or retry pause is over as ready. Return the expired batches."""
         self._forget_closed_lingerers()
         while self._lingering and self._lingering[0][0].linger_until_ms <= now_ms:
             _, queue = self._lingering.popleft()
@@ -279,12 +279,12 @@ class Accumulator:
     # --- transactions --------------------------------------------------------------------------
 
     def begin_transaction(self, producer_id: int, producer_epoch: int) -> None:
-        """Send all batches added from now on with this identity, from sequence 0 in each partition."""
+        """Use this identity for all batches added from now on, from sequence 0 in each partition."""
         assert not self.incomplete and not self._joined, "the previous transaction has ended"
         self._transaction = producer_id, producer_epoch
 
     def end_transaction(self, error: Exception) -> list[PendingBatch]:
-        """Drop the identity, fail all incomplete batches with ``error``, and return them.
+        """Drop the transaction's identity, fail all incomplete batches with ``error``, and return them.
 
         Responses that arrive later for batches in flight are ignored.
         """
@@ -324,8 +324,9 @@ class Accumulator:
     ) -> Drained:
         """Take the batches that can be sent now, grouped into requests of at most max.request.size.
 
-        ``leader_of`` returns a node id, which is negative if no leader is known. ``room`` returns how many
-        more requests a node accepts. The batches are in flight until ``on_acknowledged`` or ``on_failed``.
+        ``leader_of`` returns the leader's node id, or a negative number if no leader is known. ``room``
+        returns how many more requests a node accepts. The returned batches are in flight until
+        ``on_acknowledged`` or ``on_failed``.
         """
         drained = Drained()
         filling: dict[int, _Filling] = {}
@@ -345,7 +346,7 @@ class Accumulator:
         filling: dict[int, _Filling],
         drained: Drained,
     ) -> bool:
-        """Put the next batch of ``queue`` into a request. Return whether another batch may follow."""
+        """Add the next batch of ``queue`` to a request. Return whether ``queue`` may have another batch."""
         node_id = leader_of(queue.tp)
         if node_id < 0:
             drained.leaderless = True
@@ -373,7 +374,7 @@ class Accumulator:
         return queue in self.ready
 
     def take(self, queue: PartitionQueue, now_ms: int, node_id: int) -> InFlightBatch | None:
-        """Take the next batch of a ready queue whose leader has room, as ``drain`` does."""
+        """Take the next batch of one queue whose leader ``node_id`` accepts a request, as ``drain`` does."""
         if not self._may_go_to(queue, node_id):
             return None
         flight = self._next_flight(queue, now_ms, _ANY_BYTES)
@@ -385,7 +386,7 @@ class Accumulator:
         return flight
 
     def _may_go_to(self, queue: PartitionQueue, node_id: int) -> bool:
-        """Whether sending to this node keeps the order, and the queue has the identity that it needs."""
+        """Whether sending to this node keeps the order, and ``queue`` has the producer id that it needs."""
         if queue.node_id != node_id and queue.awaits_response:
             return False  # responses of the former leader are outstanding
         return not self._is_idempotent or self._has_identity(queue)
@@ -458,7 +459,7 @@ class Accumulator:
     def on_acknowledged(
         self, flight: InFlightBatch, base_offset: int, log_append_time_ms: int, now_ms: int
     ) -> list[PendingBatch]:
-        """Complete the batches appended at ``base_offset`` (NO_OFFSET with acks=0), and return them."""
+        """Complete and return the batches of ``flight``. ``base_offset`` is NO_OFFSET with acks=0."""
         if not flight.awaits_response:
             return []  # its transaction has ended
         offset = base_offset
@@ -510,7 +511,7 @@ class Accumulator:
             self._release(queue)
 
     def _resume(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
-        """Continue after a response or a failure: resend batches, or send the following batches."""
+        """After a response or a failure, let ``queue`` resend its batches or send its next ones."""
         self.ready.pop(queue, None)
         if queue.must_resolve:
             if queue.resolve():
@@ -521,7 +522,7 @@ class Accumulator:
         self._maybe_ready(queue, now_ms)
 
     def _pause(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
-        """Pause for the longest retry backoff in flight; resume at once if no batch failed on its own."""
+        """Pause ``queue`` for the longest backoff of its failed batches, or not at all if none has failed."""
         failures = max(flight.failures for flight in queue.in_flight)
         collisions = max(flight.collisions for flight in queue.in_flight)
         pause_ms = self.backoff.delay_ms(failures, chance) if failures else 0

@@ -25,7 +25,7 @@ AnyBatch = RecordBatchBuilder | RecordBatch | Encoded
 
 
 class BulkSender:
-    """Sends columns and batches. ``check_may_send`` is called before and after each wait."""
+    """Sends columns and batches. Calls ``check_may_send`` (see ``Producer``) before and after each wait."""
 
     def __init__(self, sender: Sender, placement: Placement, check_may_send: Callable[[int], int]) -> None:
         self._sender = sender
@@ -36,7 +36,7 @@ class BulkSender:
     async def send_columns(
         self, topic: str, columns: RecordColumns, partition: int | None, number: int
     ) -> list[BatchMetadata]:
-        """Implement ``Producer.send_many`` for transaction ``number`` (see ``check_may_send``)."""
+        """Implement ``Producer.send_many``. ``number`` is the result of ``Producer.check_may_send``."""
         target = await self._placement.topic(topic)
         self._check_may_send(number)
         plan = self._plan(target, columns, partition)
@@ -94,7 +94,7 @@ class BulkSender:
     def _plan(
         self, topic: TopicQueues, columns: RecordColumns, partition: int | None
     ) -> list[tuple[int | None, RecordColumns]]:
-        """Return (partition, records) of each batch. A partition of None is chosen when the batch is sent."""
+        """Return (partition, records) of each batch. None means that the partition is chosen on sending."""
         by_partition: list[tuple[int | None, RecordColumns]] = []
         if partition is not None:
             by_partition.append((self._placement.choose(topic, None, None, partition), columns))
@@ -120,7 +120,7 @@ class BulkSender:
         *,
         is_own: bool,
     ) -> PendingBatch:
-        """Wait for room, add a built batch and send it. If ``is_own``, its buffer is not shared."""
+        """Wait for room in buffer.memory, then send a built batch. ``is_own``: no caller uses its buffer."""
         sender = self._sender
         if not sender.accumulator.has_room(len(encoded)):
             number = self._check_may_send(0)

@@ -17,7 +17,7 @@ Item = bytes | None
 
 @dataclass(frozen=True, slots=True)
 class RecordColumns:
-    """Invariant: ``keys``, ``headers`` and ``timestamps_ms``, if sequences, are as long as ``values``."""
+    """Records as columns. All columns that are sequences must have the same length (see ``check``)."""
 
     values: Sequence[Item]
     keys: Sequence[Item] | None
@@ -67,7 +67,7 @@ def split_by_partition(columns: RecordColumns, partitions: Sequence[int]) -> lis
 
 
 def split_by_size(columns: RecordColumns, limit_bytes: int, limit_records: int) -> Iterator[RecordColumns]:
-    """Yield, in order, parts of at most ``limit_records`` and ``limit_bytes`` on the wire, uncompressed.
+    """Yield the records in parts of at most ``limit_records`` records and ``limit_bytes`` uncompressed bytes.
 
     Raises RecordTooLargeError before the first part if a single record exceeds the limit.
     """

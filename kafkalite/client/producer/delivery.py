@@ -18,7 +18,7 @@ from kafkalite.model import NO_OFFSET, RecordMetadata
 R = TypeVar("R")
 
 DeliveryCallback = Callable[["Delivery"], object]
-"""Called on the event loop when a record is done, with the delivery of the record."""
+"""Called on the event loop with a record's delivery when the record is acknowledged or has failed."""
 
 
 class BatchMetadata(NamedTuple):
@@ -37,7 +37,7 @@ class BatchMetadata(NamedTuple):
 
 
 class PendingResult(Generic[R]):
-    """The base of BatchDelivery and Delivery."""
+    """The result of a sent record (Delivery) or batch (BatchDelivery), which is pending until it is known."""
 
     __slots__ = ("batch",)
 
@@ -48,14 +48,14 @@ class PendingResult(Generic[R]):
         return self.batch.done
 
     def result(self) -> R:
-        """Return the position. Raises the error, or asyncio.InvalidStateError while it is pending."""
+        """Return the position in the log. Raises the send's error, or InvalidStateError while pending."""
         error = self.exception()
         if error is not None:
             raise error.with_traceback(None)
         return self._metadata()
 
     def exception(self) -> Exception | None:
-        """Return the error, or None if there is none. Raises InvalidStateError while it is pending."""
+        """Return the send's error, or None if it succeeded. Raises InvalidStateError while it is pending."""
         if not self.batch.done:
             raise asyncio.InvalidStateError(f"{self!r}: await it, or wait for flush()")
         self._see()
@@ -79,7 +79,7 @@ class PendingResult(Generic[R]):
 class Delivery(PendingResult[RecordMetadata]):
     """The future of one record sent with ``send_nowait``.
 
-    Await it, add a callback, or leave it to flush(). Cancelling a task that awaits it does not cancel the
+    Await it, add a callback, or call ``Producer.flush``. Cancelling a task that awaits it does not cancel the
     record, because other records share its batch.
     """
 
@@ -101,7 +101,7 @@ class Delivery(PendingResult[RecordMetadata]):
         return f"<Delivery to {where}, {state}>"
 
     def add_callback(self, callback: DeliveryCallback) -> None:
-        """Call ``callback(delivery)`` when the record is done. Its error then counts as seen."""
+        """Call ``callback(delivery)`` after success or failure. flush() does not raise its error then."""
         if self.batch.done:
             self._see()
             asyncio.get_running_loop().call_soon(callback, self)
@@ -118,7 +118,7 @@ class Delivery(PendingResult[RecordMetadata]):
 
 
 class BatchDelivery(PendingResult[BatchMetadata]):
-    """The future of one batch queued with ``queue_batch``. Await it, or leave it to flush()."""
+    """The future of one batch queued with ``queue_batch``. Await it, or call ``Producer.flush``."""
 
     __slots__ = ()
 
@@ -138,7 +138,7 @@ class BatchDelivery(PendingResult[BatchMetadata]):
 
 
 async def wait_done(batch: PendingBatch) -> None:
-    """Wait until ``batch`` is done or has failed. Cancelling the wait does not affect the batch."""
+    """Wait until ``batch`` is acknowledged or has failed. Cancelling the wait does not affect the batch."""
     if not batch.done:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         batch.listeners.append((WHOLE_BATCH, partial(wake, waiter)))

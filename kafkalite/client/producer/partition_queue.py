@@ -2,13 +2,15 @@
 
 An *in-flight batch* is sent as one record batch. When it is first sent, it gets a position among the
 partition's in-flight batches and, from an idempotent producer, a *sequence number*. It keeps both, so that
-every retry sends the same bytes and the leader recognises duplicates (KIP-98, KIP-360, R28)::
+every retry sends the same bytes and the leader recognises duplicates (KIP-98, KIP-360, R28). A queue has
+one of these states::
 
-    normal      all in-flight batches await responses, in order; more may join up to the limit
+    normal      all in-flight batches await responses, in order; more may be sent up to the limit
     held        a batch failed: nothing is sent until all responses have arrived, then all are resent
-    abandoned   a batch expired or failed for good. It keeps its position, because the leader refuses
-                batches after a gap in the sequence. If a later batch is acknowledged, there is no gap;
-                otherwise the partition continues in the next producer epoch
+
+A batch that expired or failed for good is *abandoned*. It keeps its position, because the leader refuses
+batches after a gap in the sequence. If a later batch is acknowledged, there is no gap. Otherwise the
+partition continues in the next producer epoch.
 
 A batch is *maybe written* after an attempt whose result is unknown. From then on it is only resent, byte for
 byte. A batch that is certainly not written may be packed again under the next epoch. Later batches of the
@@ -75,7 +77,7 @@ _NOT_WRITTEN: Final = frozenset(
 
 
 class Fate(enum.Enum):
-    """The decision on an in-flight batch after an error."""
+    """The next step for an in-flight batch after an error."""
 
     RESEND = enum.auto()  #: resend the same bytes after a pause
     #: Resend the same bytes when the batches before it are done. This is not a failure of this batch.
@@ -86,7 +88,7 @@ class Fate(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class InFlightBatch:
-    """A record batch that was sent or will be sent next: one pending batch, or several coalesced in order.
+    """A record batch that was sent or is sent next. It holds one pending batch or several coalesced ones.
 
     Invariant: once ``producer`` has a sequence, ``encoded`` never changes.
     """
@@ -133,7 +135,7 @@ class InFlightBatch:
 
 
 def _stamped(batch: PendingBatch, producer: tuple[int, int, int], transactional: bool) -> Encoded:
-    """Return the prebuilt bytes with this identity, copied if the user owns the buffer."""
+    """Return the prebuilt bytes with this producer id, epoch and sequence; a copy if the user owns them."""
     prebuilt = batch.prebuilt
     assert prebuilt is not None, "the batch is prebuilt"
     if producer == NO_PRODUCER and (
@@ -187,12 +189,12 @@ def _encode(
 
 @dataclass(slots=True, eq=False, repr=False)
 class PartitionQueue:
-    """The queue of one partition. ``in_flight`` precedes ``closed``, which precedes ``open``.
+    """The batches of one partition in log order: first ``in_flight``, then ``closed``, then ``open``.
 
-    Invariants: no record is in two of these. With an idempotent producer, the sequences of the in-flight
-    batches, including abandoned ones, are consecutive up to ``next_sequence``, except for acknowledged
-    batches. Unless ``is_held``, batches that await a response precede live batches that do not, and no batch
-    joins while there is an abandoned one.
+    Invariants: each record is in only one of these three. With an idempotent producer, the sequences of
+    in-flight batches, including abandoned ones, are consecutive up to ``next_sequence``, except for gaps
+    where batches were acknowledged. Unless ``is_held``, batches that await a response precede those that must
+    be resent, and no batch is added while an abandoned one is in flight.
     """
 
     tp: TopicPartition
@@ -228,7 +230,7 @@ class PartitionQueue:
 
     @property
     def must_resolve(self) -> bool:
-        """Whether all responses have arrived, and ``resolve`` must be called before any batch is sent."""
+        """Whether all responses have arrived and ``resolve`` must be called before another batch is sent."""
         if self.awaits_response:
             return False
         return self.is_held or (
@@ -236,7 +238,7 @@ class PartitionQueue:
         )
 
     def may_send(self, now_ms: int) -> bool:
-        """Whether a batch may be sent now. The leader and the identity are not considered."""
+        """Whether order and pauses permit sending a batch now. Does not consider leader and producer id."""
         if self.in_flight:
             if self.is_held:
                 return False
@@ -277,7 +279,7 @@ class PartitionQueue:
         self.is_transactional = True
 
     def leave_transaction(self) -> None:
-        """Drop the identity and all in-flight batches. Their responses will be ignored.
+        """Drop the transaction's identity and all in-flight batches, whose responses will be ignored.
 
         Leaders refuse late batches, because their epoch ends with the transaction (R31).
         """
@@ -314,7 +316,7 @@ class PartitionQueue:
     # --- responses -----------------------------------------------------------------------------
 
     def acknowledge(self, flight: InFlightBatch) -> None:
-        """Remove an acknowledged batch and the abandoned batches before it, whose sequences are decided."""
+        """Remove an acknowledged batch, and the abandoned batches before it, which leave no gap any more."""
         flight.awaits_response = False
         in_flight = self.in_flight
         if in_flight[0] is flight:
@@ -326,7 +328,7 @@ class PartitionQueue:
         in_flight.extend(flights[position + 1 :])
 
     def judge(self, flight: InFlightBatch, error: Exception, retries: int, *, was_sent: bool) -> Fate:
-        """Decide how to continue with a batch after ``error``, and hold the in-flight batches.
+        """Return the next step for a batch after ``error``, and hold the partition's in-flight batches.
 
         ``was_sent`` is False if the batch was not written to a connection.
         """
@@ -361,7 +363,7 @@ class PartitionQueue:
         return Fate.RESEND if flight.failures <= retries else Fate.FAIL
 
     def _fate_of_gap(self, flight: InFlightBatch, error: Exception) -> Fate:
-        """Decide how to continue with a batch if the leader lacks records before it."""
+        """Return the next step for a batch that was refused because the leader lacks records before it."""
         if not flight.was_first:
             # The batches before it were undecided when it was sent. Resend it after them.
             return Fate.RESEND_IN_ORDER
@@ -375,7 +377,7 @@ class PartitionQueue:
         return Fate.REPACK if isinstance(error, UnknownProducerIdError) else Fate.FAIL
 
     def abandon(self, flight: InFlightBatch) -> None:
-        """Mark a batch whose records have all failed as abandoned. Without a sequence, remove it instead."""
+        """Mark a batch whose records have all failed as abandoned, or remove it if it has no sequence."""
         assert not flight.awaits_response and flight.all_done, "its response may still arrive"
         self.is_held = True
         if flight.is_sequenced:
@@ -386,11 +388,11 @@ class PartitionQueue:
             self.in_flight.remove(flight)
 
     def resolve(self) -> bool:
-        """Decide how to continue when all responses have arrived.
+        """After all responses have arrived, decide whether to resend batches or to pack them again.
 
-        If there is a gap and no later batch can have been written, starts the next epoch, or in a transaction
-        returns to the first unused sequence. Returns True if in-flight batches must be resent; the queue then
-        stays held.
+        If the sequence has a gap and no batch after it can have been written, the next epoch starts; in a
+        transaction, numbering restarts at the first unused sequence. Returns True if in-flight batches must
+        be resent; the queue then stays held.
         """
         assert self.must_resolve, "responses are outstanding"
         self.is_held = True

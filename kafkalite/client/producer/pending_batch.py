@@ -1,4 +1,4 @@
-"""Records of one partition that are acknowledged or fail together, from ``send`` to the response. Pure."""
+"""Holds records of one partition that are acknowledged or fail together, from ``send`` on. Pure."""
 
 # Tests: tests/client/test_accumulator.py
 
@@ -69,7 +69,7 @@ class PendingBatch:
     def append(
         self, value: bytes | None, key: bytes | None, timestamp_ms: int, headers: Headers, size_bytes: int
     ) -> int:
-        """Add one record of ``size_bytes`` and return its index. The caller has checked ``has_room``."""
+        """Add one record of ``size_bytes`` and return its index. Callers must check ``has_room`` first."""
         index = len(self.values)
         assert not self.closed, "a closed batch accepts no records"
         if key is not None and self.keys is None:
@@ -98,7 +98,7 @@ class PendingBatch:
         return self.timestamps[index] if self.timestamps else self.common_timestamp_ms
 
     def close(self) -> None:
-        """Accept no more records. The record limit becomes 0, so that the fast path needs no other check."""
+        """Accept no more records. Sets the record limit to 0, so that the fast path needs no other check."""
         self.closed = True
         self.limit_records = 0
         self.record_count = len(self.values)
@@ -116,7 +116,7 @@ class PendingBatch:
         self.keys = self.headers = self.prebuilt = None
 
     def unobserved_count(self) -> int:
-        """Return the number of records of a failed batch whose error was not seen."""
+        """Return the number of records of a failed batch whose error no caller has seen."""
         return self.record_count - len(self.observed)
 
     def observe(self, index: int = WHOLE_BATCH) -> None:

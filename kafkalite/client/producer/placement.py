@@ -45,7 +45,7 @@ class TopicQueues:
 
 @dataclass(slots=True)
 class _Parked:
-    """Records of a topic whose metadata is missing. ``batch`` only holds their listeners."""
+    """Records of a topic whose metadata is missing. ``batch`` is never sent; it only holds listeners."""
 
     batch: PendingBatch
     timer: asyncio.TimerHandle
@@ -56,7 +56,8 @@ class _Parked:
 class Placement:
     """Puts records into batches of the sender's accumulator.
 
-    Invariant: a topic is either parked or placed, so that records keep their order when its metadata arrives.
+    The records of a topic are *parked* until its metadata arrives. Invariant: a topic with parked records has
+    no records in batches, so that all its records keep their order.
     """
 
     def __init__(self, sender: Sender, partitioner: Partitioner) -> None:
@@ -111,7 +112,7 @@ class Placement:
         return batch
 
     def _place(self, topic: TopicQueues, record: OutgoingRecord, *, forced: bool) -> tuple[PendingBatch, int]:
-        """Append to the open batch of the record's partition, or to a new batch. Raises BufferFullError."""
+        """Append ``record`` to its partition's batch. Return (batch, index in it). Raises BufferFullError."""
         value, key, partition, timestamp_ms, headers, size_bytes = record
         accumulator, now_ms = self._accumulator, self._sender.now_ms()
         is_keyless = key is None and partition is None
@@ -171,7 +172,7 @@ class Placement:
         return partition
 
     def _note_closed(self, topic: str) -> None:
-        """Notify the partitioner if the last batch of keyless records was closed."""
+        """Notify the partitioner if the topic's last batch of keyless records was closed."""
         batch = self._last_keyless.get(topic)
         if batch is not None and batch.closed:
             del self._last_keyless[topic]
@@ -192,7 +193,7 @@ class Placement:
         return topic
 
     def _know(self, name: str) -> TopicQueues | None:
-        """Return the topic with a queue per partition if its metadata is known. Otherwise return None."""
+        """Return the queues of a topic, one per partition, or None if its metadata is unknown."""
         self._cluster.track(name)
         count = self._cluster.metadata.partition_count(name)
         if count is None:
@@ -251,7 +252,7 @@ class Placement:
         return parked
 
     def _unpark(self, name: str, topic: TopicQueues) -> None:
-        """Move the records of a newly known topic to their batches, in the order of their arrival."""
+        """Move a topic's parked records to batches in the order of their arrival."""
         parked = self._take_parked(name)
         refused: list[tuple[Delivery, Exception]] = []
         for delivery, record in parked.records:

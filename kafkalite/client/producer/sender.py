@@ -1,6 +1,6 @@
 """Sends the batches that the accumulator has ready and reports each response to it.
 
-Owns the accumulator, its timer, the callers that wait for room, and the failures that are not reported yet.
+Owns the accumulator, its timer, the callers that wait for buffer memory, and the unreported failures.
 """
 
 # Tests: tests/client/test_producer.py
@@ -95,7 +95,7 @@ class FailureLedger:
 
 
 class Sender:
-    """Sends batches. Invariant: the timer is set for the accumulator's next deadline or earlier."""
+    """Sends batches to leaders. Invariant: the timer fires at the accumulator's next deadline or earlier."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Sender:
             self.arm_timer()
 
     def _drain_one(self, queue: PartitionQueue) -> None:
-        """Send as ``drain`` does, in the common case of one ready partition, without grouping by broker."""
+        """Do the same as ``drain`` for the common case that only the partition of ``queue`` is ready."""
         node_id = self._leader_of(queue.tp)
         if node_id < 0:
             self.cluster.request_refresh()
@@ -346,7 +346,7 @@ class Sender:
                 return
 
     def finish(self, batches: list[PendingBatch]) -> None:
-        """Call the listeners of completed batches, and then wake a caller that waits for room."""
+        """Call the listeners of completed batches, then wake a caller that waits for buffer memory."""
         if self.on_failure is not None:
             for batch in batches:
                 if batch.error is not None:
@@ -436,7 +436,7 @@ class Sender:
 
 
 def _outcomes(flights: list[InFlightBatch], partitions: list[ProducedPartition]) -> list[ProducedPartition]:
-    """Return the result of each batch, in the order of ``flights``; _NO_OUTCOME if the response omits it."""
+    """Return the response's result for each of ``flights``, in order; _NO_OUTCOME if there is none."""
     by_partition = {(outcome.topic, outcome.partition): outcome for outcome in partitions}
     return [by_partition.get(flight.queue.tp, _NO_OUTCOME) for flight in flights]
 

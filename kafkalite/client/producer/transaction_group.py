@@ -45,7 +45,7 @@ NO_BATCH = -1
 
 
 class PreparedWriter(NamedTuple):
-    """One attempt of a writer, whose records are all in the logs."""
+    """Identifies a writer that has prepared: all its records are acknowledged, but not committed."""
 
     writer: str
     producer_id: int
@@ -53,7 +53,7 @@ class PreparedWriter(NamedTuple):
 
 
 class GroupResult(NamedTuple):
-    """The decision on a batch."""
+    """The decided outcome of a batch, as returned by ``TransactionGroup.finish``."""
 
     batch_id: int
     winners: tuple[str, ...]  #: the winners of the call that decided
@@ -62,7 +62,7 @@ class GroupResult(NamedTuple):
 
 
 class _GroupTransaction(TransactionManager):
-    """A transaction that is ended by its group."""
+    """A transaction that the coordinator commits or aborts together with its transaction group."""
 
     def __init__(
         self, sender: Sender, placement: Placement, application_id: str, batch_id: int, writer: str
@@ -92,7 +92,7 @@ class _GroupTransaction(TransactionManager):
             await super().begin()
 
     async def prepare(self, flush: Callable[[], Awaitable[None]]) -> PreparedWriter:
-        """Deliver all records. No more may be sent afterwards. Raises the errors of ``check_may_commit``."""
+        """Deliver all records and accept no more. Raises the same errors as ``check_may_commit``."""
         if not self.is_prepared:
             self.state.check_may_commit()
             self.state.is_flushing = True

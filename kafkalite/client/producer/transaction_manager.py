@@ -1,8 +1,8 @@
-"""A producer's transactions: sends the requests to the coordinator that ``transaction_state`` allows.
+"""Sends a transactional producer's requests to its coordinator, as far as ``transaction_state`` permits.
 
 Beginning a transaction needs no request. Records are sent to the leaders, which register their partitions
-with the coordinator. Offsets are sent to the coordinator of their group. Ending it is one request that may be
-repeated: the coordinator repeats its first response (R32).
+with the coordinator. Offsets are sent to the coordinator of their group. One request ends the transaction. It
+may be repeated: the coordinator returns its first response again (R32).
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 async def call_coordinator(
     cluster: ClusterClient, link: CoordinatorLink, request: Any, *, purpose: Purpose = Purpose.MAIN
 ) -> Any:
-    """Return the response. Retries until default.api.timeout.ms while another transaction is ending."""
+    """Return the response to ``request``. Retries while the previous transaction of ``link`` is ending.
+
+    Raises the last error after default.api.timeout.ms.
+    """
     deadline_ms = cluster.now_ms() + cluster.config.default_api_timeout_ms
     collisions = 0
     while True:
@@ -101,7 +104,7 @@ async def call_coordinator(
 
 
 class TransactionManager:
-    """Invariant: while no transaction is open, the accumulator is empty and has no identity."""
+    """Runs a producer's transactions. While none is open, the accumulator has no batches and no identity."""
 
     def __init__(self, sender: Sender, placement: Placement, transactional_id: str) -> None:
         self.state = TransactionState(transactional_id)
@@ -146,7 +149,7 @@ class TransactionManager:
     async def begin(self) -> None:
         """Begin a transaction. If an abort is in progress, wait for its end first.
 
-        Raises ProducerFencedError, TransactionStateError, and the errors of that abort.
+        Raises ProducerFencedError, TransactionStateError, and the errors of ``abort``.
         """
         if self._ending is not None:  # the caller of the abort was cancelled
             await asyncio.wait({self._ending})
@@ -239,7 +242,7 @@ class TransactionManager:
     # --- end -------------------------------------------------------------------------------------
 
     async def _end(self, *, is_commit: bool) -> None:
-        """Let the coordinator end the transaction. The request continues if the caller is cancelled."""
+        """Ask the coordinator to commit or abort. The request continues if the caller is cancelled."""
         if self._ending is None:
             self._ending = self._cluster.spawn(self._end_in_background(is_commit))
         error = await self._finished(self._ending)
@@ -266,7 +269,7 @@ class TransactionManager:
             self._ending = None
 
     async def _finished(self, task: asyncio.Task[T]) -> T:
-        """Return the result of a background task. Raises ClientClosedError if the client is closed."""
+        """Return the result of a background task. Raises ClientClosedError if closing cancelled the task."""
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -350,7 +353,7 @@ def _failure(error: BaseException) -> Exception:
 def _committer_and_offsets(
     offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None
 ) -> tuple[Callable[[], GroupMetadata], Offsets]:
-    """Return a function that returns the committing member (called for each attempt), and the offsets."""
+    """Return a function that returns the committing member's current metadata, and the offsets."""
     given = GroupMetadata(group) if isinstance(group, str) else group
     if isinstance(offsets, Mapping):
         if given is None:

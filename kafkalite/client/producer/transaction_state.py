@@ -85,7 +85,7 @@ class TransactionState:
         return f"<TransactionState of {self.transactional_id!r}: {self.phase.value}, {identity}>"
 
     def on_initialized(self, producer_id: int, producer_epoch: int) -> None:
-        """Handle the registration of this producer. No earlier transaction is open."""
+        """Record this producer's identity. The coordinator has ended any earlier transaction."""
         assert self.phase is Phase.NONE, "once"
         self._set_identity(producer_id, producer_epoch)
 
@@ -101,11 +101,11 @@ class TransactionState:
         self.number += 1
 
     def check_may_send(self, number: int = 0) -> int:
-        """Return the number of the transaction. Raise an error if nothing may be sent in it.
+        """Return the number of the open transaction. Raise an error if nothing may be sent in it.
 
         Raises ProducerFencedError, TransactionAbortableError or TransactionStateError, and
-        TransactionAbortedError if ``number`` (unless 0) is that of another transaction: a record that waited
-        in one transaction must not be sent in a later one.
+        TransactionAbortedError if ``number`` is neither 0 nor that of the open transaction: a record that
+        waited in one transaction must not be sent in a later one.
         """
         if self.phase is not Phase.OPEN or self.is_flushing:
             self.raise_if_failed()
@@ -116,7 +116,7 @@ class TransactionState:
         return self.number
 
     def check_may_commit(self) -> None:
-        """Check before the flush of a commit. Raises the same errors as ``check_may_send``."""
+        """Check that a commit may begin to flush. Raises the same errors as ``check_may_send``."""
         self.raise_if_failed()
         self._require({Phase.OPEN, Phase.COMMITTING}, "commit", "begin a transaction first")
         if self.is_flushing:
@@ -153,7 +153,7 @@ class TransactionState:
         self.phase = Phase.READY
 
     def translate(self, error: Exception) -> Exception:
-        """Return the error that callers receive for a record's failure: ProducerFencedError after fencing."""
+        """Return the error to raise for a record's failure: after fencing, ProducerFencedError."""
         return self._fenced(error) if is_fencing(error) else error
 
     def on_failure(self, error: Exception) -> Exception | None:
@@ -169,7 +169,7 @@ class TransactionState:
         return self._abortable(error)
 
     def on_end_failed(self, error: KafkaliteError) -> KafkaliteError:
-        """Handle a refused or unanswered request to end the transaction. Return the error for the caller.
+        """Handle a failed request to end the transaction. Return the error to raise to the caller.
 
         Without a response the outcome is unknown: the phase does not change, and the same end may be
         requested again.
@@ -181,7 +181,7 @@ class TransactionState:
         return error
 
     def on_finished(self, error: FinishedBatchError) -> None:
-        """Record that the batch is already decided, so that there is nothing to write."""
+        """Record that the transaction group's batch is already decided, so that nothing may be written."""
         assert self.phase is Phase.NONE, "in place of on_initialized"
         self._fence(error)
 

@@ -166,7 +166,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
         ("startingOffsets", "startingOffset", "did you mean startingOffsets?"),
         ('startingOffsets = "earliest"', 'startingOffsets = "first"', "[source] options startingOffsets"),
         ('startingOffsets = "earliest"', 'maxOffsetsPerTrigger = "many"', "maxOffsetsPerTrigger"),
-        ('startingOffsets = "earliest"', 'subscribe = "x"', "options.subscribe is what [source] topic"),
+        ('startingOffsets = "earliest"', 'subscribe = "x"', "options.subscribe is set by [source] topic"),
         ('format = "json"', 'format = "jsn"', "must be one of none, json, text (did you mean json?)"),
         ('format = "json"\n', "", "[source.decode] format is missing"),
         (

@@ -105,7 +105,11 @@ class ServerProcess:
 
     def stop(self) -> None:
         self._process.terminate()
-        self._process.wait(30)
+        self._process.communicate(timeout=30)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
 
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()

@@ -6,6 +6,7 @@ import asyncio
 import statistics
 import sys
 import time
+from typing import Any
 
 from benchmarks import wire
 from benchmarks.harness import (
@@ -18,7 +19,8 @@ from benchmarks.harness import (
     server,
     time_row,
 )
-from kafkalite.protocol.messages import admin
+from kafkalite.protocol.messages import admin, data, groups
+from kafkalite.records.builder import build_batch
 
 
 def processes() -> list[Row]:
@@ -127,5 +129,74 @@ def many_partitions() -> list[Row]:
     ]
 
 
+def create_objects(session: wire.Session, *, topics: int, partitions: int, others: int) -> None:
+    """Create ``topics`` with ``partitions`` each, a record in each, and ``others`` groups with an offset,
+    transactional ids, and producer ids with a record."""
+    names = [f"topic-{number}" for number in range(topics)]
+    for first in range(0, topics, 100):
+        new = [admin.NewTopic(name, partitions, 1, {}) for name in names[first : first + 100]]
+        answer = session.call(admin.CreateTopicsRequest(600_000, False, new)).message
+        assert all(topic.error_code == 0 for topic in answer.topics), answer
+    for name in names:
+        parts = [(name, number, build_batch([b"x"])) for number in range(partitions)]
+        _produce(session, parts)
+    for number in range(others):
+        entry = groups.CommittedOffset(names[number % topics], 0, 1, 0, None, 0, "", 0, None)
+        _retried(session, groups.OffsetCommitRequest(f"group-{number}", "", -1, None, [entry]))
+        _retried(session, data.InitProducerIdRequest(f"transactional-{number}", 60_000, -1, -1))
+        batch = build_batch([b"x"], producer_id=10**9 + number, producer_epoch=0, base_sequence=0)
+        _produce(session, [(names[0], 0, batch)])
+
+
+def _produce(session: wire.Session, parts: list[tuple[str, int, bytearray]]) -> None:
+    request = data.ProduceRequest(
+        -1, 60_000, None, [data.ProducePartition(topic, number, len(batch)) for topic, number, batch in parts]
+    )
+    answer = session.call(request, tuple(batch for _, _, batch in parts)).message
+    assert all(one.error_code == 0 for one in answer.partitions), answer
+
+
+def _retried(session: wire.Session, request: Any) -> None:
+    """Send the request again while its coordinator is being loaded."""
+    for _ in range(600):
+        answer = session.call(request).message
+        if answer.error_code == 0:
+            return
+        kind = 0 if isinstance(request, groups.OffsetCommitRequest) else 1
+        session.call(groups.FindCoordinatorRequest(kind, ["any"]))  # creates the internal topic
+        time.sleep(0.1)
+    raise AssertionError(answer)
+
+
+def start_after_kill(*, topics: int, partitions: int = 1, others: int = 0) -> tuple[float, float]:
+    """Return wall and CPU seconds of a start after kill -9, until the last group's offset is served."""
+    with scratch_dir() as path:
+        first = ServerProcess("kafkalite", "--dir", path)
+        session = wire.Session(first.port)
+        create_objects(session, topics=topics, partitions=partitions, others=others)
+        session.close()
+        first.kill()
+        start = time.perf_counter()
+        with server("kafkalite", "--dir", path) as again:
+            session = wire.Session(again.port)
+            for number in range(0, others, 100):  # some of each coordinator
+                _retried(session, groups.OffsetFetchRequest(f"group-{number}", "", -1, True, None))
+                _retried(session, data.InitProducerIdRequest(f"transactional-{number}", 60_000, -1, -1))
+            _produce(session, [("topic-0", 0, build_batch([b"x"]))])
+            wall, cpu = time.perf_counter() - start, again.cpu_seconds()
+            session.close()
+    return wall, cpu
+
+
+def after_kill() -> list[Row]:
+    partitions, _ = start_after_kill(topics=1_000, partitions=5)
+    others, _ = start_after_kill(topics=20_000, others=20_000)
+    workload = "20,000 topics, groups, transactional ids and producers"
+    return [
+        time_row("start after kill -9", "1,000 topics, 5,000 partitions", partitions, "s", at_most=10),
+        time_row("start after kill -9", workload, others, "s", at_most=20),
+    ]
+
+
 def run() -> list[Row]:
-    return [*processes(), *embedded(), *many_partitions()]
+    return [*processes(), *embedded(), *many_partitions(), *after_kill()]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -51,6 +52,7 @@ from kafkalite.rng import Rng, system_rng
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.sync_work import run_together
+from kafkalite.transport import transport_for
 
 if TYPE_CHECKING:
     from kafkalite.broker.cluster.node import ClusterNode
@@ -104,7 +106,10 @@ class Broker:
         self._rng = rng or system_rng()
         self._filesystem = filesystem
         self._given_executor = executor
-        self._node = NodeState(self._rng.randbytes(INCARNATION_ID_BYTES).hex())
+        self._node = NodeState(
+            self._rng.randbytes(INCARNATION_ID_BYTES).hex(),
+            session_end_ms=0 if config.has_peers else math.inf,
+        )
         self._cluster: ClusterNode | None = None
         self._registration: Registration | None = None
         self._channels: list[ControllerChannel] = []
@@ -426,7 +431,12 @@ class Broker:
     async def _load_metadata(self) -> None:
         config = self.config
         controller = ControllerNode(
-            self._quorum, config.node_id, self._clock, self._rng, config.controller_settings()
+            self._quorum,
+            config.node_id,
+            self._clock,
+            self._rng,
+            config.controller_settings(),
+            is_refused=lambda address: transport_for(address).is_refused(address),
         )
         partitions = Partitions(
             self._store,
@@ -437,6 +447,7 @@ class Broker:
             self._scheduler,
             is_volatile=self._filesystem is None and config.log_dirs is None,
             incarnation_id=None if self._cluster is None else self._node.incarnation_id,
+            node=self._node,
             clock=self._clock,
         )
         controller.publishers.append(partitions.publish)
@@ -628,12 +639,7 @@ class Broker:
 
     async def _begin_housekeeping(self) -> None:
         self._housekeeping = Housekeeping(
-            self.config,
-            self._clock,
-            self._services.partitions,
-            self._store,
-            self._scheduler,
-            lambda: self._node.is_isolated,
+            self.config, self._clock, self._services.partitions, self._store, self._scheduler
         )
         self._housekeeping.start(self._service_tasks)
         self._service_tasks.start(self._server.reap_forever(), name="reaper")

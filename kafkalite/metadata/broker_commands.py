@@ -297,8 +297,13 @@ def has_part_in(state: PartitionState, node_id: int) -> bool:
     return node_id in state.isr or node_id in state.elr or node_id in state.last_known_elr
 
 
-def heartbeat_change(image: ClusterImage, request: BrokerHeartbeatRequest) -> list[BrokerChange]:
-    """Return the changes that a broker's heartbeat requires; usually there are none."""
+def heartbeat_change(
+    image: ClusterImage, request: BrokerHeartbeatRequest, fenced_offset: int = 0
+) -> list[BrokerChange]:
+    """Return the changes that a broker's heartbeat requires; usually there are none.
+
+    A fenced broker stays fenced until it has replayed ``fenced_offset``.
+    """
     broker = image.brokers[request.node_id]
     node_id, broker_epoch = broker.node_id, broker.broker_epoch
     changes: list[BrokerChange] = []
@@ -308,7 +313,11 @@ def heartbeat_change(image: ClusterImage, request: BrokerHeartbeatRequest) -> li
     if request.wants_shutdown:
         if not broker.is_fenced and not (broker.is_shutting_down and may_shut_down(image, node_id)):
             changes.append(BeginShutdown(node_id, broker_epoch))
-    elif broker.is_fenced and has_replayed_registration(request, broker):
+    elif (
+        broker.is_fenced
+        and has_replayed_registration(request, broker)
+        and has_replayed_fence(request, fenced_offset)
+    ):
         changes.append(UnfenceBroker(node_id, broker_epoch))
     return changes
 
@@ -316,6 +325,11 @@ def heartbeat_change(image: ClusterImage, request: BrokerHeartbeatRequest) -> li
 def has_replayed_registration(request: BrokerHeartbeatRequest, broker: BrokerState) -> bool:
     """Whether the broker's image has its own registration, so that it may be unfenced (R22)."""
     return request.metadata_offset >= broker.registration_offset
+
+
+def has_replayed_fence(request: BrokerHeartbeatRequest, fenced_offset: int) -> bool:
+    """Whether the broker's image shows the leaders that replaced it, so that it may serve again (R23)."""
+    return request.metadata_offset >= fenced_offset
 
 
 def _counts(image: ClusterImage, node_id: int, replica: DamagedReplica) -> bool:

@@ -1,9 +1,10 @@
 """The sessions of the live brokers, tracked by the active controller (R23). Pure: time is an argument.
 
-A heartbeat extends a session by the session timeout. If the heartbeat connection closes, for example
-because the process was killed, the session ends after a short grace period. A process that is still alive
-sends its next heartbeat on another connection within that period. Sessions are not in the metadata log. A
-new controller therefore gives every unfenced broker a grace period.
+A heartbeat extends a session by the session timeout. The broker itself counts from the sending of the
+heartbeat, so its own session ends first, and two brokers never serve the same partition. A session ends
+earlier only if the broker's process is gone: its heartbeat connection is closed, and its host refuses
+another one. Sessions are not in the metadata log. A new controller therefore gives every unfenced broker a
+whole session, since the former controller may have answered a heartbeat shortly before.
 """
 
 from __future__ import annotations
@@ -11,10 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-#: Longer than the heartbeat interval, so that a broker that merely lost its connection is not fenced.
-DISCONNECT_GRACE_MS: Final = 600
-# For a live broker that has not sent a heartbeat to this controller, because it must find it first.
-FIRST_HEARTBEAT_GRACE_MS: Final = 1_000
 # If a check is this late, this process was paused, and unread heartbeats are waiting.
 LATE_CHECK_MS: Final = 1_000
 
@@ -40,20 +37,24 @@ class BrokerSessions:
         deadline_ms = now_ms + self._session_timeout_ms
         self._sessions[node_id] = _Session(broker_epoch, deadline_ms, metadata_offset, is_connected=True)
 
-    def on_disconnect(self, node_id: int, now_ms: int) -> None:
-        """Shorten the session to the grace period, because the heartbeat connection has closed."""
+    def on_disconnect(self, node_id: int) -> None:
+        """Record that the heartbeat connection has closed. The session lasts as long as before."""
         session = self._sessions.get(node_id)
         if session is not None:
             session.is_connected = False
-            session.deadline_ms = min(session.deadline_ms, now_ms + DISCONNECT_GRACE_MS)
 
-    def expect(
-        self, node_id: int, broker_epoch: int, now_ms: int, *, grace_ms: int = FIRST_HEARTBEAT_GRACE_MS
-    ) -> None:
-        """Give a live broker a session of ``grace_ms``, unless it has one for this broker epoch."""
+    def on_refused(self, node_id: int, broker_epoch: int, now_ms: int) -> None:
+        """End the session if it has no connection, because the broker's host has refused another one."""
+        session = self._sessions.get(node_id)
+        if session is not None and session.broker_epoch == broker_epoch and not session.is_connected:
+            session.deadline_ms = min(session.deadline_ms, now_ms)
+
+    def expect(self, node_id: int, broker_epoch: int, now_ms: int) -> None:
+        """Give a live broker a session without a connection, unless it has one of this broker epoch."""
         session = self._sessions.get(node_id)
         if session is None or session.broker_epoch != broker_epoch:
-            self._sessions[node_id] = _Session(broker_epoch, now_ms + grace_ms, -1, is_connected=False)
+            deadline_ms = now_ms + self._session_timeout_ms
+            self._sessions[node_id] = _Session(broker_epoch, deadline_ms, -1, is_connected=False)
 
     def end(self, node_id: int) -> None:
         self._sessions.pop(node_id, None)
@@ -72,6 +73,10 @@ class BrokerSessions:
             and session.is_connected
             and now_ms < session.deadline_ms
         )
+
+    def unconnected(self) -> list[int]:
+        """Return the node ids of the sessions without an open heartbeat connection."""
+        return [node_id for node_id, session in sorted(self._sessions.items()) if not session.is_connected]
 
     def expired(self, now_ms: int) -> list[tuple[int, int]]:
         """Return (node id, broker epoch) of each expired session. Call it about every 100 ms.

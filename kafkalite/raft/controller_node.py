@@ -25,7 +25,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -52,11 +53,11 @@ from kafkalite.metadata.broker_commands import (
 from kafkalite.metadata.controller import Command, decide
 from kafkalite.metadata.decision import ControllerSettings, Decision
 from kafkalite.metadata.delta import Delta
-from kafkalite.metadata.image import EMPTY, ClusterImage
+from kafkalite.metadata.image import EMPTY, BrokerState, ClusterImage
 from kafkalite.metadata.partition_commands import MAX_ELECTIONS_PER_BALANCE, BalanceLeaders
 from kafkalite.metadata.records import MetadataRecord
 from kafkalite.metadata.recovery import RecoveredPartition, ReplaceShortLeaders, ReplicaReports
-from kafkalite.metadata.sessions import DISCONNECT_GRACE_MS, BrokerSessions
+from kafkalite.metadata.sessions import BrokerSessions
 from kafkalite.protocol.messages.cluster import (
     BrokerHeartbeatRequest,
     BrokerHeartbeatResponse,
@@ -79,6 +80,7 @@ _MAX_COMMANDS_PER_ENTRY: Final = 1_000
 _MAX_RECORDS_PER_ENTRY: Final = MAX_PARTITIONS_PER_REQUEST  # further commands wait for the next entry
 
 _READ_INDEX_RETRY_MS: Final = 50
+_PROBE_TIMEOUT_S: Final = 1.0
 
 _Waiting = tuple[Command, asyncio.Future[Any]]
 
@@ -90,8 +92,16 @@ class ControllerNode:
     """
 
     def __init__(
-        self, quorum: Quorum, node_id: int, clock: Clock, rng: Rng, settings: ControllerSettings | None = None
+        self,
+        quorum: Quorum,
+        node_id: int,
+        clock: Clock,
+        rng: Rng,
+        settings: ControllerSettings | None = None,
+        *,
+        is_refused: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
+        """``is_refused(address)`` returns whether the host there responds that no process listens."""
         self.image: ClusterImage = EMPTY
         self.publishers: list[Publisher] = []  #: append publishers before ``start``
         self._quorum = quorum
@@ -101,12 +111,16 @@ class ControllerNode:
         self._settings = replace(
             settings or ControllerSettings(), node_id=node_id, is_single_node=quorum.is_single_node
         )
+        self._is_refused = is_refused
         self._sessions = BrokerSessions(self._settings.session_timeout_ms)
         self._reports = ReplicaReports(self._settings)
         # By id of a broker that shuts down: the metadata offset of its last leadership transfer.
         self._shutdown_offsets: dict[int, int] = {}
         self._activation: asyncio.Task[None] | None = None
-        self._last_leader_id: int | None = None  # the last leader other than this node
+        # By id of a fenced broker: the metadata offset that it must replay before it is unfenced.
+        self._fenced_offsets: dict[int, int] = {}
+        self._fencing: set[int] = set()  # ids of the brokers whose fence is being committed
+        self._probing: dict[int, asyncio.Task[None]] = {}  # by id of a broker without a heartbeat connection
         self._is_caught_up = False  # whether this leader's image has all entries committed before its term
         self._balanced_ms = 0
         self._is_ticking = False
@@ -143,6 +157,8 @@ class ControllerNode:
         """Complete the submitted commands, then stop the quorum."""
         self._is_open = False
         self._end_activation()
+        for probe in self._probing.values():
+            probe.cancel()
         if self._decider is not None:
             await self._decider
         await self._quorum.stop()
@@ -161,9 +177,8 @@ class ControllerNode:
         self._sessions.clear()
         self._reports.clear()
         self._shutdown_offsets.clear()
-        if leader_id is not None and leader_id != self._node_id:
-            self._last_leader_id = leader_id
-        elif leader_id == self._node_id and self._is_open:
+        self._fenced_offsets.clear()
+        if leader_id == self._node_id and self._is_open:
             if self._settings.is_single_node:
                 self._is_caught_up = True
             else:
@@ -188,11 +203,8 @@ class ControllerNode:
             await self._clock.sleep_ms(_READ_INDEX_RETRY_MS)
         self._is_caught_up = True
         self._balanced_ms = now_ms = self._clock.monotonic_ms()
-        broker = None if self._last_leader_id is None else self.image.brokers.get(self._last_leader_id)
-        if broker is not None and not broker.is_fenced:
-            # The former leader no longer responds. Its broker gets only the grace period of a closed
-            # connection.
-            self._sessions.expect(broker.node_id, broker.broker_epoch, now_ms, grace_ms=DISCONNECT_GRACE_MS)
+        self._expect_live(now_ms)
+        self._probe()
 
     async def _ensure_leading(self) -> None:
         """Return when this node may decide commands. Raises NotControllerError, LogOfflineError."""
@@ -208,6 +220,10 @@ class ControllerNode:
         """Handle a broker's heartbeat. ``now_ms`` is monotonic; None means now. Raises the errors of
         ``submit``.
 
+        The response extends the broker's session unless it has ``is_fenced``. So that the session ends before
+        another broker leads (R23), a majority of the voters confirms this controller first, and ``is_fenced``
+        is set while a fence is being committed.
+
         If the response has STALE_BROKER_EPOCH or BROKER_ID_NOT_REGISTERED, the broker must register again. A
         broker may shut down, and is fenced, once it leads no partition that another broker could lead, and
         all live brokers have replayed the transfer of its leaderships.
@@ -221,19 +237,31 @@ class ControllerNode:
             if not self._settings.is_single_node:
                 self._sessions.on_heartbeat(node_id, broker_epoch, request.metadata_offset, now_ms)
             self._reports.take_damaged(node_id, request.damaged)
-            for change in heartbeat_change(self.image, request):
+            for change in heartbeat_change(self.image, request, self._fenced_offset(node_id)):
                 error = await self.submit(change)
                 if error is not None:
                     raise error
                 if isinstance(change, BeginShutdown):
                     self._shutdown_offsets[node_id] = self.image.metadata_offset
             may_go = request.wants_shutdown and await self._may_shut_down(request)
+            await self.confirm_leadership()
             broker = broker_of(self.image, node_id, broker_epoch)
         except BrokerError as error:
             if error.code not in {ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_ID_NOT_REGISTERED}:
                 raise
             return BrokerHeartbeatResponse(int(error.code), error.message, True, False)
-        return BrokerHeartbeatResponse(0, None, broker.is_fenced, may_go)
+        return BrokerHeartbeatResponse(0, None, broker.is_fenced or node_id in self._fencing, may_go)
+
+    async def confirm_leadership(self) -> None:
+        """Wait until a majority confirms that this node leads. Raises as ``Quorum.read_index``."""
+        await self._quorum.read_index()
+
+    def _fenced_offset(self, node_id: int) -> int:
+        """Return the metadata offset that a fenced broker must replay before it is unfenced, or 0."""
+        if self.image.brokers[node_id].is_fenced:
+            return self._fenced_offsets.setdefault(node_id, self.image.metadata_offset)
+        self._fenced_offsets.pop(node_id, None)
+        return 0
 
     async def _check_registered(self, node_id: int, broker_epoch: int) -> None:
         """Raise BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH, according to the newest image (R19)."""
@@ -320,7 +348,33 @@ class ControllerNode:
 
     def on_disconnect(self, node_id: int) -> None:
         """Called when the connection on which the broker sent its heartbeats has closed."""
-        self._sessions.on_disconnect(node_id, self._clock.monotonic_ms())
+        self._sessions.on_disconnect(node_id)
+        self._probe()
+
+    def _probe(self) -> None:
+        """Dial the brokers without a heartbeat connection, and end the sessions of those that are gone."""
+        for node_id in self._sessions.unconnected() if self.is_active else ():
+            broker = self.image.brokers.get(node_id)
+            if broker is None or broker.is_fenced or node_id in self._probing:
+                continue
+            self._probing[node_id] = probe = asyncio.create_task(self._probe_one(broker))
+            probe.add_done_callback(partial(self._end_probe, node_id))
+
+    async def _probe_one(self, broker: BrokerState) -> None:
+        if self._is_refused is None or not broker.addresses:
+            return
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                is_gone = await self._is_refused(broker.addresses[0])
+        except TimeoutError:
+            return
+        if is_gone:
+            self._sessions.on_refused(broker.node_id, broker.broker_epoch, self._clock.monotonic_ms())
+            with suppress(BrokerError, LogOfflineError):  # the next tick repeats it, if this node still leads
+                await self.tick()
+
+    def _end_probe(self, node_id: int, _probe: asyncio.Task[None]) -> None:
+        del self._probing[node_id]
 
     async def tick(self) -> None:
         """Fence brokers whose sessions have expired, elect leaders, and balance leadership at its interval.
@@ -332,7 +386,8 @@ class ControllerNode:
         self._is_ticking = True
         try:
             now_ms = self._clock.monotonic_ms()
-            await asyncio.gather(*(self.submit(change) for change in self._overdue(now_ms)))
+            self._probe()
+            await asyncio.gather(*(self._fence(change) for change in self._overdue(now_ms)))
             await self._recover_leaders()
             settings = self._settings
             if (
@@ -344,12 +399,25 @@ class ControllerNode:
         finally:
             self._is_ticking = False
 
+    async def _fence(self, command: FenceBroker) -> None:
+        """Fence a broker whose session has ended. Meanwhile no response extends its session (R23)."""
+        self._fencing.add(command.node_id)
+        self._fenced_offsets.pop(command.node_id, None)
+        try:
+            await self.submit(command)
+        finally:
+            self._fencing.discard(command.node_id)
+
+    def _expect_live(self, now_ms: int) -> None:
+        """Begin a session for each broker that is not fenced and has none."""
+        for broker in self.image.brokers.values():
+            if not broker.is_fenced:
+                self._sessions.expect(broker.node_id, broker.broker_epoch, now_ms)
+
     def _overdue(self, now_ms: int) -> list[FenceBroker]:
         """Return commands that fence the brokers whose sessions have expired."""
         image, sessions = self.image, self._sessions
-        for broker in image.brokers.values():
-            if not broker.is_fenced:
-                sessions.expect(broker.node_id, broker.broker_epoch, now_ms)
+        self._expect_live(now_ms)
         changes: list[FenceBroker] = []
         for node_id, broker_epoch in sessions.expired(now_ms):
             known = image.brokers.get(node_id)

@@ -65,6 +65,9 @@ class InprocTransport:
         client.open(protocol)
         return protocol
 
+    async def is_refused(self, address: str) -> bool:
+        return address not in _listeners
+
     async def listen(self, address: str, protocol_factory: ProtocolFactory) -> InprocListener:
         loop = asyncio.get_running_loop()
         if address == _SCHEME:

@@ -44,6 +44,13 @@ class Transport(Protocol):
         """
         ...
 
+    async def is_refused(self, address: str) -> bool:
+        """Whether the host at ``address`` responds that no process listens there.
+
+        False if the host does not respond. There is no timeout; cancel the call instead.
+        """
+        ...
+
     async def listen(self, address: str, protocol_factory: ProtocolFactory) -> Listener:
         """Accept connections in the running event loop, with a new protocol for each connection.
 

@@ -63,6 +63,25 @@ class TcpTransport:
             _tune(opened)
         return protocol
 
+    async def is_refused(self, address: str) -> bool:
+        host, port = parse_address(address)
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            return False
+        for family, kind, protocol, _, place in found:
+            with socket.socket(family, kind, protocol) as dialling:
+                dialling.setblocking(False)
+                try:
+                    await loop.sock_connect(dialling, place)
+                except ConnectionRefusedError:
+                    continue
+                except OSError:
+                    return False
+                return False
+        return True
+
     async def listen(self, address: str, protocol_factory: ProtocolFactory) -> Listener:
         host, port = parse_address(address)
         loop = asyncio.get_running_loop()

@@ -31,6 +31,10 @@ def _append_unverified(
     return partition.append(batch, header, waiting._clock.wall_ms(), acks, is_verified=True)
 
 
+def _extend_from_now(registration: Any, _sent_ms: int, original: Any) -> None:
+    original(registration, registration._clock.monotonic_ms())
+
+
 _SHARD: Final = "kafkalite.broker.coordination.shard:Shard"
 
 
@@ -57,6 +61,21 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "kafkalite.broker.cluster.registration:Registration.replay": _at_once,
             "kafkalite.metadata.broker_commands:has_replayed_registration": _yes,
         },
+    ),
+    Mutant(
+        "R23-isolated-serves",
+        "a broker without a session serves clients",
+        {"kafkalite.broker.partitions.partitions:Partitions.may_serve": _yes},
+    ),
+    Mutant(
+        "R23-from-receipt",
+        "a broker counts its session from the receipt of a response",
+        {"kafkalite.broker.cluster.registration:Registration.extend_session": _extend_from_now},
+    ),
+    Mutant(
+        "R23-unconfirmed",
+        "a controller that has been replaced answers the heartbeats of its own broker",
+        {"kafkalite.raft.controller_node:ControllerNode.confirm_leadership": _at_once},
     ),
     Mutant(
         "R31-unverified",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -17,8 +18,18 @@ from kafkalite.client.admin.admin import Admin
 from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import BrokerError, KafkaliteError
 from kafkalite.model import TopicPartition
+from kafkalite.protocol.messages.data import (
+    FetchPartition,
+    FetchRequest,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ProducePartition,
+    ProduceRequest,
+)
 from kafkalite.protocol.messages.groups import OffsetFetchRequest
+from kafkalite.records.builder import build_batch
 from kafkalite.testing.sim.simulation import Violation
+from kafkalite.testing.wire import WireClient
 from proof.sim import damage
 from proof.sim.compacted_logs import read_batches
 from proof.sim.nodes import SimNode
@@ -313,6 +324,80 @@ def _last_value(node: SimNode, key: bytes) -> bytes | None:
     return next(reversed(_values(node, key)), None)
 
 
+# --- sessions (R23) ----------------------------------------------------------------------------------------
+
+_RECORDS: Final = bytes(build_batch([b"late"], None, 1))
+
+
+async def _served(address: str, number: int) -> str | None:
+    """Send each kind of request of a client to one broker. Return the first that it does not refuse."""
+    async with WireClient(address) as wire:
+        asked = ProducePartition(KEY.topic, number, len(_RECORDS))
+        requests: dict[str, tuple[Any, bytes]] = {
+            "Fetch": (FetchRequest(0, 0, 100, 0, [FetchPartition(KEY.topic, number, -1, 0, 100)]), b""),
+            "ListOffsets": (ListOffsetsRequest(0, [ListOffsetsPartition(KEY.topic, number, -1, -1)]), b""),
+            "Produce acks=1": (ProduceRequest(1, 100, None, [asked]), _RECORDS),
+            "Produce acks=all": (ProduceRequest(-1, 100, None, [asked]), _RECORDS),
+        }
+        for name, (request, payload) in requests.items():
+            answer = await wire.call(request, payload)
+            if answer.partitions[0].error_code == 0:
+                return name
+    return None
+
+
+async def _ask_when_replaced(stage: Stage, old: SimNode, number: int) -> str | None:
+    """Send requests to ``old`` as soon as another broker leads. Return the violation, or None."""
+    try:
+        await stage.succeeded(old, KEY.topic, number)
+        for _ in range(20):
+            name = await stage.on("reader", _served(old.address, number))
+            if name is not None:
+                return f"R23: broker {old.node_id} serves {name} after another one was elected"
+            await stage.pass_time(0.05)
+    except Violation as violation:
+        if violation.check != "I12":
+            raise
+        return f"R23: {violation}"
+    await stage.whole()
+    return None
+
+
+async def isolated_serves(stage: Stage) -> str | None:
+    """A leader is cut off from the other brokers, but not from clients."""
+    await stage.open(KEY.topic)
+    old = stage.led(KEY.topic)
+    stage.isolate(old)
+    return await _ask_when_replaced(stage, old, 0)
+
+
+async def session_from_receipt(stage: Stage) -> str | None:
+    """The responses to a leader's heartbeats are slow, and it is cut off just after one has arrived."""
+    await stage.open(KEY.topic, partitions=3)
+    old, number = stage.led_apart_from_controller(KEY.topic)
+    broker, controller = old.live, stage.controller()
+    assert broker is not None
+    assert controller is not None
+    slow = stage.simulation.network.link(controller.host.name, old.host.name)
+    fast, slow.tuning = slow.tuning, replace(slow.tuning, delay_s=0.5)
+    await stage.pass_time(3)
+    end_ms = broker._node.session_end_ms
+    await stage.until(lambda: broker._node.session_end_ms != end_ms)
+    stage.isolate(old)
+    slow.tuning = fast
+    return await _ask_when_replaced(stage, old, number)
+
+
+async def unconfirmed_controller(stage: Stage) -> str | None:
+    """A leader whose node is the controller is cut off from the other brokers."""
+    await stage.open(KEY.topic, partitions=3)
+    old = stage.controller()
+    assert old is not None
+    number = next(n for n in range(3) if stage.leader(KEY.topic, n) is old)
+    stage.isolate(old)
+    return await _ask_when_replaced(stage, old, number)
+
+
 async def endless_session(stage: Stage) -> str | None:
     """A leader is killed, and does not return."""
     await stage.open("t")
@@ -329,6 +414,11 @@ async def endless_session(stage: Stage) -> str | None:
 
 DIRECTED: Final[dict[str, Callable[[], str | None]]] = damage.DIRECTED | {
     "R23-endless-session": partial(play, endless_session),
+    "R23-from-receipt": partial(play, session_from_receipt),
+    "R23-isolated-serves": partial(play, isolated_serves),
+    "R23-unconfirmed": partial(
+        play, unconfirmed_controller, settings={"controller_quorum_fetch_timeout_ms": 5_000}
+    ),
     "R31-unverified": partial(play, unverified),
     "R32-answer-early": partial(play, answer_early),
     "R33-marker-uncommitted": partial(play, marker_uncommitted, settings={"replica_lag_time_max_ms": 30_000}),

@@ -13,6 +13,7 @@ I8  log start <= high watermark <= log end, and synced end <= log end
 I9  the producer state of a replica equals a replay of its log
 I10 in the image, the leader is in the ISR, and ISR and eligible replicas are disjoint and assigned
 I11 committed entries of the metadata log never change, and every node applies the same entries
+I12 a broker that is fenced in the image serves no client
 """
 
 from __future__ import annotations
@@ -115,6 +116,16 @@ class Observer:
         for node, broker in live:
             if node.is_broker and not node.is_excused:
                 self._check_candidate(node, broker)
+            if node.is_broker:
+                self._check_session(node, broker)
+
+    def _check_session(self, node: SimNode, broker: Broker) -> None:
+        """Check I12. A broker that shuts down has transferred its leaderships before."""
+        known, state = self._image.brokers.get(node.node_id), broker._node
+        if known is None or known.broker_epoch != state.broker_epoch or known.is_shutting_down:
+            return
+        if known.is_fenced and node.host.clock.monotonic_ms() < state.session_end_ms:
+            raise Violation("I12", f"node {node.node_id} is fenced, and serves clients")
 
     def _take_image(self, node: SimNode, image: ClusterImage) -> None:
         offset = image.metadata_offset

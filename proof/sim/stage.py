@@ -114,6 +114,20 @@ class Stage:
         assert leader is not None, f"no broker leads {topic}-{partition}"
         return leader
 
+    def controller(self) -> SimNode | None:
+        """Return the active controller, or None."""
+        return next(
+            (node for node in self.nodes if node.live and node.live.controller_id == node.node_id), None
+        )
+
+    def led_apart_from_controller(self, topic: str) -> tuple[SimNode, int]:
+        """Return a leader that is not the controller, and the number of the partition that it leads."""
+        for number in range(len(self.observer.image.topics[topic].partitions)):
+            leader = self.led(topic, number)
+            if leader is not self.controller():
+                return leader, number
+        raise AssertionError("the controller leads every partition")
+
     async def succeeded(self, before: SimNode, topic: str, partition: int = 0) -> SimNode:
         """Wait until a node other than ``before`` leads, and return it."""
         await self.until(lambda: self.leader(topic, partition) not in (None, before))

@@ -550,7 +550,7 @@ async def test_an_isolated_coordinator_has_the_replicas_confirm_it() -> None:
         before = await coordinator_of(cluster, caller)
         broker = cluster.brokers[before]
         shard = broker.coordinators.groups("g")
-        broker.coordinators.node = NodeState("", is_isolated=True)
+        broker.coordinators.node = NodeState("", session_end_ms=0)
         end = shard.end_offset
         assert (await caller.call(fetch())).offsets[0].offset == 1  # the replicas confirm
         assert shard.end_offset == end + 1

@@ -166,6 +166,7 @@ class FakeBroker:
         self.requests: list[Request] = []
         self.faults: defaultdict[int, deque[Fault]] = defaultdict(deque)
         self.always: dict[int, Fault] = {}
+        self.controller_id = 1  #: in its metadata; -1 if it reaches no controller
         self.appended = asyncio.Event()
         self.missing_outcomes = False
         self.handlers: dict[ApiKey, Callable[..., Any]] = {}  # besides the built-in ones
@@ -273,7 +274,7 @@ class FakeBroker:
             ]
             topics.append(TopicMetadata(0, None, name, f"{hash(name) % 10**8:032}", False, partitions))
         brokers = [BrokerMetadata(node_id, peer.address, None) for node_id, peer in self.peers.items()]
-        return MetadataResponse(0, None, "fake-cluster", 1, brokers, topics), []
+        return MetadataResponse(0, None, "fake-cluster", self.controller_id, brokers, topics), []
 
     def _error(self, fault: Fault, topic: str, partition: int) -> int:
         if fault.code and (fault.only is None or fault.only == (topic, partition)):

@@ -268,3 +268,16 @@ async def test_metadata_is_fetched_past_a_silent_broker(fake_cluster: list[Any],
         first.topics["t"] = 1
         assert await client.topic_partition_count("t", client.now_ms() + 3000) == 1
     await client.close()
+
+
+async def test_r23_metadata_comes_from_a_broker_that_reaches_a_controller(fake_cluster: list[Any]) -> None:
+    first, second = fake_cluster
+    first.controller_id = -1
+    client = _client(first.address, second.address)
+    await client.start()
+    assert client.metadata.controller_id == 1
+    assert first.count(ApiKey.METADATA) == 1
+    second.controller_id = -1  # better outdated than none
+    client.request_refresh(urgent=True)
+    await eventually(lambda: client.metadata.controller_id == -1)
+    await client.close()

@@ -153,11 +153,11 @@ class TestLiving:
             for api in silenced:
                 cluster.intercept(api, drop_next(1_000_000), node_id=controller)
             # Of the two that heartbeat over the wire both go silent; the controller's own stays.
-            await cluster.wait_until(lambda: broker._services.node.is_isolated)
+            await cluster.wait_until(lambda: not broker.partitions.may_serve())
             await cluster.wait_until(lambda: cluster.leader("t", 0) == controller)
             for api in silenced:
                 cluster.intercept(api, None, node_id=controller)
-            await cluster.wait_until(lambda: not broker._services.node.is_isolated)
+            await cluster.wait_until(broker.partitions.may_serve)
             await cluster.wait_until(lambda: broker.image.live_brokers() == {1, 2, 3})
             assert broker.image.brokers[victim].broker_epoch == epoch, "the same process, the same epoch"
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from kafkalite.metadata.sessions import (
-    DISCONNECT_GRACE_MS,
-    FIRST_HEARTBEAT_GRACE_MS,
-    LATE_CHECK_MS,
-    BrokerSessions,
-)
+from kafkalite.metadata.sessions import LATE_CHECK_MS, BrokerSessions
 
 TIMEOUT_MS = 3_000
 
@@ -37,34 +32,50 @@ def test_r23_a_session_lasts_its_timeout_from_the_last_heartbeat():
     assert first_expiry(sessions, 9_000, since_ms=TIMEOUT_MS) == (1_000 + TIMEOUT_MS, [(2, 7)])
 
 
-def test_a_closed_connection_shortens_it_to_a_grace():
+def test_r23_a_closed_connection_does_not_end_it():
     sessions = sessions_at(0, 1)
-    sessions.on_disconnect(1, 200)
-    sessions.on_disconnect(9, 200)
+    sessions.on_disconnect(1)
+    sessions.on_disconnect(9)
+    assert sessions.unconnected() == [1]
     assert not sessions.is_alive(1, 7, 200)
-    assert first_expiry(sessions, 9_000) == (200 + DISCONNECT_GRACE_MS, [(1, 7)])
-
-
-def test_a_closed_connection_never_lengthens_it():
-    sessions = sessions_at(0, 1)
-    sessions.on_disconnect(1, TIMEOUT_MS - 100)
     assert first_expiry(sessions, 9_000) == (TIMEOUT_MS, [(1, 7)])
 
 
-def test_a_heartbeat_in_the_grace_period_renews_the_session():
+def test_r23_a_refused_connection_after_a_closed_one_ends_it_at_once():
+    sessions = sessions_at(0, 1, 2)
+    sessions.on_disconnect(1)
+    sessions.on_refused(1, 6, 200)  # an earlier process
+    sessions.on_refused(2, 7, 200)  # still connected
+    sessions.on_refused(9, 7, 200)
+    assert sessions.expired(200) == []
+    sessions.on_refused(1, 7, 200)
+    assert sessions.expired(200) == [(1, 7)]
+
+
+def test_a_refusal_never_lengthens_it():
     sessions = sessions_at(0, 1)
-    sessions.on_disconnect(1, 100)
+    sessions.on_disconnect(1)
+    sessions.on_refused(1, 7, TIMEOUT_MS + 100)
+    assert sessions.expired(TIMEOUT_MS) == [(1, 7)]
+
+
+def test_a_heartbeat_on_another_connection_renews_the_session():
+    sessions = sessions_at(0, 1)
+    sessions.on_disconnect(1)
     sessions.on_heartbeat(1, 7, 41, 400)
+    sessions.on_refused(1, 7, 400)
+    assert sessions.unconnected() == []
     assert sessions.is_alive(1, 7, 400)
     assert first_expiry(sessions, 9_000) == (400 + TIMEOUT_MS, [(1, 7)])
 
 
-def test_an_expected_broker_has_a_grace_period():
+def test_an_expected_broker_has_a_whole_session():
     sessions = BrokerSessions(TIMEOUT_MS)
     sessions.expect(1, 7, 0)
     sessions.expect(1, 7, 500)  # asked at every check; the first one counts
+    assert sessions.unconnected() == [1]
     assert not sessions.is_alive(1, 7, 0)
-    assert first_expiry(sessions, 9_000) == (FIRST_HEARTBEAT_GRACE_MS, [(1, 7)])
+    assert first_expiry(sessions, 9_000) == (TIMEOUT_MS, [(1, 7)])
     sessions.on_heartbeat(2, 7, 40, 0)
     sessions.expect(2, 7, 0)
     assert sessions.is_alive(2, 7, 10)

@@ -104,6 +104,16 @@ def test_a_connection_to_an_unused_port_is_refused() -> None:
     async def story(simulation: Simulation) -> None:
         with pytest.raises(ConnectionFailedError, match="refused"):
             await SimTransport().connect("sim://server:2", Recorder)
+        assert await SimTransport().is_refused("sim://server:2")
+        assert not await SimTransport().is_refused(ADDRESS)
+
+    play(story)
+
+
+def test_a_host_that_does_not_respond_refuses_nothing() -> None:
+    async def story(simulation: Simulation) -> None:
+        simulation.host("server").lose_power()
+        assert not await SimTransport().is_refused(ADDRESS)
 
     play(story)
 

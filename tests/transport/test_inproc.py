@@ -43,7 +43,9 @@ class TestNames:
             ListenError, match=r"inproc://mine: the name is in use in this process \(close the"
         ):
             await TRANSPORT.listen("inproc://mine", recorder)
+        assert not await TRANSPORT.is_refused("inproc://mine")
         listener.close()
+        assert await TRANSPORT.is_refused("inproc://mine")
         with pytest.raises(ConnectionFailedError, match="no listener in this process has that name"):
             await TRANSPORT.connect("inproc://mine", recorder)
 

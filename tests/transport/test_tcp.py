@@ -116,3 +116,15 @@ async def test_a_refused_connection_is_named(recorder: Any) -> None:
         await TcpTransport().connect("no-such-host.invalid:9092", recorder)
     with pytest.raises(ConfigError):
         await TcpTransport().connect("nowhere", recorder)
+
+
+async def test_an_address_is_refused_only_if_its_host_says_so(recorder: Any) -> None:
+    listener = await TcpTransport().listen("localhost:0", recorder)
+    _, port = parse_address(listener.address)
+    assert not await TcpTransport().is_refused(listener.address)
+    assert not await TcpTransport().is_refused(f"localhost:{port}")  # one of two families is refused
+    listener.close()
+    await listener.wait_closed()
+    assert await TcpTransport().is_refused(listener.address)
+    assert await TcpTransport().is_refused(f"localhost:{port}")
+    assert not await TcpTransport().is_refused("no-such-host.invalid:9092")

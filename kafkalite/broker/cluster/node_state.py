@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kafkalite.model import NO_BROKER_EPOCH
@@ -15,5 +16,5 @@ class NodeState:
 
     incarnation_id: str  #: identifies this process: 32 hex digits
     broker_epoch: int = NO_BROKER_EPOCH  #: assigned to this process by its registration
-    #: Whether no controller was reached for over a session timeout, so that this broker may be fenced (R23).
-    is_isolated: bool = False
+    #: Until then, on the monotonic clock, no other broker is elected in place of this one (R23).
+    session_end_ms: float = math.inf

@@ -7,9 +7,10 @@
     heartbeat     the first heartbeats unfence the broker; later ones keep its session alive (R23)
     hand over     heartbeats request a shutdown, until other brokers lead all its partitions, or a timeout
 
-A broker that has reached no controller for longer than the session timeout may have been fenced
-(``NodeState.is_isolated``). It still serves requests, because it cannot commit a record without its in-sync
-replicas (R8, R13), and because it may be the only node left. The metadata that it returns may be outdated.
+A session lasts the session timeout. This broker counts it from the sending of the last heartbeat that a
+controller answered (``NodeState.session_end_ms``), and the controller from the receipt, so it ends here
+first. Without a session this broker refuses the requests of clients, because another broker may lead
+(docs/adr/0021-a-broker-without-a-session-stops-serving.md).
 """
 
 # Tests: tests/integration/test_cluster_membership.py
@@ -51,6 +52,8 @@ logger = logging.getLogger(__name__)
 REGISTER_TIMEOUT_MS: Final = 5_000
 #: The pause between heartbeats while the broker starts and is still fenced.
 START_INTERVAL_MS: Final = 20
+#: The longest pause between heartbeats of a running broker that is fenced.
+FENCED_INTERVAL_MS: Final = 100
 #: The longest time that a stop waits until other brokers lead this broker's partitions.
 HAND_OVER_TIMEOUT_MS: Final = 5_000
 HAND_OVER_INTERVAL_MS: Final = 50
@@ -89,7 +92,7 @@ class Registration:
         self._damaged = damaged
         self._config = config
         self._clock = clock
-        self._last_contact_ms = clock.monotonic_ms()
+        self._is_silent = False  # whether the end of the session was logged
         self._hurry = asyncio.Event()
         self._is_leaving = False
         channel.on_lost = self._hurry.set
@@ -115,7 +118,6 @@ class Registration:
         registered: RegisterBrokerResponse = await self._register_until_accepted(request)
         self._node.broker_epoch = registered.broker_epoch
         await self.replay(registered.metadata_offset)
-        self._last_contact_ms = self._clock.monotonic_ms()
 
     async def replay(self, registration_offset: int) -> None:
         """Return when this node's image contains its registration. It takes no role before (R22)."""
@@ -166,13 +168,17 @@ class Registration:
 
     async def heartbeat_forever(self) -> None:
         """Send heartbeats until cancelled. Raises StaleBrokerEpochError if another process took this id."""
+        interval_ms = self._config.broker_heartbeat_interval_ms
+        pause_ms = interval_ms
         while True:
             self._hurry.clear()
-            await self._sleep(self._config.broker_heartbeat_interval_ms)
+            await self._sleep(pause_ms)
+            pause_ms = interval_ms
             if self._is_leaving:  # no heartbeat may unfence the broker now
                 continue
             try:
-                await self._heartbeat()
+                if (await self._heartbeat()).is_fenced:
+                    pause_ms = min(interval_ms, FENCED_INTERVAL_MS)
             except BrokerIdNotRegisteredError:
                 logger.warning("registering again %s", Fields(node_id=self._config.node_id))
                 await self.register()
@@ -197,21 +203,26 @@ class Registration:
             self._damaged(),
         )
         patience_ms = timeout_ms or max(config.broker_session_timeout_ms // 3, 1)
+        sent_ms = self._clock.monotonic_ms()
         response: BrokerHeartbeatResponse = await self._channel.send(request, patience_ms)
-        self._last_contact_ms = self._clock.monotonic_ms()
-        if node.is_isolated:
-            node.is_isolated = False
+        if not response.is_fenced:
+            self.extend_session(sent_ms)
+        if self._is_silent:
+            self._is_silent = False
             logger.info("controller reached again %s", Fields(node_id=config.node_id))
         return response
 
+    def extend_session(self, sent_ms: int) -> None:
+        """Extend this broker's session, because the heartbeat sent at ``sent_ms`` was answered (R23)."""
+        self._node.session_end_ms = sent_ms + self._config.broker_session_timeout_ms
+
     def _check_contact(self, error: BrokerError) -> None:
-        silence_ms = self._clock.monotonic_ms() - self._last_contact_ms
-        if silence_ms <= self._config.broker_session_timeout_ms or self._node.is_isolated:
+        if self._is_silent or self._clock.monotonic_ms() < self._node.session_end_ms:
             return
-        self._node.is_isolated = True
+        self._is_silent = True
         logger.error(
-            "no controller reached %s",
-            Fields(node_id=self._config.node_id, silence_ms=silence_ms, reason=error.message),
+            "no controller reached, clients are refused %s",
+            Fields(node_id=self._config.node_id, reason=error.message),
         )
 
     async def hand_over(self) -> bool:

@@ -195,7 +195,7 @@ class Shard:
         response: Response
         try:
             now = self.now()
-            if self._owner.node.is_isolated:
+            if now.monotonic_ms >= self._owner.node.session_end_ms:
                 self._claim(now)
             decision = self.machine.decide(command, caller, now, self._owner.topics)
             if decision.records:
@@ -225,9 +225,8 @@ class Shard:
     def _claim(self, now: Instant) -> None:
         """Append a record without content, on whose commit the response waits as on any other record.
 
-        Called while no controller can be reached, when another broker may have become the coordinator (R23)
-        and this state may be outdated. If the in-sync replicas accept the record, this broker is still the
-        leader.
+        Called without a session, when another broker may have become the coordinator (R23) and this state may
+        be outdated. If the in-sync replicas accept the record, this broker is still the leader.
         """
         if len(self.partition.in_sync_replicas) > 1:
             self._append(build_batch([None], None, now.wall_ms), now)

@@ -140,8 +140,9 @@ def _topic(topic: TopicImage) -> TopicMetadata:
 
 
 def _controller_id(services: Services) -> int:
+    """Return the id of the active controller; NO_NODE if this broker has no session and may be outdated."""
     controller_id = services.controller.controller_id
-    return NO_NODE if controller_id is None else controller_id
+    return NO_NODE if controller_id is None or not services.partitions.may_serve() else controller_id
 
 
 def address_for(node_id: int, broker: BrokerState, client: Client) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -46,15 +45,12 @@ class Cleaner:
         clock: Clock,
         partitions: Partitions,
         scheduler: SyncScheduler[HostedPartition],
-        is_isolated: Callable[[], bool],
     ) -> None:
-        """``is_isolated`` returns whether no controller is reachable, so that the image may be old (R23)."""
         self._clock = clock
         self._partitions = partitions
         self._scheduler = scheduler
         self._backoff_ms = config.log_cleaner_backoff_ms
         self._max_keys = config.log_cleaner_dedupe_buffer_size // BYTES_PER_KEY
-        self._is_isolated = is_isolated
         self._uncleanable: dict[HostedPartition, None] = {}  # damaged logs, skipped until a restart
         self.pass_count = 0
         self.bytes_freed = 0
@@ -163,7 +159,7 @@ class Cleaner:
 
     def may_forget(self, hosted: HostedPartition) -> bool:
         """Whether tombstones and markers may be removed, because every replica is in sync (R41)."""
-        return not self._is_isolated() and self._partitions.is_fully_in_sync(hosted.key)
+        return self._partitions.may_serve() and self._partitions.is_fully_in_sync(hosted.key)
 
     def _give_up(self, hosted: HostedPartition, error: Exception) -> None:
         self._uncleanable[hosted] = None

@@ -42,9 +42,7 @@ class Housekeeping:
         partitions: Partitions,
         store: LogStore,
         scheduler: SyncScheduler[HostedPartition],
-        is_isolated: Callable[[], bool],
     ) -> None:
-        """``is_isolated`` is for the cleaner."""
         self._scheduler = scheduler
         self._has_moved = asyncio.Event()
         self._has_moved.set()  # logs were recovered or created before
@@ -55,7 +53,7 @@ class Housekeeping:
         self._retired_files: list[str] = []  #: to unlink at the end of the next pass
         self.cleaner: Cleaner | None = None  #: None if log.cleaner.enable=false
         if config.log_cleaner_enable:
-            self.cleaner = Cleaner(config, clock, partitions, scheduler, is_isolated)
+            self.cleaner = Cleaner(config, clock, partitions, scheduler)
 
     def start(self, tasks: TaskSet) -> None:
         """Start a task for each periodic pass."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
+from kafkalite.broker.cluster.node_state import NodeState
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
 from kafkalite.broker.partitions.waiters import Waiters
@@ -77,15 +78,17 @@ class Partitions:
         *,
         is_volatile: bool = False,
         incarnation_id: str | None = None,
+        node: NodeState | None = None,
         clock: Clock | None = None,
     ) -> None:
         """``is_volatile`` means that no data outlives this broker, so that fsync has no effect.
 
         ``incarnation_id`` identifies this process, which takes no role before an image contains its
-        registration (R22). None is for a single-node cluster.
+        registration (R22). ``node`` has its session (R23). None is for a single-node cluster.
         """
         self._is_volatile = is_volatile
         self._incarnation_id = incarnation_id
+        self._node = node
         self._clock = clock or SystemClock()
         self.fetching: PartitionFetching | None = None
         self.observer: RoleObserver | None = None
@@ -135,8 +138,8 @@ class Partitions:
     def leader(self, topic: str, partition: int, current_leader_epoch: int = NO_EPOCH) -> Partition:
         """Return a partition that this broker leads. The client's leader epoch must be the current one (R3).
 
-        Raises UnknownTopicOrPartitionError, NotLeaderOrFollowerError, FencedLeaderEpochError,
-        UnknownLeaderEpochError, KafkaStorageError (the log could not be opened).
+        Raises UnknownTopicOrPartitionError, NotLeaderOrFollowerError (also if this broker has no session),
+        FencedLeaderEpochError, UnknownLeaderEpochError, KafkaStorageError (the log could not be opened).
         """
         hosted = self._hosted.get((topic, partition))
         if hosted is None:
@@ -144,9 +147,17 @@ class Partitions:
         found = hosted.partition
         if not found.is_leader:
             raise self._not_led(hosted)
+        if not self.may_serve():
+            raise NotLeaderOrFollowerError(
+                f"broker {self._node_id} reaches no controller; another broker may lead {hosted.key}"
+            )
         if current_leader_epoch != NO_EPOCH:
             found.check_leader_epoch(current_leader_epoch)
         return found
+
+    def may_serve(self) -> bool:
+        """Whether this broker's session lasts, so that the image shows the leaders in force (R23)."""
+        return self._node is None or self._clock.monotonic_ms() < self._node.session_end_ms
 
     def _not_led(self, hosted: HostedPartition) -> Exception:
         reason, leader_id = hosted.offline_reason, hosted.leader_id

@@ -20,7 +20,7 @@ from kafkalite.client.cluster.call_driver import drive
 from kafkalite.client.cluster.call_plan import CallPlan, CallRules, judge_broker_error
 from kafkalite.client.cluster.connection import Buffer, Connection, Response, connect
 from kafkalite.client.cluster.retry import Backoff, is_retriable
-from kafkalite.client.cluster.routing import MetadataCache
+from kafkalite.client.cluster.routing import NO_NODE, MetadataCache
 from kafkalite.client.cluster.signal import Signal
 from kafkalite.client.config import CommonConfig
 from kafkalite.errors import (
@@ -56,11 +56,19 @@ _REFRESH_GROWTH_PERCENT: Final = 110
 # If there are several brokers, the next one is tried when a broker has not responded for this long.
 STAGGER_S: Final = 0.3
 
+# Metadata of a broker that reaches no controller may be outdated (R23). After so many, it is used anyway.
+MAX_OUTDATED: Final = 3
+
 # A client that opens tries every bootstrap address this many times before it fails. An open client reconnects
 # until it is closed.
 BOOTSTRAP_ROUNDS: Final = 3
 
 _NO_CLUSTER_HINT: Final = "is a broker running there? 'kl dev' starts one"
+
+
+def _has_controller(response: Response) -> bool:
+    """Whether the broker that sent this metadata reaches a controller."""
+    return bool(response.message.controller_id != NO_NODE)
 
 
 @dataclass(slots=True, eq=False)
@@ -383,31 +391,40 @@ class ClusterClient:
             topics=None if topics is None else sorted(topics),
             allow_auto_topic_creation=self.allow_auto_topic_creation,
         )
-        response = await self.call_any_broker(request)
+        response = await self.call_any_broker(request, is_current=_has_controller)
         self.metadata.update(response.message, complete=topics is None)
         self._adopt_bootstrap()
 
-    async def call_any_broker(self, request: Any) -> Response:
+    async def call_any_broker(
+        self, request: Any, *, is_current: Callable[[Response], bool] | None = None
+    ) -> Response:
         """Send the request to one broker after another until one responds, and return its response.
 
         Tries the next broker after STAGGER_S seconds without a response. A lone broker has
-        request.timeout.ms. Raises the last error if every broker fails.
+        request.timeout.ms. If a response is not ``is_current``, tries up to MAX_OUTDATED brokers, and returns
+        the last response. Raises the last error if every broker fails.
         """
         error: KafkaliteError | None = None
+        outdated: list[Response] = []
         timeout_ms = self.config.request_timeout_ms
         addresses = {*self.metadata.addresses.values(), *self.config.bootstrap_servers}
         tried: set[str] = set()
         others = self._open_connections()
-        while others or addresses - tried or not tried:
+        while len(outdated) < MAX_OUTDATED and (others or addresses - tried or not tried):
             connection = others.pop(0) if others else await self._new_connection(tried)
             tried.add(connection.address)
             try:
                 async with asyncio.timeout(STAGGER_S if len(addresses) > 1 else None):
-                    return await connection.call(request, timeout_ms=timeout_ms)
+                    response = await connection.call(request, timeout_ms=timeout_ms)
+                if is_current is None or is_current(response):
+                    return response
+                outdated.append(response)
             except TimeoutError:  # the broker may be dead without having closed the connection
                 error = RequestTimeoutError(f"{connection.address} did not respond for {STAGGER_S} s")
             except (ConnectionFailedError, RequestTimeoutError) as failure:
                 error = failure
+        if outdated:
+            return outdated[-1]
         assert error is not None, "at least one broker was tried"
         raise error
 

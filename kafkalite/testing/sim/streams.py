@@ -44,6 +44,26 @@ class SimTransport:
     """The Transport for ``sim://`` addresses, for code that runs on a SimLoop."""
 
     async def connect(self, address: str, protocol_factory: Callable[[], P]) -> P:
+        end = await self._dial(address)
+        if end is None:
+            raise ConnectionFailedError(
+                f"cannot connect to {address}: connection refused", hint="does a broker run there?"
+            )
+        protocol = protocol_factory()
+        end.open(protocol)
+        return protocol
+
+    async def is_refused(self, address: str) -> bool:
+        try:
+            end = await self._dial(address)
+        except ConnectionFailedError:
+            return False
+        if end is not None:
+            end.give_up()
+        return end is None
+
+    async def _dial(self, address: str) -> SimEnd | None:
+        """Return the dialler's end of a new connection; None if the host refuses it."""
         host, port = parse_address(address)
         network = _network()
         loop = network.loop
@@ -83,20 +103,13 @@ class SimTransport:
         Pipe(out, on_dial).send(Item("call", b""))
         try:
             async with asyncio.timeout(DIAL_TIMEOUT_S):
-                opened = await answered
+                return await answered
         except TimeoutError:
             end.give_up()
             raise ConnectionFailedError(f"cannot connect to {address}: no answer") from None
         except BaseException:
             end.give_up()
             raise
-        if opened is None:
-            raise ConnectionFailedError(
-                f"cannot connect to {address}: connection refused", hint="does a broker run there?"
-            )
-        protocol = protocol_factory()
-        end.open(protocol)
-        return protocol
 
     async def listen(self, address: str, protocol_factory: ProtocolFactory) -> SimListener:
         host, port = parse_address(address)

@@ -134,7 +134,7 @@ class AdapterHost(Protocol):
         ...
 
     def apply(self, index: int, change: bytes) -> Any:
-        """Apply the committed entry ``index``. Return the result for ``done``. An exception is fatal."""
+        """Apply the committed entry ``index``. Return the result for the proposer's ``done``."""
         ...
 
     def skip(self, index: int) -> None:
@@ -240,7 +240,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
     # --- the state ---------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Make the library use this adapter's clock until another adapter is entered."""
+        """Make the library use this adapter's clock until ``enter`` of another adapter is called."""
         global _now
         _now = self._loop_time
 
@@ -406,7 +406,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._journal.sync()
 
     def sync_own_copy(self) -> None:
-        """Sync the leader's own entries to disk before they count (R17)."""
+        """Sync the leader's own entries to disk before they count towards a majority (R17)."""
         self._journal.sync()
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802

@@ -86,7 +86,7 @@ class Eligibility:
             return None
         if self.was_alone and bootstrap_voters:
             raise DataDirectoryError(
-                f"node {self._node_id} has kept its metadata alone, and so has voter {peer_id}",
+                f"node {self._node_id} was the only voter of its metadata, but voter {peer_id} has voted too",
                 hint="start the other voters with empty data directories; to give up this node's topics"
                 " instead, start it with an empty data directory and --rejoin",
             )
@@ -102,12 +102,12 @@ class Eligibility:
         return self.bootstrap_now(is_log_shared=is_log_shared)
 
     def has_never_voted(self, peer_id: int) -> bool:
-        """Whether the peer has responded in this round that its directory never belonged to a voter."""
+        """Whether the peer has answered this round's inquiry that its directory never belonged to a voter."""
         return peer_id in self._never_voted
 
     @property
     def is_round_complete(self) -> bool:
-        """Whether all other voters have responded in this round that they have never voted."""
+        """Whether all other voters have answered this round's inquiry that they have never voted."""
         return self._never_voted.keys() == self._others
 
     def bootstrap_now(self, *, is_log_shared: bool) -> BootstrapVoters | None:

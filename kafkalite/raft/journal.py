@@ -67,7 +67,7 @@ class Identity:
 
 
 class Journal:
-    """A node's journal. Invariant: the file has all changes that were reported as durable."""
+    """A node's write-ahead journal. Invariant: the file has all changes that were reported as durable."""
 
     def __init__(self, filesystem: FileSystem, directory: str) -> None:
         self._filesystem = filesystem

@@ -32,7 +32,7 @@ _VERSION: Final = 1
 
 
 def exists(filesystem: FileSystem, directory: str) -> bool:
-    """Whether the directory contains any of these files."""
+    """Whether the directory contains a metadata file of an older version."""
     return any(filesystem.exists(join(directory, name)) for name in (LOG_FILE, SNAPSHOT_FILE))
 
 
@@ -65,7 +65,7 @@ def read(filesystem: FileSystem, directory: str) -> tuple[int, bytes]:
 
 
 def remove(filesystem: FileSystem, directory: str) -> None:
-    """Remove the files if they exist. The caller has made their contents durable elsewhere."""
+    """Remove the older version's files if they exist. The caller has stored their contents durably."""
     names = [name for name in (LOG_FILE, SNAPSHOT_FILE) if filesystem.exists(join(directory, name))]
     for name in names:
         filesystem.unlink(join(directory, name))

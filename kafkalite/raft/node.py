@@ -291,8 +291,8 @@ class RaftNode:
 
     def _why_it_abstains(self) -> str:
         if self._eligibility.was_alone:
-            return "it kept its metadata alone: it waits until all other voters have received its log"
-        return "its metadata directory is new: it waits for all voters to be there, or for the leader's log"
+            return "it was the only voter: it waits until all other voters have received its log"
+        return "its metadata directory is new: it waits for all voters to connect, or for the leader's log"
 
     def propose(self, command: bytes, done: Done) -> None:
         """Propose a command, and post ``done(outcome, is_known)`` later.

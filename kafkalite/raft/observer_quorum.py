@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class ObserverQuorum(Quorum):
-    """The ``Quorum`` of a node that only reads."""
+    """The ``Quorum`` of a node that is not a voter and only follows the log."""
 
     def __init__(self, fetch: MetadataFetch, *, node_id: int) -> None:
         super().__init__(node_id)

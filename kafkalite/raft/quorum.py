@@ -54,7 +54,7 @@ LeaderListener = Callable[[int | None, int], None]
 
 
 class Quorum(ABC):
-    """A node's access to the log. Invariant: ``offset`` is the state machine's offset and never decreases."""
+    """A node's access to the metadata log. Invariant: ``offset`` is the machine's and never decreases."""
 
     is_single_node = False  #: whether this node is the whole cluster
 
@@ -88,7 +88,7 @@ class Quorum(ABC):
 
     def attach(self, machine: StateMachine) -> None:
         """Deliver entries to ``machine``. Call it once, before ``start``."""
-        assert self._machine is None, "the quorum drives a state machine already"
+        assert self._machine is None, "the quorum has a state machine already"
         self._machine = machine
 
     @abstractmethod

@@ -112,7 +112,7 @@ class SingleNodeLog:
         self._offset = offset
 
     def write_snapshot(self, offset: int, records: Iterable[MetadataRecord]) -> None:
-        """Store the state at ``offset``, that of the last entry, and drop the earlier entries.
+        """Store the state at ``offset``, which must be the last entry's, and drop the earlier entries.
 
         Raises DiskFullError, which leaves the log usable, and LogOfflineError.
         """

@@ -96,7 +96,7 @@ class SnapshotStore:
         raise corrupt(self._path, 0, "a snapshot of this format", "something else with a good checksum")
 
     def receive(self, data: bytes, *, is_first: bool, is_last: bool) -> Snapshot | None:
-        """Add a chunk. If it completes an intact snapshot, return the snapshot without storing it."""
+        """Add a chunk of a leader's snapshot. Return the snapshot, not yet stored, once it is complete."""
         if is_first:
             self._receiving = bytearray()
         if self._receiving is None or len(self._receiving) + len(data) > _MAX_RECEIVED_BYTES:

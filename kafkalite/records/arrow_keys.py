@@ -101,7 +101,7 @@ def _murmur2(keys: Any, lengths: Any, word_count: int) -> Any:
 
 
 def _mixed(hashed: Any, k: Any) -> Any:
-    """Return the hash after one more complete word."""
+    """Return the hashes ``hashed`` after one more complete word ``k`` of each key."""
     k = pc.multiply(k, _M)
     k = pc.multiply(pc.bit_wise_xor(k, pc.shift_right(k, _R)), _M)
     return pc.bit_wise_xor(pc.multiply(hashed, _M), k)

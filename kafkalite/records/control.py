@@ -37,7 +37,8 @@ _CONTROL_ATTRIBUTES: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
 
 class Marker(NamedTuple):
-    """The contents of a marker. ``coordinator_epoch`` is the leader epoch of the coordinator's partition."""
+    """The contents of a transaction marker. ``coordinator_epoch`` is the leader epoch of the coordinator's
+    partition."""
 
     is_commit: bool
     coordinator_epoch: int

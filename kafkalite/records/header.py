@@ -209,7 +209,7 @@ def _problem(header: BatchHeader) -> str:
     if header.magic != MAGIC:
         return f"magic is {header.magic}, not {MAGIC}"
     if header.length_bytes < HEADER_BYTES:
-        return f"its length says {header.length_bytes} bytes, less than a header"
+        return f"its length field is {header.length_bytes} bytes, less than a header"
     if header.last_offset_delta + 1 != header.record_count:
         return f"{header.record_count} records, but the last offset delta is {header.last_offset_delta}"
     if not 1 <= header.record_count <= MAX_RECORDS_PER_BATCH:
@@ -307,7 +307,7 @@ def check(buffer: Buffer) -> BatchHeader:
     if actual != header.crc:
         raise CorruptBatchError(
             f"record batch at offset {header.base_offset}: CRC-32C is {actual:#010x},"
-            f" the header says {header.crc:#010x}",
+            f" the header has {header.crc:#010x}",
             hint="the bytes changed in transit or on disk; fetch or send the batch again",
         )
     return header
@@ -323,13 +323,13 @@ def check_length(buffer: Buffer) -> BatchHeader:
 
 def _wrong_length(buffer: Buffer, header: BatchHeader) -> CorruptBatchError:
     return CorruptBatchError(
-        f"record batch at offset {header.base_offset}: its length says {header.length_bytes} bytes,"
+        f"record batch at offset {header.base_offset}: its length field is {header.length_bytes} bytes,"
         f" but there are {len(buffer)}"
     )
 
 
 def stamp(buffer: bytearray | memoryview, *, base_offset: int, leader_epoch: int) -> None:
-    """Write the leader's two fields in place. The CRC does not cover them and stays valid."""
+    """Write base offset and leader epoch in place. The CRC does not cover them and stays valid."""
     _BASE_OFFSET.pack_into(buffer, 0, base_offset)
     _INT32.pack_into(buffer, LENGTH_OVERHEAD_BYTES, leader_epoch)
 

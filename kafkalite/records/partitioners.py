@@ -69,7 +69,7 @@ class Partitioner(Protocol):
     def partition(
         self, topic: str, key: bytes | None, value: bytes | None, partition_count: int, /
     ) -> int | None:
-        """Return a number in [0, partition_count), or None to leave the choice to the caller."""
+        """Return a partition in [0, partition_count), or None to leave the choice to the caller."""
         ...
 
     def on_batch_closed(self, topic: str, partition: int, /) -> None:

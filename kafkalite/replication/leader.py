@@ -141,7 +141,7 @@ class PartitionLeader:
         return self._take_quorum()
 
     def set_min_insync_replicas(self, min_insync_replicas: int) -> bool:
-        """Set the minimum. Return whether the high watermark moved."""
+        """Set ``min.insync.replicas``. Return whether the high watermark moved."""
         return self.configure(self.isr, min_insync_replicas)
 
     def take_state(self, partition_epoch: int, isr: Iterable[int]) -> bool:
@@ -323,7 +323,7 @@ class PartitionLeader:
         return None if isr == self.isr else self._begin_proposal(isr)
 
     def _begin_proposal(self, isr: Iterable[int]) -> ProposedIsr:
-        """Count ``isr`` beside the current set from now on, until the controller's decision is known (R8)."""
+        """Make ``isr`` the pending proposal, which counts beside the current set until it is decided (R8)."""
         replica_ids = tuple(sorted(isr))
         followers = self._followers
         epochs = tuple(

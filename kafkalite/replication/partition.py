@@ -91,7 +91,7 @@ _NO_BROKER: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class PartitionSettings:
-    """The options of a topic's configuration that the log does not use, under Kafka's names."""
+    """The topic options that a partition itself uses, in addition to its log's, under Kafka's names."""
 
     min_insync_replicas: int = 1
     message_timestamp_before_max_ms: int = _NOTHING_CAN_BE_OLDER
@@ -119,7 +119,7 @@ class Observer(Protocol):
 
 
 class Partition:
-    """A partition's log in its present role.
+    """A replica of a partition on this broker: its log and its present role.
 
     Invariant: log start offset <= high watermark <= log end offset.
     """
@@ -231,7 +231,7 @@ class Partition:
 
     @property
     def high_watermark(self) -> int:
-        """The exclusive end of what consumers may read. Without a role, the last known high watermark."""
+        """The exclusive end of the committed records. Without a role, the last known high watermark."""
         if self._leader is not None:
             return self._leader.high_watermark
         return self._resigned_high_watermark if self._follower is None else self._follower.high_watermark
@@ -390,7 +390,7 @@ class Partition:
         if current_leader_epoch in (leader_epoch, NO_EPOCH):
             return
         kind = FencedLeaderEpochError if current_leader_epoch < leader_epoch else UnknownLeaderEpochError
-        raise kind(f"{self.key} is led in epoch {leader_epoch}, the request knows {current_leader_epoch}")
+        raise kind(f"{self.key} is led in epoch {leader_epoch}, the request expects {current_leader_epoch}")
 
     def _leading(self) -> PartitionLeader:
         if self._leader is None:

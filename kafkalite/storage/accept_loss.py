@@ -65,9 +65,11 @@ def accept_loss(fs: FileSystem, directory: str) -> AcceptedLoss:
         if marker is not None and name in marker.ends:
             point = max(point, marker.ends[name].point, key=lambda one: (one.truncations, one.recovery_point))
         if not fs.exists(directory) and point == RecoveryPoint():
-            raise DataDirectoryError(f"{directory} does not exist, and nothing is known of such a log")
+            raise DataDirectoryError(
+                f"{directory} does not exist, and the data directory does not list such a log"
+            )
         result = _Repair(fs, directory, point).run()
-        if marker is not None:  # the log is not as the marker says, and the disk lacks acknowledged records
+        if marker is not None:  # the log differs from its entry, and the disk lacks acknowledged records
             ends = {one: end for one, end in marker.ends.items() if one != name}
             data = encode_clean_shutdown(CleanShutdown(NO_BROKER_EPOCH, ends))
             fs.write_atomically(layout.join(data_directory, layout.CLEAN_SHUTDOWN_FILE), data)
@@ -95,7 +97,7 @@ class _Content:
 
 
 class _Repair:
-    """The repair of one directory."""
+    """Repairs the log in one directory."""
 
     def __init__(self, fs: FileSystem, directory: str, point: RecoveryPoint) -> None:
         self._fs = fs

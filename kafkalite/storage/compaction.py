@@ -201,7 +201,7 @@ def _readable_keys(batch: memoryview, header: BatchHeader) -> list[bytes | None]
 
 
 class Written(NamedTuple):
-    """A batch that stays. The time index uses ``max_timestamp_ms``; ``next_offset`` is exclusive."""
+    """A batch of the new segment. The time index uses ``max_timestamp_ms``; ``next_offset`` is exclusive."""
 
     data: Buffer
     base_offset: int

@@ -119,7 +119,7 @@ class _ReadOnly:
 
 
 def damage_of(fs: FileSystem, directory: str) -> Damage | None:
-    """Return the damage that a start after the end of the process would find in a log. Changes nothing."""
+    """Return the damage that the next start would find if only the process ended. Changes nothing."""
     data_directory, name = layout.parent(directory), directory.rpartition("/")[2]
     parsed = layout.parse_log_directory_name(name)
     point = RecoveryPoint()

@@ -224,7 +224,7 @@ class LogStore:
         if end is not None:
             if is_as_left(self._fs, directory, config, end, identity):
                 return Log.open_clean(self._fs, directory, config, end), None
-            logger.warning("log differs from its orderly stop %s", Fields(directory=directory))
+            logger.warning("log differs from its state at the orderly stop %s", Fields(directory=directory))
             point = max(point or RecoveryPoint(), end.point, key=_age)
         may_lack_unsynced = self._may_lack_unsynced and end is None
         try:
@@ -403,10 +403,10 @@ class LogStore:
     def begin_removal(
         self, now_ms: int, files: Iterable[str] = (), delay_ms: int = 60_000
     ) -> Callable[[], None] | None:
-        """Return the removal of ``files``, which logs have retired, and of the directories of logs that were
-        deleted at least ``delay_ms`` ago, for any thread; None if there is nothing to remove.
+        """Return a job that removes ``files``, which logs have retired, and the directories of logs that were
+        deleted at least ``delay_ms`` ago; None if there are none.
 
-        It raises OSError: the rest is removed at the next start.
+        The job may run in any thread. If it raises OSError, the next start removes the rest.
         """
         files, directories = list(files), self._retired.due(now_ms, delay_ms)
         return partial(self._remove, files, directories) if files or directories else None

@@ -21,7 +21,7 @@ assert array("I").itemsize == 4
 
 
 class OffsetIndex:
-    """The index of one segment. Invariants: both arrays have equal length and strictly increase."""
+    """The offset index of one segment. Invariants: both arrays have equal length and strictly increase."""
 
     __slots__ = ("positions", "relative_offsets")
 

@@ -346,8 +346,8 @@ class ProducerStates:
         return min(high_watermark, next(iter(self.open.values()), high_watermark))
 
     def first_uncommitted_offset(self, high_watermark: int) -> int:
-        """Return the lowest first offset of the transactions whose marker is uncommitted, or the argument if
-        there are none."""
+        """Return the lowest first offset of the transactions whose marker is uncommitted, or
+        ``high_watermark`` if there are none."""
         self.forget_stable(high_watermark)
         return min((one.first_offset for one in self.ended), default=high_watermark)
 

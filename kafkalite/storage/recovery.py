@@ -72,7 +72,7 @@ _ZERO_BLOCK: Final = bytes(1 << 20)
 
 @dataclass(slots=True)
 class OpenedLog:
-    """The parts of a log as found. If ``segments`` is not empty, its last segment is the active one."""
+    """The parts of an opened log. If ``segments`` is not empty, its last segment is the active one."""
 
     segments: list[Segment]
     state: LogState

@@ -32,7 +32,7 @@ Change = SyncWork | RecoveryPoint | None
 
 
 class RecoveryPointsFile:
-    """Reads and writes the file. ``write`` may run in any thread; calls wait for each other.
+    """Reads and writes ``recovery-points``. ``write`` may run in any thread; calls wait for each other.
 
     Invariant: ``points`` are those in the file, unless the last write has failed; then the next write
     replaces the file.
@@ -96,7 +96,9 @@ class RecoveryPointsFile:
     def _write(self, changed: Mapping[str, RecoveryPoint | None]) -> None:
         appended = self._size_bytes - self._first_bytes
         if not self._is_stale and not self._is_there():
-            logger.error("recovery points vanished %s", Fields(path=self._path, action="written again"))
+            logger.error(
+                "recovery points file missing or changed %s", Fields(path=self._path, action="written again")
+            )
             self._is_stale = True
         if self._is_stale or appended > max(self._first_bytes, MIN_APPENDED_BYTES):
             data = encode_recovery_points(self.points)

@@ -63,7 +63,7 @@ def plan_retention(
     retention_bytes: int,
     now_ms: int,
 ) -> RetentionPlan:
-    """Plan for ``segments``, the oldest first and the active one last. Reads only as many as needed.
+    """Return the plan for ``segments``, oldest first and active last. Reads only as many as needed.
 
     ``log_size_bytes`` is the size of all segments. -1 disables a rule. ``now_ms`` is wall clock time, like
     the records' timestamps. ``up_to`` is exclusive.

@@ -282,9 +282,9 @@ class Segment:
         self._last_base_offset = base_offset
 
     def _grow(self, end: int) -> None:
-        """Allocate space up to ``end`` plus the reserve, and more if the disk has room.
+        """Allocate space up to ``end`` plus a reserve for small files (R26), and more if the disk has room.
 
-        Raises DiskFullError, with nothing changed. The rest of the reserve is for small files (R26).
+        Raises DiskFullError, with nothing changed.
         """
         config, allocated = self._config, self.allocated_bytes
         needed = end + min(RESERVE_BYTES, config.preallocate_min_bytes)

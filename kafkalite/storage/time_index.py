@@ -22,7 +22,7 @@ assert _ENTRY.size == TIME_ENTRY_BYTES
 
 
 class TimeIndex:
-    """The index of one segment. Invariants: both arrays have equal length and strictly increase."""
+    """The time index of one segment. Invariants: both arrays have equal length and strictly increase."""
 
     __slots__ = ("relative_offsets", "timestamps")
 

@@ -105,7 +105,7 @@ class ServerProcess:
                 os.kill(self.process.pid, number)
 
     async def end(self, number: int) -> int:
-        """Send the signal and return the exit status. Kill the process if it does not end in time."""
+        """Send signal ``number`` and return the exit status. Kill the process if it does not end in time."""
         if self.process is None:
             return 0
         if self.is_paused:

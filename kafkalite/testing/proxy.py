@@ -94,7 +94,7 @@ class Direction:
         self._changed = asyncio.Event()
 
     async def _pass(self, data: bytes, connection: _Connection, writer: asyncio.StreamWriter) -> bool:
-        """Deliver one piece with the faults applied. Return False if the connection has ended."""
+        """Deliver one piece of data with the faults applied. Return False if the connection has ended."""
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
         while self._is_stalled and not self._is_black_hole:
@@ -124,7 +124,7 @@ class Direction:
 
 
 class Link:
-    """All connections of one source to the target."""
+    """All connections from one client (the source) to the proxy's target."""
 
     def __init__(self, source: str) -> None:
         self.source = source

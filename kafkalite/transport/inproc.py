@@ -117,7 +117,7 @@ class InprocListener:
 
 
 class InprocEnd(StreamEnd):
-    """One end of a pair. Methods are called in its own loop unless documented as called by the peer."""
+    """One end of a stream. Methods are called in its own loop unless documented as called by the peer."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, peername: tuple[str, int], sockname: tuple[str, int]

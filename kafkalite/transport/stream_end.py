@@ -61,7 +61,7 @@ class StreamEnd(asyncio.Transport):
 
     @abstractmethod
     def _end(self, error: Exception | None) -> None:
-        """Stop, and call ``_lose`` soon."""
+        """Stop the transfer, and make the loop call ``_lose`` with ``error``."""
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         assert self._protocol is not None, "the transport is not open"

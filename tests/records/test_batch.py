@@ -96,7 +96,7 @@ def test_making_records_leaves_the_garbage_collector_as_it_was() -> None:
 def test_the_crc_is_checked_unless_disabled() -> None:
     batch = _batch()
     batch[-1] ^= 0x20
-    with pytest.raises(CorruptBatchError, match=r"CRC-32C is .* the header says"):
+    with pytest.raises(CorruptBatchError, match=r"CRC-32C is .* the header has"):
         RecordBatch(batch)
     assert RecordBatch(batch, check_crc=False).header.record_count == 3
 

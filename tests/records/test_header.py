@@ -164,7 +164,7 @@ def test_check_requires_exactly_one_batch() -> None:
     assert check(batch) == parse_header(batch)
     assert check(memoryview(batch).toreadonly()) == check(bytes(batch))
     for wrong in (batch[:-1], batch + b"\0"):
-        with pytest.raises(CorruptBatchError, match="its length says"):
+        with pytest.raises(CorruptBatchError, match="its length field is"):
             check(wrong)
 
 

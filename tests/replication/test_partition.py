@@ -137,7 +137,7 @@ def test_r3_older_and_newer_leader_epochs_are_refused(new_leader):
     assert partition.leader_epoch == 5
     partition.check_leader_epoch(5)
     partition.check_leader_epoch(NO_EPOCH)
-    with pytest.raises(FencedLeaderEpochError, match="epoch 5, the request knows 4"):
+    with pytest.raises(FencedLeaderEpochError, match="epoch 5, the request expects 4"):
         partition.check_leader_epoch(4)
     with pytest.raises(UnknownLeaderEpochError):
         partition.check_leader_epoch(6)

@@ -157,7 +157,7 @@ def test_a_directory_in_use_or_of_another_log_is_refused(
 ) -> None:
     with pytest.raises(DataDirectoryError, match="not the directory of a log"):
         accept_loss(fs, PATH)
-    with pytest.raises(DataDirectoryError, match="nothing is known"):
+    with pytest.raises(DataDirectoryError, match="does not list such a log"):
         accept_loss(fs, f"{PATH}/{ID}-5")
     store = open_store(fs)
     with pytest.raises(DataDirectoryError, match="in use"):

@@ -92,7 +92,7 @@ class SimExecutor(Executor):
 
 
 class Host:
-    """One machine. Its disk and its name outlive the programs that run on it."""
+    """A simulated machine. Its disk and its name outlive the programs that run on it."""
 
     def __init__(self, name: str, loop: SimLoop, network: Network, rng: Rng) -> None:
         self.name = name

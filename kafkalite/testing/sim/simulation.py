@@ -64,7 +64,7 @@ class _Watcher(logging.Handler):
 
 
 class Simulation:
-    """One simulated world. On exit, programs that still run are dropped."""
+    """A simulation of hosts and their network. On exit, programs that still run are dropped."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -150,7 +150,7 @@ class Simulation:
             self.lines.append(line)
 
     def probe(self, name: str, times: int = 1) -> None:
-        """Count a rare code path, because runs that never reach it prove nothing about it."""
+        """Count ``times`` runs of a rare code path: a run without them proves nothing about that path."""
         self.probes[name] += times
 
     def violate(self, violation: Violation) -> None:

@@ -173,7 +173,7 @@ class SimEnd(StreamEnd):
         self._extra["sockname"] = name  # type: ignore[attr-defined]
 
     def join(self, peer: SimEnd) -> None:
-        """Connect two ends, before or after each is opened."""
+        """Connect this end to ``peer``. Either end may be open already."""
         self.peer, peer.peer = peer, self
         self._network.add(self)
         self._network.add(peer)

@@ -1,4 +1,4 @@
-"""Runs the command ``kl`` when started as ``python -m kafkalite``."""
+"""Runs the command ``kl`` for ``python -m kafkalite``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The Clock interface: it returns the current time and lets a task sleep.
+"""The Clock interface, which returns the time and lets a task sleep.
 
-Periodic work of the broker (retention, segment roll, idle connections) uses this interface, so that a
-test can simulate a week in milliseconds. Network deadlines use the event loop's own timers.
+Periodic work of the broker (retention, segment roll, idle connections) uses this interface, so that a test
+can simulate a week in milliseconds. Network deadlines use the event loop's own timers.
 """
 
 # Tests: tests/testing/test_virtual_clock.py

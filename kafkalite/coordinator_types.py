@@ -1,9 +1,9 @@
 """Types shared by the coordinators of groups and of transactions.
 
-A coordinator is a state machine on the records of one partition of an internal topic. ``decide`` reads
-the state and returns records and a reply. It changes nothing. The broker appends the records as one
-batch and replays them at once. It sends the reply when every record that the log then contains is
-committed, so that no reply, even to a read, shows state that may still be lost (R36, R39, R40).
+A coordinator is a state machine whose state is replayed from one partition of an internal topic. ``decide``
+reads the state and returns records and a reply, without changing the state. The broker appends the records as
+one batch and replays them at once. It sends the reply when every record that the log then contains is
+committed. So no reply, even to a read, shows state that may still be lost (R36, R39, R40).
 """
 
 # Tests: tests/groups/test_machine.py, tests/transactions/test_machine.py
@@ -17,7 +17,7 @@ from kafkalite.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
 
 class Instant(NamedTuple):
-    """One moment on both clocks: monotonic for sessions and timeouts, wall clock for timestamps."""
+    """The present time by both clocks: monotonic for timeouts, wall clock for timestamps."""
 
     monotonic_ms: int
     wall_ms: int
@@ -31,7 +31,7 @@ class StateRecord(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """The client that sent a request. It is shown in descriptions; no decision depends on it."""
+    """The client that sent a request. Descriptions show it; no decision depends on it."""
 
     client_id: str
     host: str

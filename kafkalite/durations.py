@@ -1,4 +1,4 @@
-"""Parses and formats durations in options: ``500ms``, ``1h30m``, ``7d``."""
+"""Parses durations in options such as ``500ms``, ``1h30m`` and ``7d``, and formats them."""
 
 from __future__ import annotations
 

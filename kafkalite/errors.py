@@ -130,7 +130,7 @@ class ErrorCode(enum.IntEnum):
 
 
 class KafkaliteError(Exception):
-    """The base class of all errors. ``hint`` says what to do; it is empty if nothing is known to help."""
+    """The base class of all errors. ``hint`` is what the user can do about it, or empty."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -156,7 +156,7 @@ class ListenError(KafkaliteError): ...
 
 
 class ProtocolError(KafkaliteError):
-    """The base class of LocalProtocolError and RemoteProtocolError, never raised itself."""
+    """The base class of LocalProtocolError and RemoteProtocolError. It is never raised itself."""
 
 
 class LocalProtocolError(ProtocolError): ...
@@ -168,8 +168,8 @@ class RemoteProtocolError(ProtocolError): ...
 class RecordError(KafkaliteError):
     """A record or batch that cannot be built or read.
 
-    A consumer that raises it for a fetched batch sets the attributes. ``seek(error.topic_partition,
-    error.next_offset)`` skips the batch.
+    The attributes are set if a consumer raises it for a fetched batch. ``seek(error.topic_partition,
+    error.next_offset)`` then skips the batch.
     """
 
     topic_partition: TopicPartition | None = None
@@ -205,8 +205,8 @@ class LogOfflineError(StorageError): ...
 class ShortLeaderError(StorageError):
     """A follower refuses to truncate committed records that its leader lacks (R49).
 
-    ``offset`` is where the leader's log would have it truncate, ``committed_end`` what the follower knows
-    to be committed, both exclusive.
+    ``offset`` is the end of the leader's log, to which the follower would have to truncate. ``committed_end``
+    is the end of the records that the follower knows to be committed. Both are exclusive.
     """
 
     def __init__(self, *, partition: object, leader_id: int, offset: int, committed_end: int) -> None:
@@ -280,7 +280,7 @@ class LogTruncationError(ClientError):
 
 
 class CommitFailedError(ClientError):
-    """The offsets were not committed: the consumer was expelled or does not own a partition (R39)."""
+    """The offsets were not committed: the consumer was expelled or no longer owns a partition (R39)."""
 
 
 class MaxPollIntervalError(CommitFailedError):
@@ -296,7 +296,7 @@ class TransactionStateError(ClientError):
 
 
 class BrokerError(KafkaliteError):
-    """An error code in a broker's response. Each code has exactly one class; this is asserted at import."""
+    """An error code in a broker's response. Each code has exactly one class, which is checked at import."""
 
     code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN_SERVER_ERROR
     retriable: ClassVar[bool] = False

@@ -1,7 +1,7 @@
-"""All fixed limits with their reasons, and assertions on the relations between them.
+"""All fixed limits with their reasons, and assertions about the relations between them.
 
-The limits here are not configurable. For a configurable value, the option registry states the default,
-and this module the maximum.
+The limits here are not configurable. If a value is configurable, its option declares the default, and this
+module the maximum.
 """
 
 # Tests: tests/protocol/test_codec_properties.py

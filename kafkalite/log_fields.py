@@ -1,4 +1,4 @@
-"""Formats a log line as an event with named values, for people and for structured logging.
+"""Formats a log message as an event with named values, for people and for structured logging.
 
 ``logger.info("log created %s", Fields(topic="orders", partition=3))`` prints ``log created topic=orders
 partition=3`` with plain logging; ``cli/server_logging.py`` turns the same record into a structured one.
@@ -12,7 +12,7 @@ MAX_VALUE_CHARACTERS: Final = 300
 
 
 class Fields:
-    """Named values of one event, in order. Control characters are escaped, long values truncated (S13)."""
+    """The named values of a log message, in order. Control characters are escaped, long values cut (S13)."""
 
     __slots__ = ("values",)
 

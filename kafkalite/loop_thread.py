@@ -1,8 +1,8 @@
 """An event loop in its own thread, for callers that block.
 
-The blocking clients share one such thread for the whole process, started at first use. A process forked
-from this one starts its own, because threads do not survive a fork. Loops are uvloop's if it is
-installed, unless the environment has ``KAFKALITE_UVLOOP=0``.
+The blocking clients share one such thread for the whole process, started at first use. A process forked from
+this one starts its own, because threads do not survive a fork. The loop is uvloop's if that is installed and
+the environment does not have ``KAFKALITE_UVLOOP=0``.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ MAX_TIMESTAMP: Final = -3
 
 
 class Acks(enum.IntEnum):
-    """The acknowledgement that a produce request waits for. Configurations write ``0``, ``1`` or ``all``."""
+    """The acknowledgement for which a produce request waits; in configurations ``0``, ``1`` or ``all``."""
 
     NONE = 0
     LEADER = 1
@@ -127,7 +127,7 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class GroupMetadata(NamedTuple):
-    """The committer of offsets: a member at its epoch, or "" at NO_EPOCH for a group without members."""
+    """The sender of a commit: a member at its epoch, or "" at NO_EPOCH for a client without membership."""
 
     group_id: str
     member_id: str = ""

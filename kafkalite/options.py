@@ -1,6 +1,6 @@
-"""Options: one declaration states name, type, default, bounds, documentation and error text.
+"""Options: one declaration has the name, type, default, bounds and documentation of an option.
 
-Each package that has options (topics, broker, producer, consumer) has their registry. Option names are
+Each package that has options (topics, broker, producer, consumer) has a registry of them. Option names are
 Kafka's dotted names. The Python name has underscores instead of dots.
 """
 
@@ -21,7 +21,7 @@ _FALSE: Final = {"false", "no", "off", "0"}
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. ``minimum`` and ``maximum`` are inclusive; ``choices`` have the parsed type."""
+    """One option. ``minimum`` and ``maximum`` are inclusive. ``choices`` are the allowed values, parsed."""
 
     name: str
     kind: Kind
@@ -135,7 +135,7 @@ class OptionRegistry:
         return name in self._names
 
     def get(self, name: str, *, source: str = "") -> Option:
-        """Return the option with this name. Raise ConfigError, with the nearest known name, if unknown."""
+        """Return the option with this name. Raise ConfigError, with the most similar name, if unknown."""
         canonical = self._names.get(name)
         if canonical is None:
             near = get_close_matches(name, self._names, n=1)
@@ -179,8 +179,8 @@ def option_field(
 ) -> Any:
     """Return a dataclass field that declares an option.
 
-    If ``name`` is empty, it is the field's name with dots: ``linger_ms`` declares ``linger.ms``. If ``kind``
-    is None, it is the type of the default, or string for a default of None.
+    If ``name`` is empty, it is derived from the field's name: ``linger_ms`` declares ``linger.ms``. If
+    ``kind`` is None, it is the type of the default, or string if that is None.
     """
     option = Option(
         name,

@@ -63,7 +63,7 @@ class Broker:
         return self
 
     def stop(self) -> None:
-        """Respond to the requests in flight, then stop. May be called more than once."""
+        """Complete the requests in flight, then stop. May be called more than once."""
         if self._broker is not None:
             self._thread.run(self._broker.stop())
 
@@ -87,7 +87,7 @@ class Broker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The value of ``bootstrap_servers`` for clients in any thread of this process."""
+        """The address to pass as ``bootstrap_servers`` to clients in any thread of this process."""
         servers: str = self._started.bootstrap_servers
         return servers
 

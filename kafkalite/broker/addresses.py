@@ -32,10 +32,7 @@ def parse_address(text: str, key: str) -> str:
 
 
 def parse_voters(voters: Iterable[str]) -> dict[int, str]:
-    """Return {node id: address of its controller listener} for ``1@host:port`` entries.
-
-    Raises ConfigError.
-    """
+    """Return {node id: controller listener's address} for texts ``1@host:port``. Raises ConfigError."""
     key = "controller.quorum.voters"
     parsed: dict[int, str] = {}
     for voter in voters:

@@ -167,7 +167,7 @@ class Broker:
         return self._state == "running"
 
     def statistics(self) -> BrokerStatistics:
-        """Return counters that began at the start of this broker, and the present sizes."""
+        """Return the counters since the start of this broker, and current sizes."""
         metrics, services = self._metrics, self._services
         return BrokerStatistics(
             node_id=self.config.node_id,
@@ -210,7 +210,7 @@ class Broker:
 
     @property
     def housekeeping(self) -> Housekeeping:
-        """Return the object that runs the periodic passes, so that tests can run them at once."""
+        """Return the object that runs the periodic passes. Tests use it to run one at once."""
         return self._housekeeping
 
     def intercept(self, interceptor: Interceptor | None) -> None:
@@ -499,7 +499,7 @@ class Broker:
         self._service_tasks.start(coordinators.keep_time(), name="coordinators' time")
 
     def _own_authenticator(self) -> Authenticator | None:
-        """Return the authenticator that checks operators' proofs on a single node; None without a secret."""
+        """Return the authenticator of operators on a single node, or None if it has no cluster.secret."""
         secret = self.config.cluster_secret
         if not secret:
             return None
@@ -548,16 +548,16 @@ class Broker:
             self._service_tasks.start(self._tick_forever(), name="controller's tick")
 
     def _greet(self, request: Request, client: Client) -> Response:
-        """Respond to another node's handshake request.
-
-        Runs on the Raft loop, so it must not use broker state.
-        """
+        """Respond to another node's handshake. Runs on the Raft loop, so it must not use broker state."""
         response = HANDLERS[request.api_key](self._services, request, client)
         assert isinstance(response, Reply | Refusal), "a handshake does not wait"
         return response
 
     async def _leave_quorum(self) -> None:
-        """Close Raft's connections after the quorum has stopped: its last messages let another node lead."""
+        """Close Raft's connections.
+
+        The quorum has stopped and sent its last messages, which end its leadership.
+        """
         assert self._cluster is not None
         await self._cluster.leave(is_clean=self._is_clean)
 

@@ -64,10 +64,7 @@ def _topic_default(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """A broker's settings.
-
-    Each instance is checked for contradictions; ``from_settings`` also checks bounds.
-    """
+    """A broker's settings, checked for contradictions. ``from_settings`` also checks the bounds of values."""
 
     # --- behaviour: the node
     node_id: int = option_field(
@@ -85,7 +82,7 @@ class BrokerConfig:
     )
     cluster_secret: str | None = option_field(
         None,
-        f"The secret that the nodes of a cluster prove to each other to know: at least {MIN_SECRET_LENGTH} "
+        f"The secret by which the nodes of a cluster authenticate each other: at least {MIN_SECRET_LENGTH} "
         "characters, the same on every node. Never shown.",
         is_secret=True,
     )
@@ -136,11 +133,11 @@ class BrokerConfig:
         True, "Whether the controller returns leadership to preferred replicas automatically."
     )
     leader_imbalance_check_interval_seconds: int = option_field(
-        300, "How often it looks for partitions that are not led by their preferred replica.", minimum=1
+        300, "How often the controller looks for partitions not led by their preferred replica.", minimum=1
     )
     leader_imbalance_per_broker_percentage: int = option_field(
         10,
-        "The percentage of a broker's preferred partitions that others may lead before that is done.",
+        "The percentage of a broker's preferred partitions that others may lead before it is returned.",
         minimum=0,
         maximum=100,
     )
@@ -391,11 +388,11 @@ class BrokerConfig:
         minimum=1,
     )
     log_initial_task_delay_ms: int = option_field(
-        30_000, "How long after the start the first of these passes runs.", minimum=0
+        30_000, "How long after the start the first periodic pass runs.", minimum=0
     )
     log_flush_offset_checkpoint_interval_ms: int = option_field(
         60_000,
-        "How often recovery points are written: a start after a crash scans only what follows them.",
+        "How often recovery points are written: a start after a crash scans only later records.",
         minimum=1,
     )
 
@@ -560,7 +557,7 @@ SECRET_OPTIONS: Final = frozenset(option.name for option in BROKER_OPTIONS if op
 
 
 def parse_settings(settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
-    """Return {dotted name: typed value} for settings with dotted or Python names. Hours become ms.
+    """Return {dotted name: typed value} for dotted or Python names. Hours and minutes become ms.
 
     ``log.retention.ms`` overrides ``log.retention.minutes``, which overrides ``log.retention.hours``, as in
     Kafka. Raises ConfigError.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Services:
-    """The parts of one broker, created and connected by ``Broker``."""
+    """The parts of one broker, which ``Broker`` creates and connects."""
 
     config: BrokerConfig
     cluster_id: str

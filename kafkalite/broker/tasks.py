@@ -1,7 +1,7 @@
-"""Tasks that always have an owner, which cancels them; a failed task stops the broker.
+"""Tasks with an owner that cancels them. A failed task stops the broker.
 
-``asyncio.TaskGroup`` does not fit: the task that entered it must leave it, but different tasks may start
-and stop a broker.
+``asyncio.TaskGroup`` does not fit: the task that entered it must leave it, but different tasks may start and
+stop a broker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class TaskSet:
-    """The tasks of one owner. ``on_failure`` is called with every exception of a task but cancellation."""
+    """The tasks of one owner. ``on_failure`` is called with every exception of a task except cancellation."""
 
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
         self._on_failure = on_failure
@@ -49,7 +49,7 @@ class SharedTasks(Generic[K, T]):
         self._tasks: dict[K, asyncio.Task[T]] = {}
 
     async def run(self, key: K, begin: Callable[[], Coroutine[Any, Any, T]], *, name: str) -> T:
-        """Return the result of the running task for ``key``; start ``begin()`` as that task if there is none.
+        """Return the result of the running task for ``key``. Start ``begin()`` as that task if there is none.
 
         The task continues if its callers are cancelled. Raises the errors of the task.
         """

@@ -86,7 +86,7 @@ def root(context: click.Context) -> None:
 def run(arguments: Sequence[str], *, command: click.Command | None = None, name: str = "kl") -> int:
     """Run one command line in this process and return the exit code. Raises no exception.
 
-    ``command`` (None: the root command) is a command that is installed as a script called ``name``.
+    ``command`` (None: the root command) is the command to run, and ``name`` its name in messages.
     """
     invocation = Invocation(debug="--debug" in arguments)
     try:
@@ -124,7 +124,7 @@ def _invoke(command: click.Command, name: str, arguments: list[str], invocation:
 
 
 def _pipe_closed() -> int:
-    """Stop output because the reader of stdout closed it. Return exit code 0, as this is not an error."""
+    """Handle that the reader of stdout closed it: stop output. Return exit code 0: this is no error."""
     silence_stdout()
     return exit_codes.OK
 

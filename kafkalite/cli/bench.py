@@ -49,7 +49,7 @@ class Outcome:
     latencies: list[float] = field(default_factory=list)
 
     def document(self, what: str, broker: str, workload: Workload) -> dict[str, Any]:
-        """Return the results as a document, unrounded. MiB count values only; latencies are in ms."""
+        """Return the results as a document, unrounded. mib_per_second counts the bytes of values only."""
         document: dict[str, Any] = {
             "benchmark": what,
             "broker": broker,
@@ -162,7 +162,7 @@ def _print_for_people(document: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def _some_broker(current: Invocation) -> AsyncIterator[str]:
-    """Yield the name of the broker to measure: the given broker, or an embedded one that is started here."""
+    """Yield a name for the broker to measure: the one given by -b, or an embedded one started here."""
     if current.bootstrap_source != "default":
         yield current.bootstrap_servers
         return

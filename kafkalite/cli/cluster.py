@@ -88,7 +88,7 @@ async def _view_of_all(
 ) -> tuple[ClusterView, DescribeQuorumResponse | None, list[RecoveringPartition]]:
     """Return the cluster view, the controller quorum, and the partitions in recovery.
 
-    Without an active controller, or if their request fails, the quorum is None and the list is empty.
+    The quorum is None, and the list is empty, if there is no active controller or their request fails.
     """
     view = await look(client)
     if view.controller_id < 0:

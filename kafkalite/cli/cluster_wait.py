@@ -107,7 +107,7 @@ def _own_config() -> BrokerConfig:
 
 
 def _own_address(config: BrokerConfig) -> str:
-    """Return the address at which this machine reaches the node of ``config``."""
+    """Return the address at which processes on this machine reach the node of ``config``."""
     host, _, port = config.listeners[0].rpartition(":")
     return f"{'127.0.0.1' if host in {'0.0.0.0', '[::]'} else host}:{port}"
 
@@ -138,7 +138,7 @@ class _Reasons:
 
 
 async def _until_answered(address: str, progress: _Reasons) -> None:
-    """Wait until the controller at ``address`` completes a handshake. It accepts no other requests."""
+    """Wait until the controller at ``address`` completes a handshake, the only request that it accepts."""
     import asyncio
 
     from kafkalite.client.cluster.connection import connect

@@ -107,7 +107,7 @@ async def cluster(invocation: Invocation, **defaults: Any) -> AsyncIterator[Clus
 
 
 def ask_admin(question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
-    """Return the result of ``question(admin)``. The Admin uses the command's options; limit: --timeout."""
+    """Return the result of ``question(admin)``. The Admin has the command's options. --timeout applies."""
     invocation = current()
 
     async def ask() -> T:
@@ -118,7 +118,7 @@ def ask_admin(question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
 
 
 def ask_cluster(question: Callable[[ClusterClient], Coroutine[Any, Any, T]]) -> T:
-    """Return the result of ``question(client)`` with a client for any broker. The limit is --timeout."""
+    """Return the result of ``question(client)``, with a client for any broker. --timeout applies."""
     invocation = current()
 
     async def ask() -> T:

@@ -261,7 +261,7 @@ async def _up(cluster: DevCluster, when_up: Any) -> None:
 
 
 class Home:
-    """The directory of the cluster's files: the given one, or a temporary one that is removed at the end."""
+    """The directory of the cluster's files: ``data``, or a temporary directory that ``close`` removes."""
 
     def __init__(self, data: Path | None) -> None:
         self.is_temporary = data is None

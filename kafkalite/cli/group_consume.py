@@ -34,7 +34,7 @@ def patience_ms(deadline: float | None) -> int:
 
 
 def timed_out(printed_count: int, wanted_count: int | None, settings: Mapping[str, Any]) -> TimedOutError:
-    """Return the error to raise when --timeout passes. ``wanted_count`` None: read to the end."""
+    """Return the error to raise when --timeout passes. ``wanted_count`` is the value of -n, if given."""
     of = f" of {wanted_count:,}" if wanted_count is not None else ""
     hint = "a longer --timeout waits longer"
     if settings.get("isolation.level") == "read_committed":
@@ -44,7 +44,7 @@ def timed_out(printed_count: int, wanted_count: int | None, settings: Mapping[st
 
 @dataclass(slots=True)
 class GroupJob:
-    """Prints records as a group member, from the committed offsets or, without them, the beginning.
+    """Prints records as a group member, from the committed offsets or else from the beginning.
 
     Offsets are committed after their records were printed and flushed. After a crash, a record may be printed
     again, but none is skipped.

@@ -223,7 +223,7 @@ def say(message: str) -> None:
 
 
 def confirm(question: str, refusal: str) -> None:
-    """Ask for confirmation on stderr. Raises KafkaliteError with the text ``refusal`` if it is denied."""
+    """Ask ``question`` on stderr. Raises KafkaliteError with the text ``refusal`` if the answer is no."""
     click.echo(f"{question} [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise KafkaliteError(refusal, hint="--yes does it without asking")

@@ -144,7 +144,7 @@ def _log_directories(path: Path) -> list[Path]:
 
 
 def _files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Return ``path`` if it is a segment file with such a suffix, else all below it, by log and offset."""
+    """Return [``path``] if it is a segment file with one of ``suffixes``, else all such files below it."""
     from kafkalite.storage import layout
 
     if path.is_file():

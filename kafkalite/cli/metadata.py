@@ -46,7 +46,7 @@ def _path(text: str) -> str:
 async def _at(
     client: ClusterClient, path: str, *, after_offset: int = _NOW, max_wait_ms: int = 0
 ) -> DescribeMetadataResponse:
-    """Return the metadata at ``path`` and of its children. Raises NotFoundError."""
+    """Return the metadata nodes of ``path`` and its children. Raises NotFoundError."""
     request = DescribeMetadataRequest(path, after_offset, max_wait_ms)
     try:
         response: DescribeMetadataResponse = (await client.call(request)).message

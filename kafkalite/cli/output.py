@@ -53,7 +53,7 @@ def print_listing(
 ) -> None:
     """Print rows. json, jsonl and yaml contain every value unrounded.
 
-    ``if_empty`` is printed on stderr if a table has no rows.
+    -o name prints the values of ``name_key``. ``if_empty`` is printed on stderr if a table has no rows.
     """
     listed = list(rows)
     if if_empty and not listed and output in {"table", "wide"}:

@@ -1,7 +1,7 @@
 """``kl pipeline``: runs, lists and validates Spark pipelines declared in files.
 
-The package ``sparkbridge.pipelines``, part of the extra ``spark``, does the work. It is imported when a
-command needs it.
+The package ``sparkbridge.pipelines``, part of the extra ``spark``, runs them. It is imported when a command
+needs it.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class _Bar(Progress):
 def bar_on(
     stream: Any, title: str, *, total_bytes: int | None = None, total_records: int | None = None
 ) -> Progress:
-    """Return a bar on ``stream`` if it is a terminal and rich is installed."""
+    """Return a bar on ``stream``. It shows nothing unless that is a terminal and rich is installed."""
     if not stream.isatty():
         return Progress()
     try:

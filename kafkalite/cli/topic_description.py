@@ -135,7 +135,10 @@ def _partition(state: PartitionMetadata, extent: Extent | None, logs: Logs) -> d
 
 
 def only_partitions(documents: Sequence[dict[str, Any]], problems: Sequence[str]) -> list[dict[str, Any]]:
-    """Return ``documents`` with only partitions in ``problems`` ("leaderless", "under_replicated"). Pure."""
+    """Return ``documents``, omitting partitions that have none of the ``problems``. Pure.
+
+    ``problems`` are "leaderless" and "under_replicated"; if empty, nothing is omitted.
+    """
     if not problems:
         return list(documents)
 

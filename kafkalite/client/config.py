@@ -332,7 +332,7 @@ def _idempotence(values: Mapping[str, Any], source: str) -> bool:
 
 
 def _check(is_met: bool, key: str, value: Any, allowed: str, source: str) -> None:
-    """Raise ConfigError for the option ``key`` unless ``is_met``."""
+    """Raise ConfigError for the option ``key`` unless ``is_met``. ``allowed`` describes valid values."""
     if not is_met:
         raise ConfigError(key=key, value=value, allowed=allowed, source=source)
 

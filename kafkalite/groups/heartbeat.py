@@ -209,7 +209,7 @@ class HeartbeatRules:
         else:
             if member.subscription.instance_id is None:
                 raise InvalidRequestError(
-                    f"member {member_id} has no instance id, so it can only leave for good"
+                    f"member {member_id} has no instance id, so it must leave with epoch -1"
                 )
             change.step_out(member_id)
             group.sessions[member_id].last_seen_ms = now.monotonic_ms

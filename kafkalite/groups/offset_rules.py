@@ -111,7 +111,7 @@ class OffsetRules:
             if request.member_epoch >= 0 or (group is not None and group.members):
                 who = f"member {request.member_id!r}" if request.member_id else "a client that is no member"
                 raise UnknownMemberIdError(
-                    f"{who} can't commit for group {request.group_id!r}"
+                    f"{who} can't commit or fetch offsets of group {request.group_id!r}"
                     + (f", which has {len(group.members)} members" if group is not None else "")
                 )
             return

@@ -61,7 +61,7 @@ class BeginShutdown:
 
 @dataclass(frozen=True, slots=True)
 class LoseReplicas:
-    """Remove the replicas of a live broker that have gone offline or were found damaged (R26, R52)."""
+    """End the roles of a live broker's replicas that have gone offline or were found damaged (R26, R52)."""
 
     node_id: int
     broker_epoch: int
@@ -72,11 +72,7 @@ BrokerChange = FenceBroker | UnfenceBroker | BeginShutdown | LoseReplicas
 
 
 def broker_of(image: ClusterImage, node_id: int, broker_epoch: int) -> BrokerState:
-    """Return the registered broker ``node_id``.
-
-    Raises BROKER_ID_NOT_REGISTERED, or STALE_BROKER_EPOCH if ``broker_epoch`` is not that of its current
-    process.
-    """
+    """Return the broker. Raises BROKER_ID_NOT_REGISTERED, or STALE_BROKER_EPOCH for an earlier process."""
     broker = image.brokers.get(node_id)
     if broker is None:
         raise BrokerIdNotRegisteredError(f"broker {node_id} is not registered")

@@ -142,7 +142,7 @@ class Delta:
                     assert has_partition, f"no partition {number} of {topic_id}"
                     self._high_watermarks[topic_id, number] = end
             case ProducerIdsRecord():
-                assert record.next_producer_id >= self._next_producer_id, f"given out already: {record}"
+                assert record.next_producer_id >= self._next_producer_id, f"already allocated: {record}"
                 self._next_producer_id = record.next_producer_id
             case _:
                 assert_never(record)
@@ -232,7 +232,7 @@ class Delta:
         return self.after
 
     def _loads(self, topics_by_id: Mapping[str, TopicImage]) -> Mapping[int, BrokerLoad]:
-        """Return each broker's load after this delta, from only those partitions whose replicas changed."""
+        """Return each broker's load after this delta. Examines only partitions whose replicas changed."""
         changes: Counter[tuple[int, bool]] = Counter()  # (node, whether it is the preferred leader)
         for topic_id in self._topics:
             old, new = self.before.topics_by_id.get(topic_id), topics_by_id.get(topic_id)

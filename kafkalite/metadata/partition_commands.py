@@ -135,7 +135,7 @@ def record_refusal(edit: PartitionEdit) -> None:
 
 
 def is_present_incarnation(broker: BrokerState, epoch: int) -> bool:
-    """Whether a replica fetched under ``epoch``, the epoch of the broker's current process (R13)."""
+    """Whether ``epoch``, in which a replica fetched, is the epoch of its broker's current process (R13)."""
     return epoch == broker.broker_epoch
 
 

@@ -73,7 +73,7 @@ _LAYOUTS: Final[dict[int, _Layout]] = {
     RecordType.HIGH_WATERMARKS: _layout(HighWatermarksRecord),
     RecordType.PRODUCER_IDS: _layout(ProducerIdsRecord),
 }
-# By class: the type number and the newest version, which is written.
+# {class: (type number, newest version)}. The newest version is written.
 _HEADS: Final[dict[type, tuple[int, int]]] = {
     layout.record_type: (int(kind), len(layout.shapes) - 1) for kind, layout in _LAYOUTS.items()
 }

@@ -2,11 +2,11 @@
 
 A replica in the ISR or ELR has all committed records, unless its disk has lost or damaged some. After an
 unclean stop such a loss can be invisible, because a damaged end of a log looks like an end that was never
-synced. So a replica that restarted uncleanly leads only after a comparison. Logs agree up to their common
-epochs and offsets (R3, R4), so the log with the greatest (last epoch, log end offset) contains all committed
-records of every other one. If an ISR or ELR member with an undamaged log is among those compared, that log
-has all committed records. A report is valid for one leader epoch in which the partition has no leader,
-because meanwhile no log changes.
+synced. So a replica that restarted uncleanly leads only after a comparison. Logs are equal up to the offset
+at which their epochs diverge, and committed records never follow it (R3, R4). So the log with the greatest
+(last epoch, log end offset) has every committed record of the compared logs. One undamaged ISR or ELR member
+among them ensures that these are all. A report is valid for one leader epoch in which the partition has no
+leader, because meanwhile no log changes.
 
 The active controller keeps reports in memory only. Brokers send them again to a new controller.
 """
@@ -358,10 +358,7 @@ class ReplicaReports:
         self._seen = None
 
     def due(self, image: ClusterImage, now_ms: int) -> RecoverLeaders | None:
-        """Return the elections that are possible now.
-
-        None if there are none, or nothing changed since a call.
-        """
+        """Return the elections that are possible now, or None. Cheap if nothing has changed."""
         if not self._partitions or (image is self._seen and now_ms < self._due_ms):
             return None
         self._seen = image

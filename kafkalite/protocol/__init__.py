@@ -1,1 +1,1 @@
-"""Bytes to messages and back: frames, the msgpack codec, typed messages, sans-IO connections. Pure."""
+"""Converts between bytes and messages: frames, the msgpack codec, typed messages, connections. Pure."""

@@ -1,6 +1,6 @@
-"""The APIs: the key, versions, and request and response structs of each.
+"""The APIs: the key, the versions, and the request and response structs of each.
 
-APIs that Kafka also has use Kafka's keys.
+An API that Kafka also has uses Kafka's key.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ _VERSIONS: Final = (0, 0)
 
 
 def _api(key: ApiKey) -> Api:
-    """Return the API with its structs. Their names derive from its key: END_TXN has EndTxnRequest."""
+    """Return the API with its structs, whose names are derived from its key: END_TXN has EndTxnRequest."""
     name = key.name.title().replace("_", "")
     if key is ApiKey.BROKER_REGISTRATION:
         name = "RegisterBroker"
@@ -114,5 +114,5 @@ API_KEY_BY_REQUEST: Final[dict[type[Struct], ApiKey]] = {api.request: api.key fo
 
 
 def supported_ranges() -> list[metadata.ApiVersionRange]:
-    """Return the versions of this build as an ApiVersions response lists them, by ascending key."""
+    """Return the supported versions of each API by ascending key, as an ApiVersions response lists them."""
     return [metadata.ApiVersionRange(int(key), *APIS[key][3:]) for key in sorted(APIS)]

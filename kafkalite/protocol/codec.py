@@ -1,18 +1,17 @@
 """Converts typed structs to msgpack and back. The only module that uses the msgpack library.
 
-Writing is one call: a ``Struct`` is the tuple that is sent. Reading checks everything. For each struct, a
-*plan* is compiled from its type hints at the first use, in two forms that accept the same bytes:
+Writing is one call: a ``Struct`` is the tuple that is sent. Reading checks the type and size of everything.
+At the first use of a struct, a ``Plan`` for reading it is compiled from its type hints. It has two functions
+that accept the same bytes:
 
-``check(value)``
-    Checks every type in a value that msgpack has unpacked. This generated function serves envelopes of at
-    most ``SMALL_ENVELOPE_BYTES``, which are nearly all of the traffic. Unpacking such an envelope costs a
-    bounded amount of memory, whatever the bytes claim.
+``check(value)`` checks every type in a value that msgpack has unpacked. This generated function serves
+envelopes of at most ``SMALL_ENVELOPE_BYTES``, which are nearly all of the traffic. Unpacking such an envelope
+costs a bounded amount of memory, whatever the bytes claim.
 
-``read(stream)``
-    Reads a larger envelope field by field. Before anything is allocated, every count is compared with the
-    remaining bytes, divided by the smallest size of an element. Elements without a field in the struct are
-    not unpacked. So a refused envelope costs no more memory than its valid beginning justifies (S2,
-    CVE-2026-111108 in Kafka).
+``read(stream)`` reads a larger envelope field by field. Before anything is allocated, every count is compared
+with the remaining bytes, divided by the smallest size of an element. Elements without a field in the struct
+are not unpacked. So a refused envelope costs no more memory than its valid beginning justifies (S2,
+CVE-2026-111108 in Kafka).
 
 Reading raises only RemoteProtocolError, writing only LocalProtocolError.
 """
@@ -45,7 +44,7 @@ from kafkalite.protocol.structs import DISTINCT, Struct
 
 SMALL_ENVELOPE_BYTES: Final = 512
 LONG_ENVELOPE_BYTES: Final = 16 * 1024  # a thousand partitions
-ITEMS_PER_TURN: Final = 1_000  # partitions decoded before others have their turn: about 3 ms
+ITEMS_PER_TURN: Final = 1_000  # partitions decoded before other connections are served: about 3 ms
 MAX_INT: Final = 2**63 - 1  # signed 64 bits; msgpack itself has no smaller number than -2**63
 
 _NIL: Final = 0xC0
@@ -56,11 +55,11 @@ M = TypeVar("M", bound=Struct)
 
 
 class LongBodyError(Exception):
-    """A body must be decoded in turns. It is not malformed."""
+    """The body is valid so far, but so long that ``decode_body_in_turns`` must decode it."""
 
 
 class RequestHead(Struct):
-    """A request envelope with an undecoded body. The struct of the body depends on key and version."""
+    """A request envelope whose body is not decoded. Its key and version determine the struct of the body."""
 
     api_key: int
     api_version: int
@@ -92,8 +91,8 @@ def encode(value: Any) -> bytes:
 def decode_request_head(envelope: Buffer, max_partitions: int = sys.maxsize) -> RequestHead:
     """Read ``[api_key, api_version, correlation_id, client_id, body]``. Raises RemoteProtocolError.
 
-    ``max_partitions`` limits the partitions that a client's request may name. Small envelopes, which cannot
-    name many, are not counted.
+    ``max_partitions`` limits the partitions that the request may name. In small envelopes, which cannot have
+    many, they are not counted.
     """
     key, version, correlation_id, client_id, body = _open(
         envelope, 5, "request envelope", MAX_ITEMS_PER_REQUEST, max_partitions
@@ -124,9 +123,9 @@ def decode_response_head(envelope: Buffer) -> ResponseHead:
 
 
 def decode_body(cls: type[M], body: Any) -> M:
-    """Return the body of a head as ``cls``, with every type checked.
+    """Return the body of a request or response head as ``cls``, with every type checked.
 
-    Raises RemoteProtocolError, and LongBodyError if a request lists so many partitions that
+    Raises RemoteProtocolError. Raises LongBodyError if the body lists so many partitions that
     ``decode_body_in_turns`` must be used.
     """
     plan = _PLANS.get(cls) or plan_for(cls)
@@ -140,7 +139,7 @@ def decode_body(cls: type[M], body: Any) -> M:
 
 
 def decode_body_in_turns(cls: type[M], body: Stream) -> Iterator[M | None]:
-    """Do ``decode_body`` in steps: yield None after each ITEMS_PER_TURN partitions, and the message last."""
+    """Yield None after each ITEMS_PER_TURN partitions, and finally the body as ``cls``."""
     read = plan_for(cls).read_in_turns
     assert read is not None, f"{cls.__name__} has no list of partitions"
     turns = read(body)
@@ -155,7 +154,7 @@ def decode_body_in_turns(cls: type[M], body: Stream) -> Iterator[M | None]:
 
 
 def decode_response_body(cls: type[M], error_cls: type[Struct], body: Any) -> M | Struct:
-    """Return the body as ``error_cls`` if it is an array of two (a failed request), else as ``cls``."""
+    """Return the body as ``error_cls`` if it is an array of two (the request failed), else as ``cls``."""
     if type(body) is not Stream:
         failed = type(body) is list and len(body) == 2
         return decode_body(error_cls if failed else cls, body)
@@ -163,14 +162,14 @@ def decode_response_body(cls: type[M], error_cls: type[Struct], body: Any) -> M 
 
 
 def decode(cls: type[M], data: Buffer) -> M:
-    """Return a single message as ``cls``. Raises RemoteProtocolError."""
+    """Return a single encoded message as ``cls``. Raises RemoteProtocolError."""
     return decode_body(cls, _unpack(data) if len(data) <= SMALL_ENVELOPE_BYTES else Stream(data))
 
 
 def _open(
     envelope: Buffer, width: int, what: str, max_items: int, max_partitions: int = sys.maxsize
 ) -> list[Any]:
-    """Return the envelope's fields. The last field is the body: unpacked, or as a Stream at its start."""
+    """Return the envelope's fields. The last one, the body, is unpacked or a Stream that is to read it."""
     if len(envelope) > SMALL_ENVELOPE_BYTES:
         stream = Stream(envelope, max_items, max_partitions)
         opened: list[Any] = stream.guarded(lambda stream: stream.open(width, what))
@@ -196,14 +195,14 @@ def _dict_of_unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 class Stream:
-    """Reads one envelope element by element, and checks each count against the remaining bytes."""
+    """Reads one envelope element by element. Checks each announced count against the remaining bytes."""
 
     __slots__ = ("_data", "_end", "_items_left", "_partitions_left", "_unpacker", "is_long", "value")
 
     def __init__(self, data: Buffer, max_items: int = sys.maxsize, max_partitions: int = sys.maxsize) -> None:
         self._data = data
         self._end = len(data)
-        #: Whether this is a request of a size for which others wait too long while it is decoded.
+        #: Whether this is a request so long that other connections would wait too long for its decoding.
         self.is_long = max_partitions < sys.maxsize and self._end > LONG_ENVELOPE_BYTES
         self._items_left = max_items
         self._partitions_left = max_partitions
@@ -211,8 +210,7 @@ class Stream:
             max_buffer_size=self._end, max_array_len=MAX_INTEGERS_PER_LIST, max_map_len=0, max_ext_len=0
         )
         self._unpacker.feed(data)
-        #: Returns the next element: a leaf or a struct of leaves, whose size the limits of the unpacker
-        #: bound.
+        #: Returns the next element: a leaf or a struct of leaves. The unpacker's limits bound its size.
         self.value: Callable[[], Any] = self._unpacker.unpack
 
     def guarded(self, read: Callable[[Stream], Any]) -> Any:
@@ -225,12 +223,12 @@ class Stream:
             ) from error
 
     def open(self, width: int, what: str) -> list[Any]:
-        """Return the fields of an envelope of ``width`` fields, with this stream as the last field."""
+        """Return the ``width`` fields of the envelope. The last one is this stream, yet to be read."""
         self.expect_width(width, what)
         return [*(self.value() for _ in range(width - 1)), self]
 
     def count(self, least_bytes: int, where: str) -> int:
-        """Return the length of the next array. Each of its elements has at least ``least_bytes`` bytes."""
+        """Read and return the length of an array, whose elements have at least ``least_bytes`` bytes each."""
         return self._plausible(self._unpacker.read_array_header(), least_bytes, where)
 
     def map_count(self, where: str) -> int:
@@ -246,7 +244,7 @@ class Stream:
         return count
 
     def spend_partitions(self, count: int, where: str) -> None:
-        """Count partitions named by a request. Raises RemoteProtocolError above the limit."""
+        """Subtract partitions that a request names from its limit. Raises RemoteProtocolError below 0."""
         self._partitions_left -= count
         if self._partitions_left < 0:
             raise RemoteProtocolError(
@@ -279,14 +277,14 @@ class Stream:
 
 
 class Plan(Struct):
-    """Two readers of a field, element or struct that accept the same bytes. See the module's docstring."""
+    """The functions that read a field, element or struct. The module's docstring describes them."""
 
     check: Callable[[Any], Any]  #: converts an unpacked value to the final value
     read: Callable[[Stream], Any]  #: reads the stream's next element and returns the final value
     least_bytes: int  #: the size of the shortest encoding
     depth: int  #: the depth of nested arrays and maps
     wrong: str  #: for a leaf: a Python expression over ``{v}`` that is true for a wrong value; else ""
-    #: for a list of partitions and a struct with one: like ``read``, but a generator that returns the value
+    #: a generator that returns what ``read`` does; None except for lists of partitions and their structs
     read_in_turns: Callable[[Stream], Generator[None, None, Any]] | None
 
 
@@ -314,7 +312,7 @@ _LEAVES: Final[dict[Any, tuple[str, str]]] = {
 
 
 def _field_plan(hint: Any, where: str) -> Plan:
-    """Return the plan of a type hint. ``where`` is ``Struct.field``, for error messages."""
+    """Return the plan for a type hint. ``where`` is ``Struct.field``, for error messages."""
     if hint in _LEAVES:
         return _leaf(*_LEAVES[hint], where)
     origin, arguments = get_origin(hint), get_args(hint)
@@ -384,7 +382,7 @@ def _list(item: Plan, where: str) -> Plan:
 
 
 def _distinct(item: Plan, where: str, is_limited: bool) -> Plan:
-    """Return the plan of a list that names no partition twice (S23), and no more than the stream allows."""
+    """Return the plan for a list that names no partition twice (S23). ``is_limited``: count its items."""
     items = _list(item, where)
     check_items, read_items = items.check, items.read
 
@@ -492,7 +490,7 @@ def _reader(
 
 
 def _compile_check(cls: type[Struct], fields: dict[str, Plan]) -> Callable[[Any], Any]:
-    """Return a generated function that converts an unpacked row to an instance."""
+    """Generate a function that checks an unpacked row and returns it as an instance of ``cls``."""
     # For a struct of an integer and a list of structs, the source is:
     #
     #     def check(row):
@@ -539,7 +537,7 @@ def _compile_check(cls: type[Struct], fields: dict[str, Plan]) -> Callable[[Any]
 
 
 def _kind(value: Any) -> str:
-    """Describe a wrong value in a few words, whatever its size."""
+    """Return a few words that describe a value of a wrong type, however large it is."""
     match value:
         case None:
             return "nil"

@@ -58,7 +58,7 @@ NO_CORRELATION_ID: Final = -1
 
 
 class Request(Struct):
-    """A decoded request."""
+    """A request as a server has decoded it."""
 
     api_key: int
     api_version: int
@@ -69,7 +69,7 @@ class Request(Struct):
 
 
 class BadRequest(Struct):
-    """A request to answer with ``send_error(bad, bad.error_code, bad.error_message)``.
+    """A request that must get the response ``send_error(bad, bad.error_code, bad.error_message)``.
 
     If ``fatal``, close the connection afterwards; no more requests will be read.
     """
@@ -92,7 +92,7 @@ class Response(Struct):
 
 
 class RequestError(Struct):
-    """The whole request failed. ``error_code`` is never 0."""
+    """The message of a response if the whole request failed. ``error_code`` is never 0."""
 
     error_code: int
     error_message: str | None
@@ -102,8 +102,9 @@ class ServerConnection:
     """The server's end of a connection.
 
     ``max_envelope_bytes`` and ``max_payload_bytes`` (inclusive) apply after the client has sent ApiVersions.
-    ``max_partitions`` (inclusive) limits the partitions that one request may name. A call returns at most
-    ``requests_per_turn`` requests, and decodes a part of a large request. ``next_requests`` continues.
+    ``max_partitions`` (inclusive) limits the partitions that one request may name. To bound the time of one
+    call, it returns at most ``requests_per_turn`` requests, or decodes a part of a large one.
+    ``next_requests`` returns the rest.
     """
 
     __slots__ = (
@@ -129,9 +130,10 @@ class ServerConnection:
         requests_per_turn: int = sys.maxsize,
     ) -> None:
         self._turn = range(requests_per_turn)
-        #: Complete frames behind the last request that was returned, or the error that ends the stream.
+        #: Complete frames after the last returned request; the last item may be the error that ends the
+        #: stream.
         self._unread_frames: deque[Frame | RemoteProtocolError] = deque()
-        self._is_damaged = False  # behind the last of them
+        self._is_damaged = False  # after the last of them
         self._unread: Iterator[Request | BadRequest | None] | None = None  # a large request, partly decoded
         #: Whether ``next_requests`` would return or continue a request.
         self.has_more = False
@@ -142,7 +144,7 @@ class ServerConnection:
             max_envelope_bytes=min(max_envelope_bytes, MAX_ENVELOPE_BYTES_BEFORE_HANDSHAKE),
             max_payload_bytes=min(max_payload_bytes, MAX_PAYLOAD_BYTES_BEFORE_HANDSHAKE),
         )
-        #: Whether ApiVersions has arrived.
+        #: Whether the first request, ApiVersions, has arrived.
         self.has_handshake = False
         self._is_open = True
 
@@ -158,8 +160,8 @@ class ServerConnection:
         """Return the requests completed by ``byte_count`` bytes in the last ``get_buffer()``.
 
         While ``has_more``, call ``hold`` instead. Raises RemoteProtocolError if the stream is damaged; then
-        close the connection. If complete requests precede the damage, they are returned instead, followed by
-        a fatal BadRequest with NO_CORRELATION_ID.
+        close the connection. If there are complete requests before the damage, they are returned instead,
+        followed by a fatal BadRequest with NO_CORRELATION_ID.
         """
         reader = self._reader
         reader.received(byte_count)
@@ -182,12 +184,12 @@ class ServerConnection:
         return events
 
     def hold(self, byte_count: int) -> None:
-        """Keep the requests completed by ``byte_count`` bytes for ``next_requests``."""
+        """Keep the requests that ``byte_count`` received bytes have completed until ``next_requests``."""
         self._reader.received(byte_count)
         self._keep_frames()
 
     def _keep_frames(self) -> None:
-        """Take complete frames out of the receive buffer, which needs the room, without decoding them."""
+        """Move complete frames out of the receive buffer, which needs the space, without decoding them."""
         frames = self._unread_frames
         try:
             while self._is_open and not self._is_damaged and (frame := self._reader.next_frame()) is not None:
@@ -198,7 +200,7 @@ class ServerConnection:
         self.has_more = bool(frames) or self._unread is not None
 
     def next_requests(self) -> list[Request | BadRequest]:
-        """Return the next requests of one turn. Empty while a large one is not completely decoded."""
+        """Return the next requests, none if a large request is still incompletely decoded."""
         events: list[Request | BadRequest] = []
         frames = self._unread_frames
         if self._unread is not None:
@@ -224,7 +226,7 @@ class ServerConnection:
         return events
 
     def eof(self) -> None:
-        """Handle the end of the client's stream. Raises RemoteProtocolError if a frame is incomplete."""
+        """Called at the end of the client's stream. Raises RemoteProtocolError if a frame is incomplete."""
         if self._is_open and self._reader.is_mid_frame:
             raise RemoteProtocolError("the stream ended inside a frame")
 
@@ -241,7 +243,7 @@ class ServerConnection:
     def send_error(
         self, request: Request | BadRequest, error_code: int, error_message: str | None = None
     ) -> list[Buffer]:
-        """Return the buffers of a response that fails the whole request."""
+        """Return the buffers of a response that reports an error of the whole request."""
         assert error_code != ErrorCode.NONE, "an error response needs an error code"
         if error_message is not None:
             error_message = error_message[:MAX_ERROR_MESSAGE_LENGTH]
@@ -249,7 +251,7 @@ class ServerConnection:
         return encode_frame(codec.encode((request.correlation_id, 0, error)))
 
     def _understand(self, frame: Frame) -> Request | BadRequest | None:
-        """Return the request in ``frame``; None if it is large, and ``_unread`` decodes it in turns."""
+        """Return the request in ``frame``. None if it is large; then ``_unread`` decodes it in turns."""
         head = codec.decode_request_head(frame.envelope, self._max_partitions)
         key, version = head.api_key, head.api_version
         if not self.has_handshake and key != ApiKey.API_VERSIONS:
@@ -302,7 +304,7 @@ class ServerConnection:
 
 
 class ClientConnection:
-    """The client's end of a connection. It numbers the requests and matches responses to them."""
+    """The client's end of a connection. Numbers the requests, and matches responses to them."""
 
     __slots__ = ("_awaited", "_next_id", "_reader", "_versions", "client_id")
 
@@ -341,10 +343,11 @@ class ClientConnection:
         return self._request(APIS[ApiKey.API_VERSIONS], 0, message, ())
 
     def send(self, message: Struct, payload_parts: Iterable[Buffer] = ()) -> tuple[int, list[Buffer]]:
-        """Return the request as (correlation id, buffers to write in order), in the negotiated version.
+        """Return (correlation id, buffers to write in order) of a request, in the negotiated version.
 
         Raises LocalProtocolError before the handshake is complete, if the server has no common version of
-        this API, and for a violated limit or type. No response is expected in these cases.
+        this API, and if a limit or type is violated. In these cases nothing is to be written, and no response
+        will come.
         """
         api = APIS[API_KEY_BY_REQUEST[type(message)]]
         if self._versions is None:
@@ -366,7 +369,7 @@ class ClientConnection:
         return [self._understand(frame) for frame in self._reader.buffer_updated(byte_count)]
 
     def eof(self) -> None:
-        """Handle the end of the server's stream. Raises RemoteProtocolError if a frame is incomplete."""
+        """Called at the end of the server's stream. Raises RemoteProtocolError if a frame is incomplete."""
         if self._reader.is_mid_frame:
             raise RemoteProtocolError("the stream ended inside a frame")
 
@@ -435,7 +438,7 @@ _PARTS: Final[dict[type[Struct], Callable[[Any], list[Any]]]] = {
 
 
 def _match_payload(message: Struct, payload: memoryview) -> None:
-    """Raise RemoteProtocolError unless the lengths in the body add up to the payload."""
+    """Raise RemoteProtocolError unless the lengths in the body add up to the length of the payload."""
     told = 0
     parts = _PARTS.get(type(message))
     if parts is not None:

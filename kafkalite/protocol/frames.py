@@ -28,8 +28,8 @@ from kafkalite.limits import FRAME_HEADER_BYTES, KIB, MAX_ENVELOPE_BYTES, MAX_PA
 from kafkalite.protocol.codec import Buffer
 from kafkalite.protocol.structs import Struct
 
-# About two hundred requests of the usual 80 bytes. For a payload with its own buffer, the bytes that arrived
-# with the header are copied, at most this many.
+# The size of the staging buffer: about two hundred requests of the usual 80 bytes. If a payload gets its own
+# buffer, the bytes of it that arrived with the header are copied, at most this many.
 STAGING_BYTES: Final = 16 * KIB
 
 _HEADER: Final = Layout(">II")
@@ -60,7 +60,7 @@ def encode_frame(envelope: bytes, payload_parts: Iterable[Buffer] = ()) -> list[
 
 
 class _Lender(BytesIO):
-    """Lends its bytes to a memoryview. ``close`` does nothing, because it would fail at finalization."""
+    """A BytesIO whose buffer a memoryview uses. ``close`` does nothing: it would fail at finalization."""
 
     __slots__ = ()
 
@@ -69,10 +69,10 @@ class _Lender(BytesIO):
 
 
 def untouched_buffer(size_bytes: int) -> memoryview:
-    """Return a writable buffer of zeros that uses memory only as it is written to.
+    """Return a writable buffer of zeros that occupies memory only where it has been written.
 
-    ``bytearray(n)`` writes its zeros. ``bytes(n)`` is allocated by calloc, whose large blocks are pages that
-    the kernel supplies at the first write. BytesIO lends such a ``bytes`` object for writing.
+    ``bytearray(n)`` writes all its zeros. ``bytes(n)`` is allocated by calloc: large blocks are pages that
+    the kernel supplies at the first write. BytesIO makes such a ``bytes`` object writable.
     """
     return _Lender(bytes(size_bytes)).getbuffer()
 
@@ -86,8 +86,9 @@ class FrameReader:
     The limits are inclusive and may be changed between two frames. After a RemoteProtocolError, the frame
     boundary is lost: close the connection.
 
-    Invariant: after ``next_frame`` has returned None, either a target is being filled and the staging buffer
-    is empty, or the staging buffer holds the beginning of a frame and has room for one more byte of it.
+    Invariant: after ``next_frame`` has returned None, either the target, a buffer for one large part, is
+    being filled and the staging buffer is empty, or the staging buffer holds the beginning of a frame and has
+    room for another byte.
     """
 
     __slots__ = (
@@ -124,7 +125,7 @@ class FrameReader:
 
     @property
     def is_mid_frame(self) -> bool:
-        """Whether the stream is in the middle of a frame."""
+        """Whether a frame has begun and is not complete."""
         return self._target is not None or self._end > self._start
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:
@@ -194,7 +195,7 @@ class FrameReader:
         return None
 
     def _fill_target(self, size_bytes: int) -> None:
-        """Allocate a buffer of this size, and move its first bytes there from the staging buffer."""
+        """Begin a target buffer of this size, and move the bytes that it needs from the staging buffer."""
         self._target = untouched_buffer(size_bytes)
         self._filled = self._end - self._start
         self._target[: self._filled] = self._staging[self._start : self._end]
@@ -212,7 +213,7 @@ class FrameReader:
         return frame
 
     def _make_room(self, size_bytes: int) -> None:
-        """Make room in the staging buffer for ``size_bytes`` from the start of the unfinished frame."""
+        """Ensure that the staging buffer can hold ``size_bytes`` from the start of the unfinished frame."""
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start + size_bytes > len(self._staging):

@@ -1,9 +1,9 @@
-"""The bases of requests, responses and events: frozen records that msgpack writes without a conversion.
+"""The base classes of messages and events: immutable tuples with named fields, written by msgpack unchanged.
 
 A ``Struct`` is declared like a frozen dataclass and is a tuple of its fields in declaration order, beginning
 with the fields of its base. msgpack writes it as the array on the wire, and a decoded row becomes a Struct at
-C speed. Declaring a Struct takes microseconds instead of a dataclass's millisecond, which matters to a client
-that imports forty of them.
+C speed. Declaring a Struct takes microseconds, whereas a dataclass takes a millisecond; a client imports
+forty of them.
 
 It differs from a plain tuple where a tuple would be surprising: structs of different types are never equal,
 and a struct without fields is true.
@@ -29,7 +29,7 @@ DistinctReplicas = Annotated[list[T], DISTINCT_REPLICAS]
 
 @dataclass_transform(frozen_default=True)
 class StructType(type):
-    """Converts the annotations of a class body into the fields of a tuple."""
+    """The metaclass of Struct. Makes the annotations of a class body the fields of a tuple."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> StructType:
         own = tuple(name for name in namespace.get("__annotations__", ()) if not name.startswith("_"))
@@ -109,7 +109,7 @@ class PartitionItem(Struct):
 
 
 class PartitionResult(PartitionItem):
-    """The base of the results of single partitions."""
+    """The base of structs that report the result for one partition."""
 
     error_code: int
     error_message: str | None

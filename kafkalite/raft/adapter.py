@@ -331,7 +331,7 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftLeader = None
 
     def take_term(self, term: int, vote: int | None) -> None:
-        """Enter ``term`` with the vote for a node, or None for no vote yet. Both are durable on return."""
+        """Enter ``term``, having voted for node ``vote`` (None: no vote yet). Both are durable on return."""
         self._SyncObj__setCurrentTerm(term, vote)
 
     def lead_next_term(self) -> None:

@@ -220,9 +220,9 @@ class ControllerNode:
         """Handle a broker's heartbeat. ``now_ms`` is monotonic; None means now. Raises the errors of
         ``submit``.
 
-        The response extends the broker's session unless it has ``is_fenced``. So that the session ends before
-        another broker leads (R23), a majority of the voters confirms this controller first, and ``is_fenced``
-        is set while a fence is being committed.
+        The response extends the broker's session unless ``is_fenced`` is set. Before the response, a majority
+        of the voters confirms this controller, and ``is_fenced`` is set while a fence is being committed, so
+        that the session ends before another broker leads (R23).
 
         If the response has STALE_BROKER_EPOCH or BROKER_ID_NOT_REGISTERED, the broker must register again. A
         broker may shut down, and is fenced, once it leads no partition that another broker could lead, and
@@ -253,7 +253,7 @@ class ControllerNode:
         return BrokerHeartbeatResponse(0, None, broker.is_fenced or node_id in self._fencing, may_go)
 
     async def confirm_leadership(self) -> None:
-        """Wait until a majority confirms that this node leads. Raises as ``Quorum.read_index``."""
+        """Wait until a majority confirms that this node leads. Raises the errors of ``Quorum.read_index``."""
         await self._quorum.read_index()
 
     def _fenced_offset(self, node_id: int) -> int:
@@ -352,7 +352,7 @@ class ControllerNode:
         self._probe()
 
     def _probe(self) -> None:
-        """Dial the brokers without a heartbeat connection, and end the sessions of those that are gone."""
+        """Dial the brokers without a heartbeat connection. End the session of each whose process is gone."""
         for node_id in self._sessions.unconnected() if self.is_active else ():
             broker = self.image.brokers.get(node_id)
             if broker is None or broker.is_fenced or node_id in self._probing:

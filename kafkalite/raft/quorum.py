@@ -30,7 +30,7 @@ class StaleImageError(KafkaliteError):
 
 
 class StateMachine(Protocol):
-    """The owner of the state that the entries change. All calls run on the event loop, in log order."""
+    """The owner of the state that the log's entries change. Called on the event loop, in log order."""
 
     def load(self, offset: int, records: Iterable[MetadataRecord]) -> None:
         """Replace the state by that of a snapshot at ``offset``."""

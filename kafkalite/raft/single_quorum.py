@@ -65,9 +65,9 @@ class SingleNodeLog:
         self._offset = 0  # the offset of the last entry that took effect
 
     def open(self) -> Recovered:
-        """Read the files. Raises the same errors as ``MetadataLog.open``, and StorageError.
+        """Read the files. Raises the errors of ``MetadataLog.open``, and StorageError.
 
-        Raises DataDirectoryError if the log is missing or ends before ``known_offset`` (R25).
+        Raises DataDirectoryError also if the log is missing or ends before ``known_offset`` (R25).
         """
         known_offset = self._known_offset
         self._files.open(self._directory_id, allow_new=known_offset is None)
@@ -155,9 +155,8 @@ class SingleQuorum(Quorum):
         known_offset: int | None = None,
         rng: Rng | None = None,
     ) -> None:
-        """Without a file system nothing is stored. ``executor`` None: the loop's default executor.
-
-        ``known_offset`` as in ``SingleNodeLog``.
+        """Without a file system nothing is stored. ``executor`` runs blocking calls; None means the loop's
+        default executor. ``known_offset`` is as in ``SingleNodeLog``.
         """
         super().__init__(node_id)
         self._leader_id = node_id  # leads from the start, so listeners are never called

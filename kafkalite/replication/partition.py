@@ -6,7 +6,7 @@ dispatcher to translate. Uncommitted records survive a change of role; only a le
 log (R4).
 """
 
-# Long because one object holds all that clients, followers and the leader see of a partition. The
+# Long because one object is the interface of a partition to clients, followers and the leader. The
 # leader's arithmetic is in `leader`, the handling of a follower's log in `follower`.
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """AbortedIndex: the aborted transactions of a log, for readers of committed records.
 
-Entries are ordered by the last offset of the transaction. All later entries begin at or above the *bound* of
-an entry, which limits a lookup. An entry takes about 32 bytes of memory.
+Entries are ordered by the last offset of the transaction. The *bound* of an entry is an offset at or above
+which all later entries begin; it limits a lookup. An entry takes about 32 bytes of memory.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class AcceptedLoss(NamedTuple):
 def accept_loss(fs: FileSystem, directory: str) -> AcceptedLoss:
     """Repair the log in ``directory``, whose parent is the data directory.
 
-    Raises DataDirectoryError if that is in use or ``directory`` cannot be the name of a log, OSError,
+    Raises DataDirectoryError if the data directory is in use or ``directory`` cannot be a log, OSError,
     DiskFullError.
     """
     data_directory, name = layout.parent(directory), directory.rpartition("/")[2]
@@ -172,7 +172,8 @@ class _Repair:
         return state
 
     def _repair_identity(self) -> None:
-        """Set an unreadable ``partition.json`` aside; the next start writes it. Raises DataDirectoryError."""
+        """Set an unreadable ``partition.json`` aside; the next start writes a new one. Raises
+        DataDirectoryError."""
         path = layout.join(self._directory, layout.PARTITION_FILE)
         if not self._fs.exists(path):
             return
@@ -260,7 +261,7 @@ class _Repair:
         self._kept.append(kept)
 
     def _remove_lone_indexes(self) -> None:
-        """Remove indexes without a segment, which would still name its first batch (R42)."""
+        """Remove index files without a segment, because they identify a batch that is lost (R42)."""
         names = self._fs.list_dir(self._directory)
         found = {name: one for name in names if (one := layout.parse_segment_file_name(name))}
         bases = {one.base_offset for one in found.values() if _is_log(one)}

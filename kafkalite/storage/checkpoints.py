@@ -122,7 +122,7 @@ class CleanEnd(NamedTuple):
 
     @property
     def point(self) -> RecoveryPoint:
-        """The end as a recovery point: all below it was synced."""
+        """The recovery point at the end of the log, all of which was synced."""
         return RecoveryPoint(self.log_end_offset, self.truncations, self.log_start_offset, self.end)
 
 

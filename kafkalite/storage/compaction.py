@@ -361,7 +361,7 @@ class Rewriter:
         return self._keep(batch, header, is_kept=is_kept)
 
     def _pin(self, key: bytes | None) -> None:
-        """Record that a superseded record of ``key`` stays."""
+        """Record that a record of ``key`` stays although a later one has replaced it."""
         if len(self._pinned) < _MAX_PINNED_KEYS:
             self._pinned.add(key)
             self._remember(key, self._latest[key])

@@ -1,4 +1,4 @@
-"""The interface to the disk. ``storage.disk`` implements it; ``memory_filesystem`` does so in memory.
+"""The interface to the disk. ``disk`` implements it with real files, ``memory_filesystem`` in memory.
 
 Paths are text with ``/``. Every method may raise OSError, and DiskFullError if the disk is full. After any
 error of ``File.sync``, the unsynced data of that file must be considered lost (R26).

@@ -21,7 +21,7 @@ The owner and the two batches identify the segment: a segment file of another lo
 this one, does not have them (R42).
 
 The first block of a file is written with the first batch of the segment. It has no entries and the end
-position 0: it only names the batch, and states nothing about syncs.
+position 0: it only identifies the batch, and does not prove a sync.
 
 Blocks are appended with plain writes and never synced. If a crash truncates or damages a block, its CRC
 fails. This block and all later ones are then ignored and rebuilt from the log. An intact block after the

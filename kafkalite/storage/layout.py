@@ -6,7 +6,7 @@
       .lock                                 held by the process that uses the directory
       node.json                             cluster id, node id, directory id, format version
       recovery-points                       for each log, the offset below which it is synced
-      boot-id                               id of the system's start in which the last session ran
+      boot-id                               id of the system's boot during the last session
       clean-shutdown                        exists only after an orderly stop: the offset range of each log
       <32 hex digits of topic id>-<n>/      one log
         partition.json                      topic, topic id, partition: the identity of the log

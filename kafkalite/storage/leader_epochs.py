@@ -1,7 +1,7 @@
 """The leader epochs of one log: (leader epoch, start offset), both strictly increasing.
 
-They follow from the log's batches, except for at most one entry at the log end, which is that of a leader
-that has not yet written (R2). Replication uses them to find the end offset of an epoch (R4).
+They follow from the log's batches, except that the last entry may belong to a leader that has not yet written
+(R2). Replication uses them to find the end offset of an epoch (R4).
 """
 
 from __future__ import annotations

@@ -424,7 +424,7 @@ class Log:
         """Append complete batches as the leader sent them. They must begin at this log's end (R1).
 
         Raises CorruptBatchError, with nothing written, if a batch is damaged, does not follow the previous
-        one, or has a newer epoch than ``leader_epoch``, that of the leader. Other errors are those of
+        one, or has a newer epoch than ``leader_epoch``, the leader's. Other errors are those of
         ``append``; the batches before the failed one are then written.
         """
         view = memoryview(batches)
@@ -456,7 +456,7 @@ class Log:
                 self._note_producer(header, batch, header.base_offset, header.max_timestamp_ms, now_ms)
 
     def _segment_for(self, size: int, last_offset: int, now_ms: int) -> Segment:
-        """Return the segment for a batch of ``size`` bytes, after a roll if that is due."""
+        """Return the segment for a batch of ``size`` bytes. Roll first if the active segment is full."""
         segment = self._active
         if (
             segment is None

@@ -362,7 +362,7 @@ class LogStore:
 
     def delete_log(self, tp: TopicPartition, topic_id: str | None = None) -> None:
         """Retire a log with all its records. The next checkpoint makes that durable, and a later
-        ``begin_removal`` returns the removal of its files.
+        ``begin_removal`` returns the job that removes its files.
 
         If ``topic_id`` is given, the log must belong to that topic (R25). Has no effect if there is no log.
         """

@@ -24,7 +24,7 @@ A damaged log is opened read-only up to its sound end, and none of its files is 
 interrupted at any point, the next one finds the same log.
 """
 
-# Long because planning, judging and changing share what was found in one directory.
+# Long because reading, judging and changing share the findings in one directory.
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def _identity_problem(fs: FileSystem, directory: str, identity: PartitionIdentit
 
 
 class _Recovery:
-    """The recovery of one directory: reads the log, finds damage and a torn tail, then changes files."""
+    """The recovery of one directory: reads the log, finds damage or a torn tail, then changes files."""
 
     def __init__(
         self,

@@ -243,22 +243,22 @@ class Segment:
             self._save_head()
 
     def _save_head(self) -> None:
-        """Name the first batch in the index files (R42).
+        """Write a block that identifies the first batch to the index files (R42).
 
-        It is written before the batch is acknowledged, and after the batch, so that it never names a batch
-        that the segment does not have. It proves nothing about syncs: its end position is 0.
+        It is written after the batch, so that it never identifies a batch that the segment does not have, and
+        before the batch is acknowledged. Its end position is 0, so it does not prove a sync.
         """
         block = Block(self.state.truncations, self.base_offset, 0, b"", self.owner, self.head_crc)
         self._append_blocks(block, block)
 
     def ensure_head(self) -> None:
-        """Name the first batch in the index files if there are none. Called before the first append."""
+        """Do ``_save_head`` for a segment without index files. Called before the first append."""
         if self.size_bytes and not self._index_saved_bytes:
             self.head_crc = read_crc(self.file, 0)
             self._save_head()
 
     def saved_head_crc(self) -> int:
-        """Return the CRC field of the first batch that the newest valid index block names (R42), or 0."""
+        """Return the first batch's CRC field, as the newest valid index block has it (R42), or 0."""
         head_crc = 0
         for block, _ in self._read_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES):
             is_valid = self.state.cap(self.base_offset + 1, block.truncations) > self.base_offset
@@ -515,7 +515,7 @@ class Segment:
         self._take_tail_from_indexes()
 
     def _take_tail_from_indexes(self) -> None:
-        """Reset the last known batch to that of the last index entry. A scan continues from there."""
+        """Make the batch of the last index entry the last known batch. A scan continues from there."""
         self._indexed_position = self.offset_index.last_position
         self.max_timestamp_ms = self.time_index.last_timestamp_ms
         self.max_timestamp_offset = (

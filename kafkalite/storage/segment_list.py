@@ -23,7 +23,7 @@ from kafkalite.storage.segment import Found, Segment
 
 
 class BytesEnd(NamedTuple):
-    """The result of ``find_bytes``. Its end (exclusive) is that of a batch or of the requested range."""
+    """The result of ``find_bytes``. ``end_offset`` (exclusive) ends a batch or the requested range."""
 
     end_offset: int
     size_bytes: int  #: of the batches from the start to ``end_offset``

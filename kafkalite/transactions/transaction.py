@@ -149,10 +149,7 @@ class Transaction(NamedTuple):
         ended: Identity = NO_IDENTITY,
         next_producer_id: int = NO_PRODUCER_ID,
     ) -> Transaction:
-        """Return the decided transaction with the next epoch (R31).
-
-        It is complete if it has no partitions.
-        """
+        """Return the decided transaction with the next epoch (R31), complete if it has no partitions."""
         state = TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT
         decided = self._replace(
             state=state,

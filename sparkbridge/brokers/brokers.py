@@ -431,7 +431,7 @@ class Brokers:
 
 
 def _take(entries: Iterable[Any], found: dict[TopicPartition, list[Any]]) -> KafkaliteError | None:
-    """Add ``entries`` without errors to ``found``. Return an error of the others, permanent first."""
+    """Add ``entries`` without errors to ``found``. Return an error, if possible a permanent one, or None."""
     error: KafkaliteError | None = None
     refused: set[TopicPartition] = set()
     taken: dict[TopicPartition, list[Any]] = {}

@@ -115,7 +115,8 @@ class SparkCluster:
     """A blocking client that connects on first use. A lock admits one call at a time.
 
     Each call retries retriable errors until kafka.request.timeout.ms has passed, and then raises
-    ConnectionFailedError or RequestTimeoutError for all brokers. Other errors are raised at once.
+    ConnectionFailedError or RequestTimeoutError with the failure of each broker. Other errors are raised at
+    once.
     """
 
     def __init__(self, options: ClientOptions) -> None:

@@ -134,7 +134,7 @@ def session(
     cache: str | os.PathLike[str] | None = None,
     is_short_lived: bool = False,
 ) -> Any:
-    """Return the running SparkSession, or a new one with the recommended settings and then ``settings``.
+    """Return the running SparkSession, or a new one. ``settings`` override the recommended settings.
 
     ``master`` is ``local[*]`` unless it is given here, in ``settings``, to spark-submit or as MASTER in the
     environment. Settings of spark-submit override the recommended ones. In ``settings``, booleans become
@@ -168,7 +168,8 @@ def session(
 def _end_forgotten_jvm(error: BaseException) -> None:
     """Kill the JVM that pyspark was starting when ``error``, such as Ctrl-C, was raised.
 
-    pyspark loses its handle to the JVM and removes the directory to which the JVM would report.
+    The JVM would not end by itself, because pyspark has lost its handle to it and has removed the directory
+    in which the JVM reports its port.
     """
     trace = error.__traceback__
     while trace is not None:

@@ -18,7 +18,7 @@ _METADATA: Final = "_spark_metadata"
 
 
 def checkpoint_path(directory: str, pipeline: Pipeline, sink: Sink) -> str:
-    """Return the checkpoint of ``sink``: ``directory`` if it is the only one, else a subdirectory."""
+    """Return the checkpoint of ``sink``: ``directory`` for ``[sink]``, else a subdirectory of this name."""
     return directory if pipeline.has_one_sink else f"{directory.rstrip('/')}/{sink.name}"
 
 

@@ -33,8 +33,7 @@ class FunctionRef(NamedTuple):
 class Decode:
     """How the value of a record is decoded into columns.
 
-    With the format text, ``pattern`` is a regular expression, and ``groups`` maps each field to its group
-    number.
+    If ``format`` is "text", ``pattern`` is a regular expression, and ``groups`` maps fields to group numbers.
     """
 
     format: DecodeFormat = "none"

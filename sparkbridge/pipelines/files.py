@@ -227,7 +227,7 @@ def _table_problem(table: Table, path: Path) -> tuple[str, str] | None:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether ``path``, which may be a pattern, matches a file or directory. True for ``{a,b}``."""
+    """Whether ``path``, which may be a pattern, matches a file or directory. Always True with ``{a,b}``."""
     if path.exists() or "{" in str(path):
         return True
     return any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))

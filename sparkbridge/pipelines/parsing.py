@@ -305,7 +305,7 @@ def _watermark(section: Section | None) -> Watermark | None:
 
 
 def _bare(sql: str) -> str:
-    """Return the SQL without comments, literals, and calls that contain FROM."""
+    """Return ``sql`` without comments, literals, and function calls that contain FROM."""
     return _FROM_INSIDE_CALL.sub("f()", _LITERAL.sub("''", _COMMENT.sub(" ", sql)))
 
 

@@ -295,7 +295,7 @@ class Sizes:
 def cut(
     records: Records, limit_bytes: int, limit_records: int, overhead: int
 ) -> Iterator[tuple[Records, int]]:
-    """Yield pieces of at most ``limit_bytes``, with their sizes. Raises RecordTooLargeError."""
+    """Yield (piece, its size in bytes), each of at most ``limit_bytes``. Raises RecordTooLargeError."""
     sizes = Sizes(records, overhead)
     start = 0
     while start < records.row_count:

@@ -202,7 +202,7 @@ _producers: dict[tuple[Any, ...], Producer] = {}
 
 
 def _pooled_producer(options: SinkOptions) -> Producer:
-    """Return the process's idempotent producer with these settings. Tasks that share a worker share it."""
+    """Return the idempotent producer with these settings, which all tasks of this process share."""
     settings = _settings(options)
     key = (os.getpid(), *sorted(settings.items()))
     producer = _producers.get(key)
@@ -263,7 +263,7 @@ class _OpenBatch:
     def own(self) -> None:
         """Copy the last of ``records`` into new memory, so that its Arrow batch can be freed.
 
-        It is joined with preceding ones that are no larger, to limit the number of small pieces.
+        Preceding records that are no larger are joined to it, to limit the number of small pieces.
         """
         last = [self.records.pop()]
         row_count = last[0].row_count

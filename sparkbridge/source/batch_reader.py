@@ -38,7 +38,7 @@ class _PushFilters:
 
 
 class KafkaliteReader(DataSourceReader):
-    """Reads ranges of offsets. Raises SparkOptionError and SourceSchemaError before the job starts."""
+    """Plans and reads one batch job. Raises SparkOptionError and SourceSchemaError before the job starts."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         check_projection(schema)

@@ -31,7 +31,7 @@ _TYPES: Final[Mapping[str, type]] = {"topic": str, "partition": int, "offset": i
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """The limits on the records to read that follow from filters which must all hold.
+    """Limits on the records to read, derived from filters that must all hold.
 
     ``topics`` and ``partitions`` are (comparison, value) pairs. Offsets are from ``first`` (inclusive) to
     ``until`` (exclusive). ``from_ms`` is the minimum timestamp of the wanted records. There is no maximum,

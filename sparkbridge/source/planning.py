@@ -248,7 +248,7 @@ class SourcePlan:
         partitions: Mapping[TopicPartition, Bounds],
         results: LookupResults,
     ) -> _Draft:
-        """Return the batch after ``start`` before the limits are applied."""
+        """Return the plan of the batch after ``start``, before the limits are applied."""
         losses: list[Loss] = []
         readings: dict[TopicPartition, _Reading] = {}
         for tp, position in sorted(start.positions.items()):

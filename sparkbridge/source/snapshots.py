@@ -150,7 +150,7 @@ def _missing(options: SourceOptions, snapshot: Snapshot) -> list[str]:
 def resolve_start(
     cluster: SparkCluster, options: SourceOptions, spec: StartingSpec, snapshot: dict[str, TopicSnapshot]
 ) -> Resolved:
-    """Return the start positions. Raises the errors of ``start_and_end``.
+    """Return the start positions that ``spec`` requests, and losses. Raises the errors of ``start_and_end``.
 
     A start beyond the last stable offset, in an open transaction, is kept; ``snapshot`` then ends there.
     """
@@ -168,7 +168,7 @@ def resolve_start(
 def resolve_end(
     cluster: SparkCluster, options: SourceOptions, spec: EndingSpec, snapshot: Snapshot
 ) -> Resolved:
-    """Return the exclusive end positions. Raises the errors of ``start_and_end``."""
+    """Return the exclusive ends that ``spec`` requests, and losses. Raises errors of ``start_and_end``."""
     partitions = assigned(snapshot, options.assign)
     results = look_up(cluster, options, needed_lookups(spec, partitions, now_ms()))
     return resolve_ending(spec, partitions, results)

@@ -15,7 +15,7 @@ from sparkbridge.offsets import OffsetRange
 def split(
     ranges: Iterable[OffsetRange], *, min_partitions: int | None = None, max_records: int | None = None
 ) -> list[OffsetRange]:
-    """Return smaller, non-empty ranges of the same offsets in the same order. Limits are at least 1."""
+    """Split ``ranges`` into about ``min_partitions`` or more ranges of at most ``max_records`` offsets."""
     pieces = [range_ for range_ in ranges if range_.size > 0]
     if max_records is not None:
         pieces = [piece for whole in pieces for piece in cut(whole, -(-whole.size // max_records))]

@@ -16,7 +16,7 @@ from sparkbridge.position_specs import EndingSpec, PositionSpec, StartingSpec, W
 
 
 class StartOffsetMismatchError(SparkOptionError):
-    """The offsets in JSON do not name exactly the partitions that are read."""
+    """An option with positions as JSON does not name exactly the partitions that are read."""
 
 
 class NoOffsetForTimeError(SparkOptionError):
@@ -28,7 +28,7 @@ class StartAfterEndError(SparkOptionError):
 
 
 class Lookups(NamedTuple):
-    """The look-ups needed: offsets for ``times`` (ms), and a group's committed offsets."""
+    """The look-ups needed: offsets for ``times`` (ms) and, if wanted, the group's committed offsets."""
 
     times: dict[TopicPartition, int]
     is_group_wanted: bool = False

@@ -47,7 +47,7 @@ def test_a_session_counts_its_requests() -> None:
     for epoch in (1, 2, 3):
         assert sessions.find(request(session.session_id, epoch)) is session
     for epoch in (3, 5, 0):  # repeated, one lost, a new one under an old id
-        with pytest.raises(InvalidFetchSessionEpochError, match="goes on at 4"):
+        with pytest.raises(InvalidFetchSessionEpochError, match="expects epoch 4"):
             sessions.find(request(session.session_id, epoch))
     session.epoch = MAX_EPOCH
     assert sessions.find(request(session.session_id, MAX_EPOCH)) is session

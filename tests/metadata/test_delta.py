@@ -278,7 +278,7 @@ def test_the_id_of_a_topic_in_the_image_before_is_taken():
         ([BROKER, BrokerChangeRecord(1, 2, True, False)], "an earlier process"),
         ([*ORDERS, HighWatermarksRecord(((A, 2, 5),))], "no partition 2"),
         ([HighWatermarksRecord(((A, 0, 5),))], "no partition 0"),
-        ([ProducerIdsRecord(5), ProducerIdsRecord(4)], "given out already"),
+        ([ProducerIdsRecord(5), ProducerIdsRecord(4)], "already allocated"),
         ([ConfigRecord("topic", "t", "retention.ms", "1")], "a topic that does not exist"),
         ([ConfigRecord("group", "t", "x", "1")], "unknown kind of resource"),
         ([TopicRecord(A, "t")], "has no partition"),

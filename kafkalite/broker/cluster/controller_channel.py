@@ -182,7 +182,7 @@ class ControllerChannel:
         return await drive(plan, locate=locate, dial=dial, send=send, pause=pause)
 
     def _judge(self, error: KafkaliteError) -> Verdict:
-        """Return RELOCATE if the error means that another node is the controller; no retries once closed."""
+        """Return RELOCATE if the error means that another node is the controller, unless this is closed."""
         if not isinstance(error, _ELSEWHERE):
             return FINAL
         return Verdict(limit_ms=0) if self._is_closed else RELOCATE
@@ -230,7 +230,7 @@ class ControllerChannel:
                 connection.close()
             address = self._voters.get(leader_id)
             if address is None:
-                raise NotControllerError(f"node {leader_id} is none of controller.quorum.voters")
+                raise NotControllerError(f"node {leader_id} is not in controller.quorum.voters")
             timeout_ms = min(CONNECT_TIMEOUT_MS, left_ms)
             connection = await self._authenticator.dial(
                 address, leader_id, client_id=self._client_id, timeout_ms=timeout_ms

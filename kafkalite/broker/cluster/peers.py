@@ -1,7 +1,4 @@
-"""Connections to other nodes of the cluster.
-
-Both sides prove that they know its secret before they are used.
-"""
+"""Connections to other nodes of the cluster. Both sides first prove that they know its secret."""
 
 # Tests: tests/broker/test_marker_sender.py, tests/integration/test_cluster_metadata.py
 
@@ -25,7 +22,7 @@ from kafkalite.protocol.messages.cluster import FetchMetadataRequest, FetchMetad
 
 CONNECT_TIMEOUT_MS: Final = 5_000
 TRIES_PER_VOTER: Final = 2
-#: The limit for all attempts together.
+#: The time limit of all attempts to connect together.
 CONNECT_LIMIT_MS: Final = 60_000
 BACKOFF: Final = Backoff(20, 100)
 #: A connection is closed if a response is later than its long poll's maximum wait by this much.

@@ -38,16 +38,13 @@ MAX_REQUEST_BYTES: Final = 8 * MIB
 MAX_REQUESTS_IN_FLIGHT: Final = 64
 DRAIN_INTERVAL_S: Final = 0.005
 DRAIN_TRIES: Final = 20
-#: If an attempt to connect fails repeatedly, every n-th failure is logged.
+#: Of repeated failures to connect, one in this many is logged.
 LOG_EVERY: Final = 60
 LATE_FAILURES: Final = 5
 
 
 class RaftLink:
-    """A ``PeerLink`` over one connection.
-
-    Its queue is first in, first out and bounded; it never blocks or raises.
-    """
+    """A ``PeerLink`` over one connection, with a bounded queue. Its methods never block and never raise."""
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self._connection = connection

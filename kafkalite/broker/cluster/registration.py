@@ -61,7 +61,7 @@ HAND_OVER_ANSWER_TIMEOUT_MS: Final = 1_500
 
 
 class Registration:
-    """Registers one process and sends its heartbeats, on its own ``channel``, so that they never wait."""
+    """Registers one process and keeps its session alive. Nothing else may use its ``channel``."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Registration:
         await self.replay(registered.metadata_offset)
 
     async def replay(self, registration_offset: int) -> None:
-        """Return when this node's image contains its registration. It takes no role before (R22)."""
+        """Return when this node's image contains its registration. Before that it takes no role (R22)."""
         await self._controller.wait_for_offset(registration_offset)
 
     async def _register_until_accepted(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
@@ -226,10 +226,7 @@ class Registration:
         )
 
     async def hand_over(self) -> bool:
-        """Transfer leaderships to other brokers.
-
-        Return whether this broker leads none; False after an error.
-        """
+        """Transfer leaderships to others. Return whether this broker leads none; False after an error."""
         if self._node.broker_epoch == NO_BROKER_EPOCH:
             return False
         self._is_leaving = True

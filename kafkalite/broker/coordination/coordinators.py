@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOAD_RETRY_MS: Final = 1_000
-#: By kind of coordinator: counts the groups or transactional ids of a machine.
+#: {kind of coordinator: function that counts the groups or transactional ids of a machine}
 _COUNTS: Final[Mapping[int, Callable[[Any], int]]] = {
     GROUP: len,
     TRANSACTION: attrgetter("transaction_count"),

@@ -82,14 +82,14 @@ class HeldHeartbeats:
             held.update()
 
     def on_ticked(self, shard: Shard) -> None:
-        """Check again whether the held responses of a shard have an update, because its state has changed."""
+        """Check the held responses of a shard for updates again, because its state has changed."""
         for group in self._by_group.values():
             for its_shard, held in group.values():
                 if its_shard is shard:
                     held.update()
 
     def on_close(self, shard: Shard) -> None:
-        """Respond to the held heartbeats of a closed shard that the coordinator has moved."""
+        """Respond NOT_COORDINATOR to the held heartbeats of a closed shard."""
         for group in list(self._by_group.values()):
             for its_shard, held in list(group.values()):
                 if its_shard is shard:

@@ -59,10 +59,7 @@ def refuse_damaged(partition: Partition) -> None:
 
 
 def replay_batches(machine: Any, buffer: memoryview, now: Instant) -> int:
-    """Replay the complete batches in ``buffer``, except records without a key.
-
-    Return the number of records.
-    """
+    """Replay the complete batches in ``buffer``, except records without key. Return the record count."""
     record_count, position = 0, 0
     replay, new_record, unpack_head = machine.replay, tuple.__new__, _HEAD.unpack_from
     data = bytes(buffer)

@@ -58,10 +58,7 @@ _Key = tuple[str, int, int]
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """The markers of one decided transaction that are to be sent.
-
-    Invariant: each partition in ``open`` waits in a route, is in flight, or is in ``later``.
-    """
+    """The markers of one transaction. Those in ``open`` wait in a route, are in flight, or in ``later``."""
 
     shard: Shard
     marker: PendingMarker
@@ -139,10 +136,7 @@ class MarkerSender:
             self._finish_when_written(work)
 
     def _add_new(self, shard: Shard, ending: _Ending, pending: Sequence[PendingMarker]) -> None:
-        """Add newly decided transactions.
-
-        They are committed when the high watermark reaches the present log end.
-        """
+        """Add new decisions, which are committed once the high watermark is at the current log end."""
         ending.last_seen = pending[-1]
         for marker in pending:
             if marker.key not in ending.works:
@@ -231,7 +225,7 @@ class MarkerSender:
             ]
         )
         results: list[Sequence[TxnPartitionResult]]
-        reason: object = "no answer"
+        reason: object = "no response"
         try:
             response = await self._send(node_id, request)
             results = [written.partitions for written in response.markers]
@@ -310,7 +304,7 @@ class MarkerSender:
         """If the coordinator could not record that all markers are written, send them again later."""
         if isinstance(response, Refusal) and not work.shard.is_closed:
             logger.info(
-                "end of a transaction not noted %s",
+                "completion of a transaction not recorded %s",
                 Fields(name=work.marker.transactional_id, reason=response.error_message),
             )
             self._loop.call_later(MAX_RETRY_MS / 1000, self._begin_again, work.shard)

@@ -93,10 +93,7 @@ class MarkerWriter:
 
     @staticmethod
     def is_committed(end_offset: int, high_watermark: int) -> bool:
-        """Whether a marker that ends at ``end_offset`` is committed.
-
-        Only then may its transaction complete (R33).
-        """
+        """Whether a marker is committed. Only then may its transaction complete (R33)."""
         return end_offset <= high_watermark
 
 

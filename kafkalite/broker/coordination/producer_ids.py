@@ -21,20 +21,14 @@ class ProducerIds:
         self._allocating = asyncio.Lock()
 
     def take(self) -> int | None:
-        """Return the next id, or None if the block is used up.
-
-        Then call ``next``, which allocates another.
-        """
+        """Return the next id, or None if the block is used up. Only ``next`` allocates another block."""
         if self._next == self._end:
             return None
         self._next += 1
         return self._next - 1
 
     async def next(self) -> int:
-        """Return the next id.
-
-        Allocate another block if necessary, which can raise the errors of ``allocate``.
-        """
+        """Return the next id, from another block if necessary. Raises the errors of ``allocate``."""
         async with self._allocating:
             while (producer_id := self.take()) is None:
                 block = await self._allocate()

@@ -63,10 +63,7 @@ _UNAVAILABLE: Final = (
 
 
 class Machine(Protocol):
-    """Decides requests.
-
-    Pure: its state is replayed from records. ``coordinator_types`` describes how to use it.
-    """
+    """Decides requests. Pure: its state is replayed from records. See ``coordinator_types``."""
 
     def decide(self, command: Any, caller: Caller, now: Instant, topics: Topics) -> Decision: ...
 
@@ -216,17 +213,14 @@ class Shard:
         return self._hold(response)
 
     async def ask(self, command: Any, caller: Caller = NO_CALLER) -> Any:
-        """Submit ``command``, wait, and return the message of the response.
-
-        Raises the BrokerError of a refusal.
-        """
+        """Submit ``command`` and return the message of the response. Raises the BrokerError of a refusal."""
         return await settled(self.submit(command, caller))
 
     def _claim(self, now: Instant) -> None:
-        """Append a record without content, on whose commit the response waits as on any other record.
+        """Append an empty record, for whose commit the response to the current request must wait.
 
-        Called without a session, when another broker may have become the coordinator (R23) and this state may
-        be outdated. If the in-sync replicas accept the record, this broker is still the leader.
+        Called without a session: another broker may have become the coordinator (R23), and this state may be
+        outdated. If the in-sync replicas accept the record, this broker is still the leader.
         """
         if len(self.partition.in_sync_replicas) > 1:
             self._append(build_batch([None], None, now.wall_ms), now)
@@ -253,7 +247,7 @@ class Shard:
             raise AssertionError(message) from error
 
     def _append(self, batch: bytearray, now: Instant) -> None:
-        """Append a batch. Raises the errors that clients are to receive."""
+        """Append a batch. Raises errors of the log as errors for clients (``_translated``)."""
         try:
             self.partition.append_state(batch, parse_header(batch), now.wall_ms)
         except Exception as error:
@@ -264,14 +258,11 @@ class Shard:
         if isinstance(error, _GONE):
             return NotCoordinatorError(f"this broker does not lead {self.partition.key} any more")
         if isinstance(error, _UNAVAILABLE):
-            return CoordinatorNotAvailableError(f"{self.partition.key} takes no records now: {error}")
+            return CoordinatorNotAvailableError(f"{self.partition.key} accepts no records now: {error}")
         return error
 
     def on_marker(self, producer_id: int, *, is_commit: bool) -> None:
-        """Apply a transaction whose marker was appended.
-
-        While loading, the loader does so when it reads the marker.
-        """
+        """Apply a transaction whose marker was appended. While loading, the loader applies it instead."""
         if self.is_loaded and not self.is_closed:
             self.machine.end_transaction(producer_id, is_commit=is_commit)
             self._schedule()
@@ -338,7 +329,7 @@ class Shard:
         self._timer = None
         now_s, held = self._waiters.loop.time(), self._held
         error = CoordinatorNotAvailableError(
-            f"not committed to {self.partition.key} within {COMMIT_TIMEOUT_MS} ms; it may still be"
+            f"not committed to {self.partition.key} in {COMMIT_TIMEOUT_MS} ms; it may still be committed"
         )
         while held and (held[0][1] <= now_s or held[0][3].is_done):
             held.popleft()[3].resolve(refusal(error))

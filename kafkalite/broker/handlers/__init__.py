@@ -1,4 +1,4 @@
-"""The handlers of requests: one module for each family of messages, and the table of handlers by api."""
+"""The handlers of requests, in one module for each family of messages, and the table of handlers by api."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ SHUTDOWN_TIMEOUT_MS: Final = 10_000
 
 
 async def create_topics(services: Services, request: Request, _client: Client) -> Response:
-    """Create topics. The response is sent when this broker hosts its replicas of the topics.
+    """Create topics. When the response is sent, this broker has created its own replicas of them.
 
     Errors, per topic: INVALID_TOPIC_EXCEPTION (an internal name) and those of
     ``metadata.controller.create_topics``; of the whole request NOT_CONTROLLER, REQUEST_TIMED_OUT (after
@@ -73,7 +73,7 @@ async def create_topics(services: Services, request: Request, _client: Client) -
 async def create_partitions(services: Services, request: Request, _client: Client) -> Response:
     """Add partitions to topics.
 
-    Errors, per topic: INVALID_TOPIC_EXCEPTION (an internal topic, whose keys would move to other partitions)
+    Errors, per topic: INVALID_TOPIC_EXCEPTION (an internal topic: its keys would hash to other partitions)
     and those of ``metadata.controller.create_partitions``; of the whole request NOT_CONTROLLER,
     REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR.
     """
@@ -111,8 +111,9 @@ async def _decide(
 ) -> Reply:
     """Return the controller's response to ``message``, a command about the topics ``names`` in its ``field``.
 
-    Internal topics, which clients must not create, change or delete, are left out of the command; their
-    results are made by ``refused``. If all topics are internal, ``nothing`` is sent with these results.
+    Internal topics, which clients must not create, change or delete, are removed from the command;
+    ``refused`` makes their results. If all topics are internal, ``nothing`` is the response to which these
+    results are added.
     """
     results: dict[str, Any] = {}
     left: list[Any] = []
@@ -134,7 +135,7 @@ async def _decide(
 async def elect_leaders(services: Services, request: Request, client: Client) -> Response:
     """Elect the preferred replicas as leaders, or, in an unclean election, any live replica.
 
-    An unclean election may lose committed records: the client must have proved that it knows the cluster's
+    An unclean election may lose committed records, so the client must have proved that it knows the cluster's
     secret (S10).
 
     Errors, per partition: those of ``metadata.controller.elect_leaders``; of the whole request
@@ -227,7 +228,7 @@ def _broker_entries(services: Services, name: str) -> list[ConfigEntry]:
 
 
 def describe_log_dirs(services: Services, request: Request, _client: Client) -> Reply:
-    """Return the partitions stored on this broker, with the reason for each log that is offline."""
+    """Return the size and offsets of each partition on this broker, and why a log is offline."""
     message: DescribeLogDirsRequest = request.message
     wanted = None if message.topics is None else set(message.topics)
     stored = services.partitions.stored()
@@ -245,7 +246,7 @@ def require_secret(client: Client, what: str) -> None:
 
 
 def controlled_shutdown(services: Services, request: Request, client: Client) -> HandlerResult:
-    """Transfer a broker's leaderships to other brokers and stop it. Any broker forwards the request to it.
+    """Transfer a broker's leaderships to other brokers and stop it. Other brokers forward the request to it.
 
     The client must have proved that it knows the cluster's secret (S10).
 

@@ -1,7 +1,7 @@
 """Handlers for the nodes of a cluster: authentication, registration, requests to the active controller.
 
-Only ClusterHello and ClusterProof are accepted before a node has proved that it belongs to the cluster
-(``CLUSTER_APIS``, S10).
+Before a node has proved that it belongs to the cluster, only ClusterHello and ClusterProof are accepted
+(S10).
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ FORWARDED: Final = frozenset(
 
 
 def cluster_hello(services: Services, request: Request, client: Client) -> Reply:
-    """Respond to another node's challenge with a proof and a challenge of this node (S10).
+    """Respond to another node's challenge with a proof, and challenge that node in turn (S10).
 
     Discards any earlier authentication of the connection.
 
     Errors: INCONSISTENT_CLUSTER_ID, CLUSTER_AUTHORIZATION_FAILED (this node is not part of a cluster, or the
-    dialler claims this node's own id), INVALID_REQUEST (the nonce).
+    other node claims this node's own id), INVALID_REQUEST (the nonce).
     """
     client.node_id = client.challenge = None
     if services.authenticator is None:
@@ -72,9 +72,9 @@ def cluster_hello(services: Services, request: Request, client: Client) -> Reply
 
 
 def cluster_proof(_services: Services, request: Request, client: Client) -> Response:
-    """Check the dialler's proof that it knows the secret, and authenticate the connection (S10).
+    """Check the other node's proof that it knows the secret, and authenticate the connection (S10).
 
-    Each proof, valid or not, consumes the challenge.
+    Each proof, valid or not, uses up the challenge.
 
     Errors: CLUSTER_AUTHORIZATION_FAILED (no challenge, a used challenge, or a wrong proof), which closes the
     connection.
@@ -88,7 +88,7 @@ def cluster_proof(_services: Services, request: Request, client: Client) -> Resp
 
 
 def raft_messages(_services: Services, _request: Request, _client: Client) -> Reply:
-    """Refuse Raft messages: only the controller's own listener accepts them, on the Raft loop.
+    """Refuse Raft messages. Only the controller's own listener accepts them, without this handler.
 
     Errors: INVALID_REQUEST.
     """
@@ -113,9 +113,9 @@ def decide(services: Services, request: Request, client: Client) -> Coroutine[An
 def broker_heartbeat(services: Services, request: Request, client: Client) -> Coroutine[Any, Any, Response]:
     """Record that a registered broker is alive, and whether it wants to shut down.
 
-    The connection becomes the broker's session: when it closes, the controller fences the broker without
-    waiting for the session timeout. An earlier connection no longer counts, because its end may be noticed
-    late.
+    The broker's session depends on the connection of its last heartbeat: when that connection closes, the
+    controller fences the broker without waiting for the session timeout. Earlier connections do not matter,
+    because their end may be noticed late.
 
     Errors: NOT_CONTROLLER, STALE_BROKER_EPOCH, BROKER_ID_NOT_REGISTERED, CLUSTER_AUTHORIZATION_FAILED (the
     request names a node other than that of the connection).
@@ -163,7 +163,7 @@ async def envelope(services: Services, request: Request, _client: Client) -> Res
 async def fetch_metadata(services: Services, request: Request, _client: Client) -> Response:
     """Return committed entries of the metadata log to a broker that is not a voter. Long poll.
 
-    A change of the leader ends the wait too, because the follower must know the new leader.
+    The response is also sent when the leader changes, because that broker must know the leader.
 
     Errors: INVALID_REQUEST (this node is not a voter).
     """
@@ -186,7 +186,7 @@ async def fetch_metadata(services: Services, request: Request, _client: Client) 
 
 
 async def _wait_for_update(raft: RaftQuorum, after_offset: int, wait_ms: int) -> None:
-    """Return when there is an entry after ``after_offset`` or a new leader, or after ``wait_ms``."""
+    """Wait up to ``wait_ms`` for an entry after ``after_offset`` or a change of the leader."""
     changed = asyncio.Event()
 
     def on_leader_change(_leader_id: int | None, _term: int) -> None:

@@ -1,6 +1,6 @@
 """Handlers for offsets in partitions, deletion of records, and producer ids.
 
-The leader of a partition responds. Produce and fetch have their own modules.
+Requests for a partition must be sent to its leader. Produce and fetch have their own modules.
 """
 
 # Tests: tests/broker/test_handlers.py
@@ -76,9 +76,10 @@ def _list(services: Services, asked: ListOffsetsPartition, is_committed_only: bo
 
 
 def offsets_for_leader_epoch(services: Services, request: Request, _client: Client) -> Reply:
-    """Return the end offset of a leader epoch, with which a follower or consumer detects a divergence.
+    """Return the end offset of a leader epoch, by which a follower or consumer detects a divergence.
 
-    Behaviour (KIP-101, KIP-279, R4): returns the largest known epoch up to the requested one, and its end.
+    Behaviour (KIP-101, KIP-279, R4): the result is the end offset of the largest known epoch that is not
+    greater than the requested one, together with that epoch.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH.
     """
@@ -98,13 +99,14 @@ def _epoch_end(services: Services, asked: EpochPartition) -> EpochEnd:
 
 
 def offsets_for_bytes(services: Services, request: Request, _client: Client) -> Reply:
-    """Return the offset up to which a number of bytes can be read in a range of offsets.
+    """Return the offset to which a reader can read in a range of offsets within a limit of bytes.
 
-    Behaviour: the largest end of a batch in the range such that the batches from its start up to there have
-    at most ``max_bytes``; the end of the range if all of it has no more. A batch counts completely if any of
-    its offsets is in the range, and the first batch is included however large. The range is cut at the high
-    watermark, with ``read_committed`` at the last stable offset. Deleted records have no bytes. The result is
-    computed from segment sizes and sparse indexes, at the same cost for every range.
+    Behaviour: the result is the greatest end of a batch in the range such that all batches up to it have at
+    most ``max_bytes``, or the end of the range if all its batches have no more. A batch counts completely if
+    any of its offsets is in the range. The first batch is always included, however large. The range is
+    limited to offsets below the high watermark, with ``read_committed`` below the last stable offset. Deleted
+    records have no bytes. The result is computed from segment sizes and sparse indexes, at the same cost for
+    every range.
 
     Deviation from Kafka: it has no such API.
 
@@ -138,7 +140,7 @@ def delete_records(services: Services, request: Request, _client: Client) -> Pen
     it are deleted, and other records below it can no longer be read. The log start never moves back. The
     response is sent when every in-sync replica has durably moved its log start, so that any later leader has
     it too. After ``timeout_ms`` the response is REQUEST_TIMED_OUT: the leader has deleted the records, and
-    the other replicas will soon. A repeated request waits for them again.
+    the other replicas will do so soon. If the request is repeated, it waits for them again.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE (above the high watermark
     or below -1), KAFKA_STORAGE_ERROR, REQUEST_TIMED_OUT, INVALID_TOPIC_EXCEPTION (an internal topic).
@@ -169,7 +171,7 @@ def _on_deleted(
     offset: int,
     error: Exception | None,
 ) -> None:
-    """After the deletion in the leader's own log, wait for the other in-sync replicas."""
+    """Wait for the other in-sync replicas. Called when the leader's own log has deleted the records."""
     if error is not None:
         waiting.set_error(index, error)
     elif waiting.is_expected(index):
@@ -192,10 +194,10 @@ def _deletion_reply(results: list[DeletedRecords]) -> Reply:
 def init_producer_id(services: Services, request: Request, client: Client) -> HandlerResult:
     """Assign a producer id and epoch (KIP-98, KIP-360).
 
-    Behaviour: without a transactional id, returns a producer id of this broker's block, or the next epoch of
-    the given id. With a transactional id, its coordinator assigns the next producer id and epoch, which
-    fences the previous producer and first aborts its open transaction (R34). The response waits up to
-    ``INIT_HOLD_MS`` for the abort; after that it is CONCURRENT_TRANSACTIONS.
+    Behaviour: without a transactional id, the result is a producer id of this broker's block, or the next
+    epoch of the given id. With a transactional id, its coordinator assigns the next producer id and epoch,
+    which fences the previous producer. It first aborts that producer's open transaction (R34). The response
+    waits up to ``INIT_HOLD_MS`` for the abort; after that it is CONCURRENT_TRANSACTIONS.
 
     Errors: REQUEST_TIMED_OUT (no block of ids from the controller in time). With a transactional id also
     NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, COORDINATOR_LOAD_IN_PROGRESS, CONCURRENT_TRANSACTIONS,

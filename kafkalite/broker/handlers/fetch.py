@@ -42,16 +42,16 @@ class FetchServices(Protocol):
 
 
 class _Read(NamedTuple):
-    """A response that could be sent now, and its properties."""
+    """A response with the data that is readable now, and whether it must be sent."""
 
     reply: Reply
     size_bytes: int
     is_final: bool  #: whether to send it now, because a partition failed or a watched one has data
 
     def missing_bytes(self, message: FetchRequest) -> int:
-        """Return the number of bytes that must still become readable before the response is sent.
+        """Return how many more bytes must become readable before the response is sent; 0 or less for none.
 
-        It is at most 1 if an open transaction holds records back.
+        At most 1 if an open transaction is in the way, because its end can make any number of bytes readable.
         """
         partitions = self.reply.message.partitions
         if any(one.last_stable_offset < one.high_watermark for one in partitions):
@@ -105,7 +105,7 @@ def _respond(services: FetchServices, message: FetchRequest, read: _Read) -> Rep
 
 
 def _hold(services: FetchServices, message: FetchRequest, read: _Read) -> HeldResponse:
-    """Hold the response until there may be enough data, at most ``max_wait_ms``, then read again."""
+    """Hold the response until there may be ``min_bytes`` or ``max_wait_ms`` is over, then read again."""
     waiters, find_leader = services.waiters, services.partitions.leader
     keys = [(asked.topic, asked.partition) for asked in message.partitions]
     is_watching = any(asked.max_bytes <= 0 for asked in message.partitions)
@@ -173,10 +173,7 @@ def _hold(services: FetchServices, message: FetchRequest, read: _Read) -> HeldRe
 
 
 def is_read_committed(isolation_level: int) -> bool:
-    """Return whether a request reads only committed records.
-
-    Raises InvalidRequestError for an unknown level.
-    """
+    """Whether the isolation level is read_committed. Raises InvalidRequestError for an unknown level."""
     is_committed_only = _IS_READ_COMMITTED.get(isolation_level)
     if is_committed_only is None:
         raise InvalidRequestError(f"isolation level {isolation_level} is neither 0 nor 1")
@@ -184,7 +181,7 @@ def is_read_committed(isolation_level: int) -> bool:
 
 
 def _read_in_turns(services: FetchServices, message: FetchRequest) -> Generator[None, None, _Read]:
-    """Do ``_read`` in steps of PARTITIONS_PER_TURN (S24)."""
+    """Read all partitions, PARTITIONS_PER_TURN in each step of the generator (S24)."""
     results: list[FetchedPartition] = []
     buffers: list[Any] = []
     size_bytes, is_final = 0, False
@@ -202,7 +199,7 @@ def _read_in_turns(services: FetchServices, message: FetchRequest) -> Generator[
 def _read(
     services: FetchServices, message: FetchRequest, partitions: list[FetchPartition], size_bytes: int = 0
 ) -> _Read:
-    """Read ``partitions`` of a request whose response has ``size_bytes`` of the partitions before them."""
+    """Read some partitions of a request. ``size_bytes`` is the size of the data read for earlier ones."""
     left_bytes = min(message.max_bytes, services.config.fetch_max_bytes) - size_bytes
     results: list[FetchedPartition] = []
     buffers: list[Any] = []
@@ -235,9 +232,10 @@ def _read_partition(
     earlier_bytes: int,
     is_committed_only: bool,
 ) -> tuple[FetchedPartition, list[memoryview]]:
-    """Read one partition. Return its result and the buffers of its batches.
+    """Return (result, buffers of its batches) of one partition.
 
-    Unless this is the first data of the response, no batch may exceed ``left_bytes``.
+    If the response already has data (``earlier_bytes``), a batch of more than ``left_bytes`` is left for the
+    next request.
     """
     topic, number, leader_epoch, fetch_offset, max_bytes = asked
     partition = services.partitions.leader(topic, number, leader_epoch)
@@ -263,7 +261,7 @@ def _read_partition(
 def _watch_partition(
     services: FetchServices, asked: FetchPartition, is_committed_only: bool
 ) -> tuple[FetchedPartition, bool]:
-    """Return the partition's offsets, and whether a batch at or after ``fetch_offset`` is readable."""
+    """Return (result without data, whether a batch at or after ``fetch_offset`` is readable)."""
     topic, number, leader_epoch, fetch_offset, _ = asked
     partition = services.partitions.leader(topic, number, leader_epoch)
     end = partition.readable_end(fetch_offset, is_committed_only)

@@ -101,8 +101,8 @@ def _not_found(key: str, outcome: Outcome) -> Coordinator:
 def consumer_group_heartbeat(services: Services, request: Request, client: Client) -> Response | Pending:
     """Let a member join, stay alive, acquire and release partitions, or leave (KIP-848).
 
-    Behaviour: the heartbeat takes effect when it arrives. The response may wait up to ``max_wait_ms``
-    until there is an update for the member; a later heartbeat of the same member ends the wait.
+    Behaviour: the heartbeat takes effect when it arrives. The response may wait up to ``max_wait_ms`` until
+    there is an update for the member; a later heartbeat of the same member ends the wait.
 
     Deviation from Kafka: the response may wait.
 
@@ -118,8 +118,8 @@ def consumer_group_heartbeat(services: Services, request: Request, client: Clien
 def offset_commit(services: Services, request: Request, client: Client) -> Response | Pending:
     """Commit offsets of a group.
 
-    Behaviour: the response is sent when the offsets are committed in the log of the internal topic (R39). A
-    member must send its current epoch. Without a member id, the group must have no members.
+    Behaviour: the response is sent when the offset records are committed, that is, replicated (R39). A member
+    must send its current epoch. A request without a member id is accepted only if the group has no members.
 
     Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, FENCED_MEMBER_EPOCH; per partition
     OFFSET_METADATA_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION.
@@ -131,7 +131,8 @@ def offset_commit(services: Services, request: Request, client: Client) -> Respo
 def offset_fetch(services: Services, request: Request, client: Client) -> Response | Pending:
     """Return the committed offsets of a group (R40).
 
-    Behaviour: without ``partitions`` it returns all committed offsets. A partition without one has NO_OFFSET.
+    Behaviour: without ``partitions`` the response has all committed offsets. A requested partition that has
+    none gets NO_OFFSET.
 
     Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH; per partition UNSTABLE_OFFSET_COMMIT
     (with ``require_stable``, if an open transaction has an offset of the partition, R35).
@@ -143,7 +144,8 @@ def offset_fetch(services: Services, request: Request, client: Client) -> Respon
 def offset_delete(services: Services, request: Request, client: Client) -> Response | Pending:
     """Delete offsets of a group.
 
-    Behaviour: the response is sent when the deletion is committed. Missing offsets count as deleted.
+    Behaviour: the response is sent when the deletion is committed. It is no error if a partition has no
+    offset.
 
     Errors: INVALID_GROUP_ID, GROUP_ID_NOT_FOUND; per partition GROUP_SUBSCRIBED_TO_TOPIC.
     """
@@ -154,8 +156,9 @@ def offset_delete(services: Services, request: Request, client: Client) -> Respo
 async def txn_offset_commit(services: Services, request: Request, client: Client) -> Response:
     """Commit offsets as part of a transaction (KIP-98, KIP-447, R35).
 
-    Behaviour: the transaction's coordinator adds this group's partition to the transaction (R31). Then the
-    offsets are appended as part of the transaction. They take effect when its marker is in the partition.
+    Behaviour: the transaction's coordinator first adds the ``__consumer_offsets`` partition of this group to
+    the transaction (R31). Then the offsets are appended there as a transactional batch. They take effect when
+    the commit marker is appended to that partition.
 
     Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, FENCED_MEMBER_EPOCH; those of the
     transaction: INVALID_PRODUCER_EPOCH, PRODUCER_FENCED, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING,
@@ -175,7 +178,8 @@ async def txn_offset_commit(services: Services, request: Request, client: Client
 async def list_groups(services: Services, request: Request, client: Client) -> Response:
     """Return the groups that this broker coordinates, sorted by id.
 
-    Errors: COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE (for any partition led by this broker).
+    Errors: COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE (if any coordinator on this broker cannot
+    serve).
     """
     message: ListGroupsRequest = request.message
     groups: list[ListedGroup] = []
@@ -208,11 +212,10 @@ async def describe_groups(services: Services, request: Request, client: Client) 
 
 
 async def delete_groups(services: Services, request: Request, client: Client) -> Response:
-    """Delete groups without members and their offsets. The response is sent when the deletion is
-    committed.
+    """Delete groups without members, and their offsets. The response is sent when that is committed.
 
-    Errors, per group: those of the coordinator, INVALID_GROUP_ID, GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP;
-    of the whole request INVALID_REQUEST (too many groups).
+    Errors, per group: those of the coordinator, INVALID_GROUP_ID, GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP; of the
+    whole request INVALID_REQUEST (too many groups).
     """
     message: DeleteGroupsRequest = request.message
     _check_count(message.group_ids)

@@ -46,7 +46,7 @@ MAX_METADATA_WAIT_MS: Final = 30_000
 
 
 def api_versions(_services: Services, request: Request, client: Client) -> Reply:
-    """Return the apis and versions that this broker supports. It is the first request of a connection."""
+    """Return the apis and versions that this broker supports. Clients send this request first."""
     client.client_id = request.client_id
     return Reply(ApiVersionsResponse(0, None, SOFTWARE_NAME, VERSION, supported_ranges()))
 
@@ -148,8 +148,8 @@ def _controller_id(services: Services) -> int:
 def address_for(node_id: int, broker: BrokerState, client: Client) -> str:
     """Return the address at which ``client`` can connect to ``broker``.
 
-    For this broker it is the address that the client used. For other brokers it is the address of their
-    listener with the same number, or of their last listener.
+    For this broker it is the address that the client used. For another broker it is the address of its
+    listener with the same number, or of its last listener if it has fewer.
     """
     if broker.node_id == node_id:
         return client.address
@@ -159,7 +159,7 @@ def address_for(node_id: int, broker: BrokerState, client: Client) -> str:
 
 
 def describe_cluster(services: Services, _request: Request, client: Client) -> Reply:
-    """Return all brokers including fenced ones, the active controller, and the metadata offset."""
+    """Return all brokers, including fenced ones, the active controller, and the metadata offset."""
     image, node_id = services.controller.image, services.config.node_id
     brokers = [
         BrokerDescription(
@@ -183,8 +183,8 @@ def describe_cluster(services: Services, _request: Request, client: Client) -> R
 def describe_quorum(services: Services, request: Request, _client: Client) -> HandlerResult:
     """Return the voters, the leader, and the offsets of the metadata log, as this node knows them.
 
-    A single-node cluster describes itself as the only voter. Only the leader knows match offsets. A node that
-    is not a voter forwards the request to the leader.
+    A single-node cluster describes itself as the only voter. Only the leader knows how far the other voters'
+    logs match its own. A node that is not a voter forwards the request to the leader.
 
     Errors: REQUEST_TIMED_OUT (a node that is not a voter cannot reach the leader).
     """
@@ -232,9 +232,9 @@ async def _ask_leader(services: Services, message: DescribeQuorumRequest) -> Res
 
 
 def describe_recovery(services: Services, request: Request, _client: Client) -> HandlerResult:
-    """Return the partitions that wait for a leader after unclean stops, and all damaged and suspect replicas.
+    """Return the partitions without a leader after unclean stops, and all damaged or unverified replicas.
 
-    Only the active controller knows; another broker forwards the request to it, once.
+    Only the active controller knows them. Another broker forwards the request to it, once.
 
     Errors: NOT_CONTROLLER, REQUEST_TIMED_OUT (no controller can be reached).
     """
@@ -250,7 +250,7 @@ async def _ask_controller(services: Services, message: DescribeRecoveryRequest) 
 
 
 def describe_metadata(services: Services, request: Request, _client: Client) -> HandlerResult:
-    """Return a path of this node's metadata tree and its children. Long poll.
+    """Return a node of this broker's metadata tree and its children. Long poll.
 
     Errors: INVALID_REQUEST (there is no such path).
     """

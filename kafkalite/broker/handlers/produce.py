@@ -1,4 +1,4 @@
-"""Produce: appends record batches to partitions and waits for their replicas."""
+"""Produce: appends record batches to partitions, and responds as ``acks`` requires."""
 
 # Tests: tests/broker/test_handlers.py
 
@@ -52,11 +52,11 @@ def produce(services: ProduceServices, request: Request, client: Client) -> Repl
 
     Behaviour: each partition has its own result, and an error in one does not affect the others. The response
     is sent when the batch is written to the operating system (``acks=0``), when the leader has it
-    (``acks=1``), or when every in-sync replica has it (``all``). With ``durability=fsync`` the last two mean
-    on disk. After ``timeout_ms`` the response is REQUEST_TIMED_OUT; the batch stays in the log and may be
-    acknowledged when it is sent again (R6, R28). The result of a repeated batch has the offsets of its first
-    copy. The first batch of a transaction in a partition is appended after the coordinator of
-    ``transactional_id`` has added the partition (R31).
+    (``acks=1``), or when every in-sync replica has it (``all``). With ``durability=fsync`` a broker has a
+    batch when it is synced. After ``timeout_ms`` the response is REQUEST_TIMED_OUT; the batch stays in the
+    log and may be acknowledged when it is sent again (R6, R28). The result of a repeated batch has the
+    offsets of its first copy. The first batch of a transaction in a partition is appended after the
+    coordinator of ``transactional_id`` has added the partition (R31).
 
     Deviation from Kafka: with ``acks=0`` there is a response too, and it reports errors.
 
@@ -114,7 +114,7 @@ def produce(services: ProduceServices, request: Request, client: Client) -> Repl
 def _produce_transactional(
     services: ProduceServices, message: ProduceRequest, payload: memoryview, transactional_id: str
 ) -> PendingResults:
-    """Implements ``produce`` for batches that may have to wait for their transaction's coordinator."""
+    """Append batches that may have to wait for the coordinator of their transaction."""
     acks, timeout_ms, _, partitions = message
     results = [
         ProducedPartition(topic, number, 0, None, NO_OFFSET, NO_TIMESTAMP, NO_OFFSET)

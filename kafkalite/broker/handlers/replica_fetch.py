@@ -1,4 +1,4 @@
-"""ReplicaFetch: a follower broker's fetch of all partitions that it replicates from this leader."""
+"""ReplicaFetch: a follower broker fetches all partitions for which this broker is the leader."""
 
 # Tests: tests/broker/test_replication.py
 
@@ -36,12 +36,12 @@ MAX_PARTITIONS_PER_RESPONSE: Final = 5_000
 def replica_fetch(services: Services, request: Request, client: Client) -> Reply | Pending:
     """Return new records and offsets to a follower broker, for all partitions of its fetch session.
 
-    Behaviour: the request has the follower's positions in the partitions that it lists. They take effect at
-    once and may move the high watermark and add the follower to the ISR. The response has the partitions with
-    an update: records up to the log end, a divergence (R4), an error, or otherwise a new high watermark. If
-    there are no records, divergences or errors, it waits up to ``max_wait_ms``. The next request of the
-    session ends the wait of the previous one, so that a follower reports its synced end offset immediately
-    and no producer waits for a long poll.
+    Behaviour: the request lists partitions with the follower's positions in them. These take effect at once:
+    they may move the high watermark and add the follower to the ISR. The response has every partition of the
+    session with an update: records up to the log end, a divergence (R4), an error, or a new high watermark.
+    If there are no records, divergences or errors, it waits up to ``max_wait_ms``. The next request of the
+    session ends the wait of the previous one. So a follower can report its synced end offset at any time, and
+    no producer waits for a long poll.
 
     Errors: of the whole request CLUSTER_AUTHORIZATION_FAILED, STALE_BROKER_EPOCH, FETCH_SESSION_ID_NOT_FOUND,
     INVALID_FETCH_SESSION_EPOCH; of a partition UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER,
@@ -73,7 +73,7 @@ def replica_fetch(services: Services, request: Request, client: Client) -> Reply
 def _hold(
     services: Services, session: FetchSession, message: ReplicaFetchRequest, missing_bytes: int
 ) -> HeldResponse:
-    """Hold the response until it has ``min_bytes``, the session's next request, or ``max_wait_ms``."""
+    """Hold the response until it has ``min_bytes``, the next request arrives, or ``max_wait_ms`` is over."""
     max_bytes = services.config.replica_fetch_response_max_bytes
 
     def ask() -> Response:
@@ -104,7 +104,7 @@ def _check_broker_epoch(controller: ControllerNode, message: ReplicaFetchRequest
 
 
 def _session(sessions: FetchSessions, message: ReplicaFetchRequest) -> tuple[FetchSession, bool]:
-    """Return the session, whose held request is finished, and whether the session is new."""
+    """Return (session, whether it is new). If its previous request is held, respond to that."""
     session = sessions.find(message)
     if session is None:
         session, replaced = sessions.open(message.node_id, message.broker_epoch)
@@ -117,7 +117,7 @@ def _session(sessions: FetchSessions, message: ReplicaFetchRequest) -> tuple[Fet
 
 
 def _end_session(session: FetchSession) -> None:
-    """End the fetch session: release its replicas and finish its held request."""
+    """End the fetch session: discard the follower's positions, and respond to its held request."""
     for replica in session.replicas.values():
         _forget(replica)
     if session.poll is not None:
@@ -140,7 +140,7 @@ def _unwatch(replica: FetchedReplica) -> None:
 
 
 def _take(services: Services, followers: ReplicaManager, replica: FetchedReplica, now_ms: int) -> None:
-    """Apply the follower's position in a partition (R7, R8), and find the updates for the follower."""
+    """Apply the follower's position in a partition (R7, R8), and note which updates it needs."""
     session, asked = replica.session, replica.asked
     hosted: HostedPartition | None = None
     try:
@@ -172,8 +172,7 @@ def _take(services: Services, followers: ReplicaManager, replica: FetchedReplica
 def _refusal(
     replica: FetchedReplica, error: Exception, hosted: HostedPartition | None
 ) -> ReplicaFetchedPartition:
-    """Return the result that reports ``error``. If the offset is out of range, it includes the log start, at
-    which the follower may have to continue."""
+    """Return the result that reports ``error``. With OFFSET_OUT_OF_RANGE it includes the log start."""
     code, text = translate(error)
     leader_epoch, log_start = NO_EPOCH, NO_OFFSET
     if code == ErrorCode.OFFSET_OUT_OF_RANGE and hosted is not None:
@@ -184,7 +183,7 @@ def _refusal(
 
 
 class _Updates:
-    """The current updates of a session's partitions. Only ``reply`` marks them as sent."""
+    """Collects the updates of a session's partitions for one response. ``reply`` marks them as sent."""
 
     __slots__ = ("_buffers", "_complete", "_partitions", "_session", "has_urgent", "missing_bytes")
 
@@ -210,7 +209,7 @@ class _Updates:
         return self.has_urgent or self.missing_bytes <= 0
 
     def _add(self, replica: FetchedReplica, max_bytes: int) -> int:
-        """Add the updates of one partition. Return the number of bytes of its records."""
+        """Add the updates of one partition. Return how many bytes of records they have."""
         hosted: HostedPartition | None = replica.hosted
         refusal = replica.refusal
         if refusal is None and hosted is not None:
@@ -221,7 +220,7 @@ class _Updates:
             except Exception as error:
                 refusal = _refusal(replica, error, hosted)
         if refusal is None:
-            refusal = _refusal(replica, NotLeaderOrFollowerError("that leadership has ended"), None)
+            refusal = _refusal(replica, NotLeaderOrFollowerError("this broker led in an earlier epoch"), None)
         self.has_urgent = True
         self._complete.append(replica)
         self._partitions.append(refusal)
@@ -273,7 +272,7 @@ class _Updates:
         )
 
     def reply(self) -> Reply:
-        """Return the response. It includes high watermarks and log starts moved without other updates."""
+        """Return the response. It also has partitions of which only the high watermark or log start moved."""
         session = self._session
         for replica in self._complete:
             replica.mark_sent()

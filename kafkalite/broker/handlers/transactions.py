@@ -49,7 +49,7 @@ from kafkalite.transactions.commands import WithReservedId
 
 #: The longest wait for the end of a writer's earlier attempt before the response CONCURRENT_TRANSACTIONS.
 JOIN_HOLD_MS: Final = 1_000
-#: From this epoch on, the next epoch may be the last, so that a new producer id is needed.
+#: At this epoch or a later one, the next transaction may need a new producer id.
 LATE_EPOCH: Final = MAX_PRODUCER_EPOCH - 2
 MAX_IDS: Final = 1_000
 
@@ -61,9 +61,9 @@ def end_txn(services: Services, request: Request, client: Client) -> HandlerResu
     transaction (R31, R32). The markers are written afterwards. A repeated request with the epoch of the same
     transaction gets the same response.
 
-    Errors: REQUEST_TIMED_OUT (no producer id in time, after the last epoch), INVALID_PRODUCER_ID_MAPPING,
-    PRODUCER_FENCED, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE (the opposite was decided),
-    CONCURRENT_TRANSACTIONS.
+    Errors: REQUEST_TIMED_OUT (no epoch was left, and no new producer id came in time),
+    INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE (the opposite was
+    decided), CONCURRENT_TRANSACTIONS.
     """
     message: EndTxnRequest = request.message
     transactional_id = message.transactional_id
@@ -77,7 +77,8 @@ def end_txn(services: Services, request: Request, client: Client) -> HandlerResu
 async def list_transactions(services: Services, request: Request, client: Client) -> Response:
     """Return the transactional ids, and the writers of transaction groups, that this broker coordinates.
 
-    Errors: COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE (for any partition led by this broker).
+    Errors: COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE (if any coordinator on this broker cannot
+    serve).
     """
     message: ListTransactionsRequest = request.message
     listed: list[ListedTransaction] = []
@@ -89,7 +90,7 @@ async def list_transactions(services: Services, request: Request, client: Client
 
 
 async def describe_transactions(services: Services, request: Request, client: Client) -> Response:
-    """Return the state of the latest transactions of some transactional ids.
+    """Return the state of the latest transaction of each requested transactional id.
 
     Errors, per id: those of the coordinator, TRANSACTIONAL_ID_NOT_FOUND; of the whole request INVALID_REQUEST
     (too many ids).
@@ -122,13 +123,13 @@ def _not_described(transactional_id: str, error: BrokerError) -> DescribedTransa
 def join_txn_group(services: Services, request: Request, client: Client) -> HandlerResult:
     """Join one batch of an application as a writer, which gets its own producer id.
 
-    Behaviour: joining again with the same name restarts the attempt: its earlier records are aborted, and its
-    earlier producer is fenced. If the batch was already decided, it needs no writers and the response has
-    ``is_finished``.
+    Behaviour: if a writer joins again with the same name, it starts a new attempt: the records of its earlier
+    attempt are aborted, and its earlier producer is fenced. If the batch was already decided, the response
+    has ``is_finished`` and no producer id.
 
     Errors: REQUEST_TIMED_OUT (no producer id in time), INVALID_REQUEST, INVALID_TRANSACTION_TIMEOUT,
-    INVALID_TXN_STATE (the name is a plain transactional id), CONCURRENT_TRANSACTIONS (the earlier
-    attempt is being aborted).
+    INVALID_TXN_STATE (the name is a plain transactional id), CONCURRENT_TRANSACTIONS (the earlier attempt is
+    being aborted).
     """
     message: JoinTxnGroupRequest = request.message
     return services.transactions.submit_with_spare_id(
@@ -140,7 +141,7 @@ def join_txn_group(services: Services, request: Request, client: Client) -> Hand
 
 
 def end_txn_group(services: Services, request: Request, client: Client) -> Response | Pending:
-    """Decide on all writers of a batch at once: commit the records of the winners and abort all others.
+    """Decide a batch: commit the records of the writers in ``winners``, and abort those of all others.
 
     Behaviour: the response is sent when the decision is committed. The markers are written afterwards.
     ``is_complete`` is True when all are written; repeat the request to check. A repeated request for the last
@@ -156,7 +157,7 @@ def end_txn_group(services: Services, request: Request, client: Client) -> Respo
 def retire_txn_group(services: Services, request: Request, client: Client) -> Response | Pending:
     """Record that an application has no further batches, so that its last result may be deleted.
 
-    Behaviour: a repetition of the last batch still gets the same response, and a new batch revokes the
+    Behaviour: if the last batch is repeated, it still gets the same response. A new batch revokes the
     retirement. The group is deleted when it was not used for ``transactional.id.expiration.ms``. A repeated
     request gets the same response.
 
@@ -177,10 +178,10 @@ def describe_txn_group(services: Services, request: Request, client: Client) -> 
 
 
 def describe_producers(services: Services, request: Request, _client: Client) -> Reply:
-    """Return the state of a partition's producers on its leader, and their open transactions (KIP-664).
+    """Return the state of the producers of a partition, as its leader knows it (KIP-664).
 
-    Behaviour: returns every producer in the state of the log, ordered by id, with the first offset of its
-    open transaction, if any. An open transaction blocks readers of committed records.
+    Behaviour: the response has each producer whose state the log keeps, by ascending id, with the first
+    offset of its open transaction, if any. An open transaction holds back readers of committed records.
 
     Errors, per partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR.
     """
@@ -220,8 +221,8 @@ async def abort_transaction(services: Services, request: Request, _client: Clien
 
     Behaviour: appends an abort marker if the producer's open transaction in this partition began at
     ``start_offset``. The response is sent when the marker is committed. The coordinator is not involved. If
-    the transaction is open and not hanging, its producer is fenced from this partition, and a later commit of
-    the transaction does not restore the aborted records.
+    its transaction was in fact not hanging, the producer is fenced from this partition, and the records stay
+    aborted even if the coordinator commits.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, INVALID_TXN_STATE (no such transaction is
     open), NOT_ENOUGH_REPLICAS, KAFKA_STORAGE_ERROR, REQUEST_TIMED_OUT.
@@ -246,7 +247,7 @@ async def abort_transaction(services: Services, request: Request, _client: Clien
 
 
 def add_partitions_to_txn(services: Services, request: Request, client: Client) -> Response | Pending:
-    """Add partitions to a transaction before their leader appends its first batch (R31). For brokers only.
+    """Add partitions to a transaction. Their leader requests this before it appends the first batch (R31).
 
     Behaviour: the response is sent when the partitions are durably part of the transaction, whose end then
     writes a marker to each of them. Either all or none are added.

@@ -1,10 +1,9 @@
 """Compacts this broker's logs, one at a time.
 
-A pass computes on the loop for a few milliseconds at a time and sleeps about as long in between. A thread
-would block the loop for longer at a time (GIL). Disk work runs in the executor. Leaders and followers compact
+A pass computes on the event loop for a few milliseconds, sleeps about as long, and continues. A thread would
+block the loop for longer at a time (GIL). Disk work runs in the executor. Leaders and followers compact
 independently, each below its own high watermark. While a replica is out of sync, tombstones and markers are
-kept, because the replica may still have the records that they delete or end, and fetches only records after
-its log end (R41).
+kept: it may still have the records that they delete or end, and it fetches only from its log end on (R41).
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Cleaner:
         self.bytes_freed = 0
 
     async def clean_forever(self) -> None:
-        """Run ``clean`` every ``log.cleaner.backoff.ms`` while there are compacted topics, forever."""
+        """Run ``clean`` every ``log.cleaner.backoff.ms`` as long as there are compacted topics."""
         has_compacted = self._partitions.has_compacted
         while True:
             await has_compacted.wait()
@@ -67,14 +66,14 @@ class Cleaner:
                 has_compacted.clear()
 
     async def clean(self) -> None:
-        """Compact logs until none is dirty enough."""
+        """Compact logs until no log has a dirty ratio of at least ``min.cleanable.dirty.ratio``."""
         done: set[HostedPartition] = set()
         while (hosted := await self._dirtiest(done)) is not None:
             if not await self._compact(hosted):
                 done.add(hosted)
 
     async def _dirtiest(self, done: set[HostedPartition]) -> HostedPartition | None:
-        """Return the log with the largest dirty ratio of at least ``min.cleanable.dirty.ratio``, or None."""
+        """Return the dirtiest log above ``min.cleanable.dirty.ratio`` that is not in ``done``, or None."""
         hosts = list(self._partitions)
         self._uncleanable = {hosted: None for hosted in hosts if hosted in self._uncleanable}
         best: tuple[float, HostedPartition] | None = None
@@ -101,13 +100,13 @@ class Cleaner:
             if log.is_damaged:
                 self._give_up(hosted, error)
             else:  # the error may be temporary, so the log is tried again
-                logger.warning("compaction put off %s", Fields(partition=hosted.key, error=error))
+                logger.warning("compaction postponed %s", Fields(partition=hosted.key, error=error))
             return 0.0
         ratio = cleanable.dirty_ratio
         return ratio if ratio >= log.config.min_cleanable_dirty_ratio else 0.0
 
     async def _compact(self, hosted: HostedPartition) -> bool:
-        """Run one pass. Return whether another pass must follow because not all keys fitted in memory."""
+        """Run one pass. Return whether another must follow, because not all keys fitted in memory."""
         begun_ms = self._clock.monotonic_ms()
         log = hosted.idle_log()
         if log is None:
@@ -168,7 +167,7 @@ class Cleaner:
             hosted.on_offline()
 
     async def _run(self, hosted: HostedPartition, log: Log, work: CompactionPass) -> None:
-        """Run the steps of a pass. Raises the errors of steps and of segment swaps."""
+        """Run the steps of a pass to the end. Raises the steps' errors and those of replacing segments."""
         steps = work.steps()
         try:
             result: bytes | None = None
@@ -219,7 +218,7 @@ class Cleaner:
             raise error
 
     async def _wait(self, future: Future[Any]) -> Any:
-        """Return the result of ``future``. If this task is cancelled, let a running job end first."""
+        """Return the result of ``future``. If this task is cancelled, first let a running job end."""
         if future.done():
             return future.result()
         waiter = asyncio.wrap_future(future)

@@ -1,14 +1,16 @@
-"""Decides which work on the disk of one partition may run at the same time: a table of states.
+"""Decides which jobs on the disk may run at the same time for one partition, by a table of states. Pure.
 
-Three kinds of work run in the executor while the loop continues:
+Three kinds of jobs run in the executor while the event loop continues:
 
 - A sync round syncs appended batches. The loop continues to use the log.
-- A deletion moves the log start or replaces segments by a compacted one. The loop continues to use the log,
-  and sync rounds continue to sync it.
-- Exclusive work truncates a follower's log or replaces its log start. It waits for the end of a running sync
-  round. Until it has ended, neither the loop nor a sync round may use the log.
 
-Pure: each method returns the job to start now, if any. The caller runs the job and reports its end.
+- A deletion moves the log start or replaces segments by a compacted one. The loop and sync rounds continue to
+  use the log.
+
+- An exclusive job truncates a follower's log or replaces its log start. It waits for the end of a running
+  sync round. Until it has ended, neither the loop nor a sync round may use the log.
+
+Each method returns the job that must start now, if any. The caller runs the job and reports its end.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ D = TypeVar("D")
 
 
 class State(IntEnum):
-    """The kinds of work that run or wait in one partition."""
+    """The jobs that run or wait in one partition."""
 
     IDLE = auto()
     SYNCING = auto()
     DELETING = auto()
     SYNCING_AND_DELETING = auto()
-    WAITING = auto()  #: exclusive work waits for the end of a sync round
+    WAITING = auto()  #: an exclusive job waits for the end of a sync round
     EXCLUSIVE = auto()
 
 
@@ -44,7 +46,7 @@ _DELETION_ENDED: Final = {State.DELETING: State.IDLE, State.SYNCING_AND_DELETING
 _EXCLUSIVE_ADDED: Final = {State.IDLE: State.EXCLUSIVE, State.SYNCING: State.WAITING}
 _EXCLUSIVE_ENDED: Final = {
     State.EXCLUSIVE: State.IDLE,
-    State.WAITING: State.SYNCING,  # ``give_up`` drops exclusive work that has not begun
+    State.WAITING: State.SYNCING,  # ``give_up`` drops an exclusive job that has not begun
 }
 
 
@@ -52,14 +54,14 @@ class DiskWork(Generic[E, D]):
     """The jobs of one partition: at most one exclusive job, and deletions that run one after the other.
 
     Invariants: ``exclusive`` is set exactly in WAITING and EXCLUSIVE, ``deletion`` exactly in the two states
-    that delete. ``_deletions`` is empty unless one of the two is set.
+    that delete. Deletions wait in ``_deletions`` only while one of the two is set.
     """
 
     __slots__ = ("_deletions", "deletion", "exclusive", "state")
 
     def __init__(self) -> None:
         self.state = State.IDLE
-        #: The running or next exclusive job. While it is set, no loop code and no sync round may use the log.
+        #: The exclusive job that runs or waits. Meanwhile neither the loop nor a sync round may use the log.
         self.exclusive: E | None = None
         self.deletion: D | None = None  #: the running deletion
         self._deletions: deque[D] = deque()
@@ -73,40 +75,42 @@ class DiskWork(Generic[E, D]):
         return self.state in _EXCLUSIVE_ADDED
 
     def begin_sync(self) -> None:
-        """Record that a sync round has begun. Allowed only while ``exclusive`` is None and no round runs."""
+        """Record that a sync round has begun. Call it only if ``exclusive`` is None and no round runs."""
         self.state = _SYNC_BEGUN[self.state]
 
     def end_sync(self) -> E | None:
-        """Record the end of the sync round. Return the exclusive job that waited for it, to start now."""
+        """Record the end of the sync round. Return the exclusive job that must start now, or None."""
         self.state = _SYNC_ENDED[self.state]
         return self.exclusive
 
     def add_exclusive(self, job: E) -> E | None:
-        """Add an exclusive job; allowed if ``may_add_exclusive``. Return the job if it starts now."""
+        """Add an exclusive job, if ``may_add_exclusive``. Return it if it must start now, else None."""
         self.state = _EXCLUSIVE_ADDED[self.state]
         self.exclusive = job
         return job if self.state is State.EXCLUSIVE else None
 
     def end_exclusive(self) -> D | None:
-        """Record the end of the exclusive job. Return the deletion to start now, if any."""
+        """Record the end of the exclusive job. Return the deletion that must start now, or None."""
         self.state = _EXCLUSIVE_ENDED[self.state]
         self.exclusive = None
         return self._next_deletion()
 
     def add_deletion(self, job: D) -> D | None:
-        """Add a deletion. Return it if it starts now; otherwise it waits for the running work."""
+        """Add a deletion. Return it if it must start now, or None if it waits for running jobs."""
         self._deletions.append(job)
         return self._next_deletion()
 
     def end_deletion(self) -> D | None:
-        """Record the end of the deletion. Return the next deletion, to start now, if any."""
+        """Record the end of the deletion. Return the next deletion, which must start now, or None."""
         self.state = _DELETION_ENDED[self.state]
         self.deletion = None
         return self._next_deletion()
 
     def give_up(self) -> tuple[E | None, D | None, list[D]]:
-        """Drop all jobs. Return the exclusive job and the running deletion, which the caller must end, and
-        the deletions that have not begun."""
+        """Drop all jobs. Return (exclusive job, running deletion, deletions that have not begun).
+
+        The first two may be None. The caller must stop them or wait for their end.
+        """
         exclusive, deletion, waiting = self.exclusive, self.deletion, list(self._deletions)
         self._deletions.clear()
         if exclusive is not None:

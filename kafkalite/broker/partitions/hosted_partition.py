@@ -1,7 +1,7 @@
-"""The owner of one partition on this broker: changes its role, runs its disk work, notifies waiters.
+"""Owns one partition on this broker: changes its role, runs its disk jobs, and notifies waiting requests.
 
 Clients and coordinators use the ``Partition`` itself. Replication, housekeeping and deletions use its owner.
-``disk_work`` decides when disk work starts; this module runs it in the executor.
+``disk_work`` decides when a disk job starts; this module runs it in the executor.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REFUSALS: Final = (BrokerError, StorageError, OSError)
 
 
 class Watcher(Protocol):
-    """A follower on another broker that fetches this partition."""
+    """A follower on another broker that fetches this partition and is notified of changes."""
 
     def on_appended(self, size_bytes: int) -> None: ...
 
@@ -47,16 +47,16 @@ class Watcher(Protocol):
 
 
 class FetchListener(Protocol):
-    """The fetcher of this partition's records from its leader."""
+    """The fetcher that copies this partition from its leader, while this replica follows."""
 
     def on_progress(self, outcome: NextFetch | Exception) -> None:
-        """Called after a sync or exclusive work with the time of the next fetch, or with the error."""
+        """Called after a sync or an exclusive job, with the time of the next fetch or with the error."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Exclusive:
-    """Exclusive work: applies a response that truncates a follower's log or replaces its log start."""
+    """An exclusive job (``disk_work``) that applies a leader's response to a follower's log."""
 
     response: ReplicaFetchedPartition
     run: Callable[[], FollowerStep]
@@ -65,10 +65,11 @@ class _Exclusive:
 
 @dataclass(slots=True, eq=False)
 class _Deletion:
-    """Work that moves the log start, or replaces segments by a compacted one.
+    """A job that moves the log start, or replaces segments by a compacted one.
 
     ``begin`` returns the work for the executor, or None if there is none. ``finish`` receives that work and
-    its error, or None. Both run on the loop and may raise. ``then`` receives the final error, or None.
+    its error, or None. Both run on the loop and may raise. Finally ``then`` receives the error of the job, or
+    None.
     """
 
     begin: Callable[[], StateWork | SwapWork | None]
@@ -79,10 +80,10 @@ class _Deletion:
 
 
 class HostedPartition:
-    """One partition on this broker.
+    """One partition on this broker, with its log, its role and its disk jobs.
 
-    Invariants: Only a leader has watchers. Only a follower has exclusive work. While it runs, nothing else
-    uses the log.
+    Invariants: only a leader has watchers. Only a follower has an exclusive job. While that runs, nothing
+    else uses the log.
     """
 
     __slots__ = (
@@ -153,12 +154,12 @@ class HostedPartition:
         return self.partition.log.is_damaged
 
     def mark_damaged(self, cause: str) -> None:
-        """Take the log offline for good: no record in it can be trusted (R24)."""
+        """Take the log offline permanently, because its records cannot be trusted (R24)."""
         self.partition.log.mark_damaged(cause)
 
     @property
     def torn_records(self) -> int:
-        """The number of records that recovery cut off at the start."""
+        """The number of records that recovery removed from the end of the log at the start."""
         return self.partition.log.torn_records
 
     @property
@@ -171,11 +172,11 @@ class HostedPartition:
 
     @property
     def is_busy(self) -> bool:
-        """Whether exclusive work waits or runs, so that nothing else may use the log."""
+        """Whether an exclusive job waits or runs, so that the log must not be used."""
         return self._disk.exclusive is not None
 
     def idle_log(self) -> Log | None:
-        """Return the log for maintenance, or None while it is offline or other disk work changes it."""
+        """Return the log for maintenance, or None if it is offline or a disk job may change it."""
         if (
             self._disk.exclusive is not None
             or self._disk.is_deleting
@@ -185,7 +186,7 @@ class HostedPartition:
         return self.partition.log
 
     def stored(self) -> LogDirPartition:
-        """Return the sizes and offsets on disk. If the log cannot be read, return zeros and the reason."""
+        """Return the sizes and offsets on disk. If they cannot be read, they are 0 and the reason is set."""
         log = self.partition.log
         try:
             size_bytes, segment_count = log.size_bytes, log.segment_count
@@ -195,8 +196,10 @@ class HostedPartition:
         return LogDirPartition(*self.key, size_bytes, segment_count, start, end, log.offline_reason)
 
     def report(self, refused_offset: int = NO_OFFSET) -> ReplicaReport:
-        """Return what the controller compares of this replica's log (R46). ``refused_offset``: where the
-        replica refused to truncate (R49)."""
+        """Return what the controller needs to compare this log with others (R46).
+
+        ``refused_offset`` is the offset to which the replica refused to truncate its log (R49), or NO_OFFSET.
+        """
         partition, log = self.partition, self.partition.log
         try:
             last_epoch = log.latest_epoch
@@ -229,7 +232,7 @@ class HostedPartition:
                 watcher.on_appended(size_bytes)
 
     def on_high_watermark_moved(self) -> None:
-        """Notify waiting requests. The notified byte count may be too large; readers read again and check."""
+        """Notify waiting requests of readable bytes, perhaps too many: they read again and check."""
         high_watermark = self.partition.high_watermark
         readable_bytes = self._unread_bytes
         if high_watermark >= self.partition.log.log_end_offset:
@@ -239,7 +242,7 @@ class HostedPartition:
             watcher.on_moved()
 
     def _on_in_sync_changed(self, *, moved: bool) -> None:
-        """Process a change of the in-sync set or its minimum. ``moved``: the high watermark has moved too."""
+        """Process a changed ISR or min.insync.replicas. ``moved``: whether the high watermark has moved."""
         if moved:
             self.on_high_watermark_moved()
         error = self.partition.acknowledgement_error
@@ -248,14 +251,14 @@ class HostedPartition:
         self._on_low_watermark()
 
     def _on_low_watermark(self) -> None:
-        """Notify waiting deletions, because a replica's log start or the in-sync set may have changed."""
+        """Notify waiting deletions. Called when a replica's log start or the ISR may have changed."""
         if self._waiters.awaits_deletion(self.key):
             self._waiters.on_low_watermark(self.key, self.partition.low_watermark)
 
     def on_replica_fetch(
         self, node_id: int, broker_epoch: int, asked: ReplicaFetchPartition, watcher: Watcher, now_ms: int
     ) -> ReplicaFetchResult:
-        """Call ``Partition.on_replica_fetch``, which may raise, and register ``watcher`` for the follower."""
+        """Call ``Partition.on_replica_fetch``, which may raise. Register ``watcher`` for the follower."""
         result = self.partition.on_replica_fetch(
             node_id,
             broker_epoch=broker_epoch,
@@ -280,14 +283,14 @@ class HostedPartition:
         self.partition.forget_follower(node_id)
 
     def unwatch(self, node_id: int, watcher: Watcher) -> None:
-        """Stop notifying ``watcher``. Has no effect if another watcher has replaced it."""
+        """Stop notifying ``watcher``, unless another watcher has already replaced it."""
         if self._watchers.get(node_id) is watcher:
             del self._watchers[node_id]
 
     # --- roles
 
     def lead(self, state: PartitionState, *, now_ms: int, known_high_watermark: int) -> None:
-        """Call ``Partition.become_leader``. Requests that wait for a batch of an earlier epoch fail."""
+        """Call ``Partition.become_leader``. Fail requests that wait for a batch of an earlier epoch."""
         self.complete_work()
         partition = self.partition
         if partition.is_leader and partition.leader_epoch != state.leader_epoch:
@@ -299,7 +302,7 @@ class HostedPartition:
             self._check_offline()
 
     def follow(self, state: PartitionState, *, known_high_watermark: int = 0) -> None:
-        """Call ``Partition.become_follower``. Waiting requests fail, because another broker leads."""
+        """Call ``Partition.become_follower``. Fail waiting requests, because another broker leads."""
         self.complete_work()
         was_leader = self.partition.is_leader
         self.partition.become_follower(state, known_high_watermark=known_high_watermark)
@@ -307,7 +310,7 @@ class HostedPartition:
             self._end_leadership(state)
 
     def resign(self, error: Exception) -> None:
-        """Give up the role. Waiting requests fail with ``error``."""
+        """Give up the role, and fail waiting requests with ``error``."""
         self.complete_work()
         self.partition.resign()
         self._waiters.on_failed(self.key, error)
@@ -332,8 +335,10 @@ class HostedPartition:
     # --- following
 
     def fetch_position(self) -> FetchPosition | None:
-        """Return the position for the next fetch, or None during exclusive work, whose end is reported to
-        ``listener``. Raises the errors of ``Partition.fetch_position``."""
+        """Return the position for the next fetch, or None while an exclusive job waits or runs.
+
+        ``listener`` is called at the end of that job. Raises the errors of ``Partition.fetch_position``.
+        """
         if self._disk.exclusive is not None:
             return None
         position = self.partition.fetch_position()
@@ -345,8 +350,8 @@ class HostedPartition:
     ) -> NextFetch | None:
         """Apply a leader's response. Return when to fetch next, or None if ``listener`` is notified later.
 
-        Records are written at once and synced in the next round. A truncation or a new log start is exclusive
-        work, which includes its own sync. A response that arrives during exclusive work is ignored and must
+        Records are written at once and synced in the next round. A truncation or a new log start is an
+        exclusive job, which also syncs. A response that arrives during an exclusive job is ignored and must
         be fetched again. Raises the errors of ``Partition.on_fetched``.
         """
         if self._disk.exclusive is not None:
@@ -408,7 +413,7 @@ class HostedPartition:
             )
             self.lost_records += step.lost_records
         next_fetch = step.next_fetch(is_synced_only=self.partition.is_synced_only)
-        # During this work ``fetch_position`` returned None, so the fetcher must ask again now.
+        # During the job ``fetch_position`` returned None, so the fetcher must call it again now.
         return NextFetch.NOW if next_fetch is NextFetch.NOT_DUE else next_fetch
 
     def _notify(self, outcome: NextFetch | Exception) -> None:
@@ -420,7 +425,7 @@ class HostedPartition:
     # --- deletions
 
     def delete_before(self, offset: int, then: Callable[[Exception | None], None]) -> None:
-        """Move the log start to ``offset`` durably, then call ``then`` with the error or None."""
+        """Move the log start to ``offset`` durably, then call ``then`` with the error, or with None."""
         log = self.partition.log
         self._add_deletion(_Deletion(partial(log.begin_delete, offset), self._finish_delete, then))
 
@@ -431,7 +436,7 @@ class HostedPartition:
         self._on_low_watermark()
 
     def swap(self, work: SwapWork, then: Callable[[Exception | None], None]) -> None:
-        """Replace segments by a compacted one, then call ``then`` with the error or None."""
+        """Replace segments by a compacted one, then call ``then`` with the error, or with None."""
         log = self.partition.log
         self._add_deletion(_Deletion(partial(log.begin_swap, work), log.finish_swap, then))
 
@@ -439,7 +444,7 @@ class HostedPartition:
         self._start_deletion(self._disk.add_deletion(deletion))
 
     def _start_deletion(self, job: _Deletion | None) -> None:
-        """Run the deletion. If it ends immediately, run the next one, and so on."""
+        """Run the deletion. If it ends at once, run the next one, and so on."""
         while job is not None and self._disk.deletion is job:
             try:
                 work = job.work = job.begin()
@@ -458,7 +463,7 @@ class HostedPartition:
             job = following
 
     def _on_deletion_run(self, job: _Deletion, _: Future[None]) -> None:
-        """Continue on the loop. Called in the executor's thread when a deletion has run."""
+        """Continue the deletion on the loop. Called in the executor when its work has run."""
         self._scheduler.call_soon_threadsafe(partial(self._go_on_deleting, job))
 
     def _go_on_deleting(self, job: _Deletion) -> None:
@@ -481,7 +486,7 @@ class HostedPartition:
         job.then(error)
 
     def complete_work(self) -> None:
-        """Wait for the exclusive work and the deletion that run. Drop all jobs that have not begun.
+        """Wait until the exclusive job and the deletion that run have ended. Drop all that have not begun.
 
         A running sync round may continue.
         """
@@ -502,12 +507,12 @@ class HostedPartition:
     # --- syncing
 
     def _sync_rest(self) -> None:
-        """Mark written batches for the next sync, including batches written before a failed one."""
+        """Mark the log for the next sync round, unless its topic has durability=page-cache."""
         if self.partition.is_synced_only:
             self.mark_unsynced()
 
     def mark_unsynced(self) -> None:
-        """Mark unsynced batches for the next round, also those of a log with durability=page-cache."""
+        """Mark the log for the next sync round if it has unsynced batches, whatever its durability."""
         log = self.partition.log
         if self._disk.exclusive is None and log.has_unsynced and log.offline_reason is None:
             self._scheduler.mark(self)
@@ -554,7 +559,7 @@ class HostedPartition:
 
 
 def _has_begun(future: Future[Any] | None) -> bool:
-    """Cancel the work if it has not begun. Otherwise wait for its end. Return whether it had begun."""
+    """Cancel the job if it has not begun, otherwise wait for its end. Return whether it had begun."""
     if future is None or future.cancel():
         return False
     wait((future,))

@@ -1,7 +1,8 @@
-"""The periodic passes of a broker: roll and delete segments, remove retired files, write recovery points.
+"""Runs the periodic passes of a broker over its logs.
 
-Every wait uses the Clock interface. A pass over thousands of logs lets requests run every LOGS_PER_TURN
-logs. Logs have no timers of their own.
+They roll and delete segments, remove retired files, and write recovery points. Every wait uses the Clock
+interface. A pass over thousands of logs lets requests run after every LOGS_PER_TURN logs. Logs have no timers
+of their own.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ logger = logging.getLogger(__name__)
 
 LOGS_PER_TURN: Final = 50
 
-#: The synced end of each log is durable one second after an acknowledgement at the latest (R24).
+#: How soon after an acknowledgement the synced end of its log is recorded on disk (R24).
 RECORD_DELAY_MS: Final = 800
 
 
 class Housekeeping:
-    """The periodic passes of one broker."""
+    """Runs the periodic passes over all logs of one broker, and its cleaner."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class Housekeeping:
             await self._clock.sleep_ms(self._config.log_retention_check_interval_ms)
 
     async def record_forever(self) -> None:
-        """Write the recovery points that moved, RECORD_DELAY_MS after the first of them (R24)."""
+        """Write the recovery points that have moved, RECORD_DELAY_MS after the first one moved (R24)."""
         self._store.on_moved = partial(self._scheduler.call_soon_threadsafe, self._has_moved.set)
         while True:
             await self._has_moved.wait()
@@ -80,7 +81,7 @@ class Housekeeping:
             await self.record()
 
     async def record(self) -> None:
-        """Write the recovery points that moved, beside the loop."""
+        """Write the recovery points that have moved, in the executor."""
         work = self._store.begin_checkpoint()
         if work is None:
             return
@@ -112,7 +113,7 @@ class Housekeeping:
             logger.error("housekeeping failed %s", Fields(error=error))
 
     def _retain_one(self, hosted: HostedPartition) -> bool:
-        """Retain one log. Return whether a deletion was begun, which may have blocked on the disk."""
+        """Roll and delete segments. Return whether a deletion was begun, which may have blocked."""
         log = hosted.idle_log()
         if log is None:
             return False
@@ -138,7 +139,7 @@ class Housekeeping:
         self._retired_files += log.take_retired(self._clock.wall_ms())  # their delay begins now
 
     def _guarded(self, hosted: HostedPartition, action: Callable[[], bool | None]) -> bool:
-        """Call ``action``. Log its disk errors and continue, because they concern one log only."""
+        """Call ``action``. Log disk errors instead of raising them, because they concern only one log."""
         try:
             return bool(action())
         except (StorageError, OSError) as error:
@@ -148,6 +149,6 @@ class Housekeeping:
             return True
 
     def checkpoint(self) -> None:
-        """Mark unsynced logs, so that their recovery points move."""
+        """Write the recovery points, and mark unsynced logs so that they are synced before the next call."""
         self._partitions.mark_unsynced()
         self._partitions.retry_roles()

@@ -1,8 +1,8 @@
 """The partitions of this broker and their roles: leader, follower or none.
 
-``publish`` applies each metadata image: it opens and deletes logs, assigns roles and reconfigures. No role
-is taken before an image contains the registration of this process (R22). If a log cannot be opened, only
-its partition is offline; clients get KAFKA_STORAGE_ERROR with the reason.
+``publish`` applies each metadata image: it opens and deletes logs, assigns roles and reconfigures. This
+broker takes no role before an image contains the registration of its process (R22). If a log cannot be
+opened, only its partition is offline, and clients get KAFKA_STORAGE_ERROR with the reason.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ logger = logging.getLogger(__name__)
 
 
 class PartitionFetching(Protocol):
-    """Fetches records for the partitions that follow a leader on another broker."""
+    """Copies records from other brokers for the partitions that this broker follows."""
 
     def follow(self, hosted: HostedPartition, leader_id: int) -> None:
-        """Fetch for ``hosted`` from this leader, or in its new epoch. -1 means that there is no leader."""
+        """Fetch from ``leader_id`` in the current leader epoch. -1 means that there is no leader."""
         ...
 
     def unfollow(self, hosted: HostedPartition) -> None:
-        """Stop fetching for ``hosted``. Has no effect if it is not fetched."""
+        """Stop fetching for ``hosted``. Has no effect if it is not being fetched."""
         ...
 
 
 class RoleObserver(Protocol):
-    """Is notified of the partitions that this broker leads. The coordinators implement it."""
+    """Is notified when this broker begins or ceases to lead a partition. ``Coordinators`` implements it."""
 
     def on_leading(self, partition: Partition) -> None:
-        """Called when this broker becomes the leader of ``partition``, and when its in-sync set changes."""
+        """Called when this broker becomes the leader of ``partition`` or the partition's ISR changes."""
         ...
 
     def on_not_leading(self, partition: Partition) -> None:
-        """Called when this broker follows ``partition`` or has no role in it."""
+        """Called when this broker follows ``partition``, or has no role in it."""
         ...
 
 
 class Partitions:
-    """{TopicPartition: HostedPartition} of the replicas that the metadata image assigns to this broker."""
+    """The replicas that the metadata image assigns to this broker, as {TopicPartition: HostedPartition}."""
 
     def __init__(
         self,
@@ -81,10 +81,11 @@ class Partitions:
         node: NodeState | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """``is_volatile`` means that no data outlives this broker, so that fsync has no effect.
+        """``is_volatile`` means that no data outlives this broker, so logs are not synced.
 
         ``incarnation_id`` identifies this process, which takes no role before an image contains its
-        registration (R22). ``node`` has its session (R23). None is for a single-node cluster.
+        registration (R22). ``node`` has the state of its session (R23). In a single-node cluster both are
+        None.
         """
         self._is_volatile = is_volatile
         self._incarnation_id = incarnation_id
@@ -114,7 +115,7 @@ class Partitions:
         return iter(self._hosted.values())
 
     def find(self, key: TopicPartition) -> HostedPartition | None:
-        """Return the partition in any role, or None if it is not open here."""
+        """Return the partition in any role, or None if this broker has not opened it."""
         return self._hosted.get(key)
 
     def led(self) -> Iterator[Partition]:
@@ -132,11 +133,11 @@ class Partitions:
 
     @property
     def torn_tail_records(self) -> int:
-        """The number of records in the torn tails that recoveries cut off at the start (R24)."""
+        """The number of records that recoveries removed from torn ends of logs at the start (R24)."""
         return sum(hosted.torn_records for hosted in self)
 
     def leader(self, topic: str, partition: int, current_leader_epoch: int = NO_EPOCH) -> Partition:
-        """Return a partition that this broker leads. The client's leader epoch must be the current one (R3).
+        """Return a partition that this broker leads. The client's leader epoch, if any, must be current (R3).
 
         Raises UnknownTopicOrPartitionError, NotLeaderOrFollowerError (also if this broker has no session),
         FencedLeaderEpochError, UnknownLeaderEpochError, KafkaStorageError (the log could not be opened).
@@ -170,7 +171,7 @@ class Partitions:
     def delete_before(
         self, partition: Partition, offset: int, then: Callable[[Exception | None], None]
     ) -> None:
-        """Move the log start of a partition durably, then call ``then`` with the error or None."""
+        """Move the log start of a partition durably, then call ``then`` with the error, or with None."""
         self._hosted[partition.key].delete_before(offset, then)
 
     def by_id(self, topic_id: str, partition: int) -> HostedPartition:
@@ -195,7 +196,7 @@ class Partitions:
         return UnknownTopicOrPartitionError(f"there is no topic {topic!r}")
 
     def stored(self) -> Iterator[LogDirPartition]:
-        """Yield sizes and offsets of every partition here, including offline ones, sorted by key."""
+        """Yield the sizes and offsets of every partition here, including offline ones, sorted by key."""
         for key in sorted([*self._hosted, *self._unopened]):
             hosted = self._hosted.get(key)
             if hosted is None:
@@ -209,10 +210,10 @@ class Partitions:
         return state is not None and set(state.isr) == set(state.replicas)
 
     def damaged(self) -> list[DamagedReplica]:
-        """Return the replicas whose log is offline: they must not lead or count as in sync (R24, R26).
+        """Return the replicas whose log is offline. They must not lead or be in the ISR (R24, R26).
 
-        The only replica of a partition is omitted if its log is damaged: no other one can be better, and it
-        serves the sound part of its log.
+        A damaged log is omitted if it is the only replica of its partition: there is no better one, and it
+        serves the part of the log that is sound.
         """
         found = [replica for replica, _ in self._unopened.values()]
         for hosted in self._hosted.values():
@@ -232,7 +233,7 @@ class Partitions:
     def leaderless(self) -> Iterator[ReplicaReport]:
         """Yield the reports of the replicas here whose partitions have no leader (R46).
 
-        A replica that has not applied that yet is left out: its log may still change.
+        Omits a replica that is still in an earlier leader epoch, because its log may change.
         """
         for key in self._leaderless:
             state, hosted = self._image.partition(*key), self._hosted.get(key)
@@ -249,7 +250,7 @@ class Partitions:
     # --- following the image
 
     def publish(self, delta: Delta, image: ClusterImage) -> None:
-        """Apply a new image: delete, create, assign roles, reconfigure, in this order."""
+        """Apply a new image: delete and create partitions, assign roles, and reconfigure, in this order."""
         self._image = image
         self._store.note_metadata_offset(image.metadata_offset)
         changes = delta.local_changes(self._node_id)
@@ -280,11 +281,11 @@ class Partitions:
             self._reconfigure(name, image, is_early=False)
 
     def _load(self, partitions: Iterable[LocalPartition], image: ClusterImage) -> None:
-        """Open the existing logs of ``partitions`` together. A log known to have had records is not created
-        again (R25).
+        """Open the existing logs of ``partitions`` together.
 
-        Until an image contains this process's registration, directories without a partition are not
-        reported, because a later image may name them.
+        A log that is missing although it has had records is not created again (R25). Until an image contains
+        this process's registration, directories of unknown partitions are not reported, because a later image
+        may have them.
         """
         wanted: dict[TopicPartition, tuple[str, LogConfig]] = {}
         configs: dict[str, LogConfig] = {}
@@ -297,7 +298,7 @@ class Partitions:
             self._store.load(wanted, are_all=self._is_complete)
 
     def _distrust_all(self, image: ClusterImage) -> None:
-        """Mark all replicas with other copies as damaged: this data directory is an older copy (R51)."""
+        """Mark all replicas but only copies as damaged: this data directory is an older copy (R51)."""
         logger.error(
             "data directory is an older copy, all replicas are fetched again %s", Fields(path=self.path)
         )
@@ -307,7 +308,7 @@ class Partitions:
                 hosted.mark_damaged("the data directory was replaced by an older copy")
 
     def may_take_roles(self) -> bool:
-        """Whether this broker may lead or follow: once an image has had this process's registration (R22)."""
+        """Whether this broker may lead or follow: an image has shown this process's registration (R22)."""
         return self._incarnation_id is None or self._is_complete
 
     def _is_registered(self, image: ClusterImage) -> bool:
@@ -322,7 +323,7 @@ class Partitions:
                     yield LocalPartition(TopicPartition(name, number), topic.topic_id, state)
 
     def _assign(self, partitions: Iterable[LocalPartition], image: ClusterImage) -> None:
-        """Assign each partition the role that its state demands."""
+        """Give each partition the role that its state in the image requires."""
         now_ms = self._clock.monotonic_ms()
         high_watermarks = image.high_watermarks
         for key, topic_id, state in partitions:
@@ -357,17 +358,17 @@ class Partitions:
                 self._roleless[key] = None
 
     def retry_roles(self) -> None:
-        """Assign roles again to partitions whose last assignment failed, perhaps temporarily (EMFILE)."""
+        """Assign roles again where the last attempt failed, perhaps because of a temporary error (EMFILE)."""
         if self._roleless:
             local = [one for one in self._local(self._image) if one.topic_partition in self._roleless]
             self._assign(local, self._image)
 
     def _may_replace(self, hosted: HostedPartition, state: PartitionState) -> bool:
-        """Whether this replica may start again with an empty log: another broker leads, and this replica is
-        neither in sync nor eligible (R24).
+        """Whether an empty log may replace this damaged one (R24).
 
-        False if the replica has reported a position of its former log in this leader epoch, because the
-        leader would then consider the empty log caught up and admit the replica to the in-sync set.
+        Another broker must lead, and this replica must be neither in the ISR nor in the ELR. It also must not
+        have reported a position in its damaged log in this leader epoch: the leader would count the empty log
+        as caught up.
         """
         is_counted = self._node_id in (*state.isr, *state.elr) or hosted.reported_epoch == state.leader_epoch
         return state.leader != NO_LEADER and not is_counted
@@ -375,7 +376,7 @@ class Partitions:
     def _replace_damaged(
         self, hosted: HostedPartition, topic_id: str, image: ClusterImage
     ) -> HostedPartition:
-        """Replace a damaged log by an empty one, for which all records are fetched again (R52)."""
+        """Replace a damaged log by an empty one, into which all records are fetched again (R52)."""
         key = hosted.key
         reason = hosted.offline_reason
         settings = self._settings(image, key.topic)
@@ -394,7 +395,7 @@ class Partitions:
             self.observer.on_not_leading(hosted.partition)
 
     def mark_unsynced(self) -> None:
-        """Mark page-cache logs, and logs that a full disk prevented from syncing, for the next round."""
+        """Mark unsynced logs for the next round: those with page-cache, and those after a full disk."""
         for hosted in self:
             hosted.mark_unsynced()
 
@@ -442,9 +443,11 @@ class Partitions:
             logger.error("files of a deleted partition stay %s", Fields(partition=key, error=error))
 
     def _reconfigure(self, topic: str, image: ClusterImage, *, is_early: bool) -> None:
-        """Apply a topic's settings. Called before and after the in-sync sets of an image are applied. A
-        greater min.insync.replicas is applied early, so that a record is committed only if the old or the
-        new image allows it (R9)."""
+        """Apply a topic's settings. Called before and after the ISRs of an image are applied.
+
+        A greater min.insync.replicas is applied before them (``is_early``), a smaller one after them. So a
+        record is committed only if the old or the new image allows it (R9).
+        """
         settings = self._settings(image, topic)
         config, more = self._log_config(settings), partition_settings(settings)
         if config.is_compacted:
@@ -478,7 +481,7 @@ _LOG_SETTINGS: Final = (
 
 
 def log_config(settings: Mapping[str, Setting]) -> LogConfig:
-    """Return the configuration of the log from the topic's effective settings."""
+    """Return the log's configuration from the topic's effective settings."""
     values: dict[str, Any] = {name: settings[name.replace("_", ".")].value for name in _LOG_SETTINGS}
     if settings["preallocate"].value:
         values["preallocate_min_bytes"] = values["preallocate_max_bytes"] = values["segment_bytes"]
@@ -495,7 +498,7 @@ def log_config(settings: Mapping[str, Setting]) -> LogConfig:
 
 
 def partition_settings(settings: Mapping[str, Setting]) -> PartitionSettings:
-    """Return the configuration of the partition's role from the topic's effective settings."""
+    """Return the settings that a leader or follower uses, from the topic's effective settings."""
     return PartitionSettings(
         min_insync_replicas=settings["min.insync.replicas"].value,
         message_timestamp_before_max_ms=settings["message.timestamp.before.max.ms"].value,

@@ -1,7 +1,7 @@
-"""Group commit: one round of ``fdatasync`` runs at a time, and appends meanwhile gather for the next round.
+"""Group commit: syncs logs by ``fdatasync``, one round at a time. Appends meanwhile wait for the next one.
 
-A round syncs every log that was marked since the previous round began, in the executor's thread, and
-reports the result of each log on the loop. A failed sync is final for its log (R26).
+A round syncs every log that was marked since the previous round began. It runs in the executor's thread, and
+the result of each log is reported on the loop. A failed sync is final for its log (R26).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ logger = logging.getLogger(__name__)
 
 
 class SyncWork(Protocol):
-    """The work that ``Log.begin_sync`` returns. ``run`` blocks and may be called in any thread."""
+    """The sync that ``Log.begin_sync`` has prepared. ``run`` blocks, and may be called in any thread."""
 
     def run(self) -> None: ...
 
 
 class Syncable(Hashable, Protocol):
-    """The methods of a log that the scheduler uses."""
+    """The methods of a log that the scheduler calls."""
 
     def begin_sync(self) -> SyncWork | None: ...
 
     def finish_sync(self, work: SyncWork, error: Exception | None) -> None:
-        """Process the result of a sync and notify waiters. Called on the loop; must not raise ``error``."""
+        """Process the result of a sync and notify waiters. Called on the loop. Must not raise ``error``."""
         ...
 
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class SyncScheduler(Generic[S]):
-    """Syncs marked logs in rounds. With an InlineExecutor (in-memory disks) rounds run on the loop."""
+    """Syncs marked logs in rounds. With an InlineExecutor (disks in memory) rounds run on the loop."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class SyncScheduler(Generic[S]):
         on_broken: Callable[[BaseException], None],
         run_round: Callable[[Sequence[Any]], list[Exception | None]] | None = None,
     ) -> None:
-        """``run_round`` runs all works of a round, blocks until they end, and returns their errors."""
+        """``run_round`` runs the works of a round, blocks until they end, and returns their errors."""
         self._run_round = run_round or _run_each
         self._loop = loop
         self._executor = executor
@@ -57,18 +57,18 @@ class SyncScheduler(Generic[S]):
         self._is_busy = False
         self._idle_callbacks: list[asyncio.Future[None]] = []
         self.round_count = 0
-        #: The number of logs synced in all rounds. Divided by ``round_count``, it is the mean group size.
+        #: The sum of the numbers of logs in all rounds. Divided by ``round_count``, it is the mean per round.
         self.synced_count = 0
 
     def mark(self, log: S) -> None:
-        """Sync ``log`` in a round that starts in the next iteration of the loop or later."""
+        """Mark ``log`` for the next round, which starts in the next iteration of the loop or later."""
         self._dirty[log] = None
         if not self._is_busy:
             self._is_busy = True
             self._loop.call_soon(self._start_round)
 
     def forget(self, log: S) -> None:
-        """Unmark ``log``, which is being deleted. A sync of it that is running may still finish."""
+        """Unmark ``log``, which is being deleted. If its sync is running, it continues."""
         self._dirty.pop(log, None)
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
@@ -80,7 +80,7 @@ class SyncScheduler(Generic[S]):
         self._loop.call_soon_threadsafe(callback)
 
     async def drain(self, *, discard: bool = False) -> None:
-        """Return when no round runs and no log is marked. ``discard`` unmarks all logs first."""
+        """Return when no round runs and no log is marked. With ``discard``, unmark all logs first."""
         if discard:
             self._dirty.clear()
         if self._is_busy:
@@ -110,7 +110,7 @@ class SyncScheduler(Generic[S]):
             )
 
     def _run(self, works: list[tuple[S, SyncWork]]) -> list[tuple[S, SyncWork, Exception | None]]:
-        """Run one round and return the error of each work. Runs in the executor's thread."""
+        """Run one round and return each work with its error. Runs in the executor's thread."""
         errors = self._run_round([work for _, work in works])
         return [(log, work, error) for (log, work), error in zip(works, errors, strict=True)]
 

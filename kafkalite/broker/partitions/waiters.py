@@ -1,7 +1,7 @@
-"""Requests that wait for a partition: produce requests for their batches, fetches for more bytes.
+"""Lets requests wait for a partition: produce requests for their batches, fetches for more bytes.
 
-All code here runs on the broker's loop. A partition without waiters costs one dictionary lookup per append.
-A request that ends early (response sent, expired, disconnected) cancels its waiters.
+All code here runs on the broker's loop. A partition without waiters costs one dictionary lookup per append. A
+request that ends early (response sent, expired, disconnected) cancels its waiters.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ReachedWaiter:
 class AppendedWaiter:
     """Waits until ``missing_bytes`` more bytes are readable in its partitions together.
 
-    If ``is_readable`` is given, it must also return True for a partition whose high watermark has moved:
-    committed reads end at the last stable offset, which may be lower.
+    If ``is_readable`` is given, it must also return True for the partition that has new bytes: readers of
+    committed records stop at the last stable offset, which may be below them.
     """
 
     waiters: Waiters
@@ -40,7 +40,7 @@ class AppendedWaiter:
     is_woken: bool = False
 
     def wake(self) -> None:
-        """Remove this waiter and call its callback, at most once. Runs within the append that causes it."""
+        """Remove this waiter and call its callback, at most once. Called during the awaited append."""
         if not self.is_woken:
             self.cancel()
             self.callback()
@@ -54,10 +54,7 @@ class AppendedWaiter:
 
 @dataclass(slots=True, eq=False)
 class _Queues:
-    """Waiters for one kind of progress, by partition.
-
-    Invariant: the offsets in one queue do not decrease.
-    """
+    """The waiters for one kind of offset, by partition. Invariant: offsets in a queue do not decrease."""
 
     by_key: dict[Key, deque[ReachedWaiter]] = field(default_factory=dict)
 
@@ -93,15 +90,15 @@ class _Queues:
 
 
 class Waiters:
-    """All waiters of one broker."""
+    """All waiters of one broker, for every partition."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._committed = _Queues()
         self._synced = _Queues()
         self._deleted = _Queues()
-        #: Takes a partition, an offset and a callback. Calls ``callback(None)`` when the high watermark is at
-        #: least ``offset``, or ``callback(error)`` if that is prevented.
+        #: Called with a key, an offset and a callback. Calls ``callback(None)`` when the high watermark is at
+        #: least ``offset``, or ``callback(error)`` if waiting has become useless.
         self.committed = self._committed.add
         #: Like ``committed``, for the end (exclusive) of the records synced on this broker's disk.
         self.synced = self._synced.add
@@ -133,7 +130,7 @@ class Waiters:
         return waiter
 
     def on_high_watermark(self, key: Key, high_watermark: int, readable_bytes: int) -> None:
-        """Called when the high watermark has moved and at most ``readable_bytes`` more bytes are readable."""
+        """Called when the high watermark has moved, and up to ``readable_bytes`` more bytes are readable."""
         if self._committed.by_key:
             self._committed.advance(key, high_watermark)
         if not self._appended:
@@ -159,7 +156,7 @@ class Waiters:
         self._deleted.advance(key, low_watermark)
 
     def on_failed(self, key: Key, error: Exception) -> None:
-        """Fail all waiters because the log is offline or another broker leads; wake the waiting fetches."""
+        """Fail all waiters, because the log is offline or not led here. Waiting fetches read again."""
         self._committed.fail(key, error)
         self._synced.fail(key, error)
         self._deleted.fail(key, error)
@@ -167,11 +164,11 @@ class Waiters:
             fetch.wake()
 
     def on_uncommittable(self, key: Key, error: Exception) -> None:
-        """Fail every waiter for the high watermark, which cannot move at present (R6)."""
+        """Fail every waiter for the high watermark, because it cannot move at present (R6)."""
         self._committed.fail(key, error)
 
     def release(self) -> None:
-        """Wake every fetch, which then responds with the available records. Called when the broker stops."""
+        """Wake every waiting fetch, which then responds with the available data. Called at a stop."""
         for waiting in list(self._appended.values()):
             for fetch in list(waiting):
                 fetch.wake()

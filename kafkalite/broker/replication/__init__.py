@@ -1,1 +1,1 @@
-"""Replication between brokers: fetchers, fetch sessions, changes of in-sync sets."""
+"""Replication between brokers: fetchers, fetch sessions, and changes of in-sync sets."""

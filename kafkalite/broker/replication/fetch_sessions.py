@@ -5,11 +5,11 @@ when its position there has changed, and the leader responds only with partition
 idle follower costs one small request every ``replica.fetch.wait.max.ms``, regardless of the number of
 partitions.
 
-A listing gets one response with records, a divergence or an error (R3). Afterwards the partition gets none
-until the follower lists it with another fetch offset, or forgets it and lists it again. A listing that
-repeats the fetch offset only reports how far the follower is synced. So a follower may send a request while
-an earlier response is in flight, and no record is sent twice. High watermarks and log starts are sent
-whenever they have moved.
+Each time a partition is listed, it gets one response with records, a divergence or an error (R3). Afterwards
+it gets none until the follower lists it with another fetch offset, or forgets it and lists it again. If it is
+listed with the same fetch offset, that only reports how far the follower is synced. So a follower may send a
+request while an earlier response is in flight, and no record is sent twice. High watermarks and log starts
+are sent whenever they have moved.
 
 Pure: the caller reads the partitions and determines whether there are updates.
 """
@@ -36,7 +36,7 @@ MAX_EPOCH: Final = 2**31 - 1
 
 
 class Poll(Protocol):
-    """A request of a session that waits for updates."""
+    """The response of a session that is held until there are updates."""
 
     def update(self) -> None:
         """Respond soon, because enough data is available."""
@@ -49,17 +49,17 @@ class Poll(Protocol):
 
 @dataclass(slots=True, eq=False)
 class FetchedReplica:
-    """One partition in one session.
+    """One partition in one session: the position that the follower listed, and the offsets sent to it.
 
-    Invariant: it is in ``session.ready`` only while its listing is open. Both sent offsets are -1 before the
-    first response.
+    Invariant: it is in ``session.ready`` only if not ``is_sent``. Both sent offsets are -1 before the first
+    response.
     """
 
     session: FetchSession
     asked: ReplicaFetchPartition
     key: PartitionKey = field(init=False)
     hosted: Any = None  #: the HostedPartition, or None if this broker does not lead it
-    is_sent: bool = False
+    is_sent: bool = False  #: whether the last listing has had its response
     diverging: EpochEnd | None = None  #: the divergence to send
     refusal: ReplicaFetchedPartition | None = None  #: the error result to send
     sent_high_watermark: int = -1
@@ -84,14 +84,14 @@ class FetchedReplica:
         self.session.moved[self] = None
 
     def on_role_changed(self) -> None:
-        """Report in the next response that this broker no longer leads the partition in this epoch."""
+        """Report with the next response that this broker no longer leads the partition in this epoch."""
         self.hosted = None
         if not self.is_sent:
             self.session.ready[self] = None
             self.session.on_new_data(0)
 
     def take(self, asked: ReplicaFetchPartition) -> None:
-        """Apply a new listing of the partition."""
+        """Apply the position with which the follower has listed the partition again."""
         before = self.asked
         self.asked = asked
         if asked.fetch_offset != before.fetch_offset or asked.leader_epoch != before.leader_epoch:
@@ -100,14 +100,14 @@ class FetchedReplica:
             self.sent_high_watermark = -1  # send it again: the follower may have been unable to use it
 
     def mark_sent(self) -> None:
-        """Record that the listing got its response of records, a divergence or an error."""
+        """Record that the follower was sent records, a divergence or an error for its last listing."""
         self.is_sent = True
         self.diverging = self.refusal = None
         self.session.ready.pop(self, None)
 
 
 class FetchSession:
-    """The session of one follower broker. Its next request must have ``epoch``."""
+    """The session of one follower broker. The next request of the session must state ``epoch``."""
 
     def __init__(self, session_id: int, node_id: int, broker_epoch: int) -> None:
         self.session_id = session_id
@@ -131,7 +131,7 @@ class FetchSession:
                 self.poll.update()
 
     def list(self, asked: ReplicaFetchPartition) -> FetchedReplica:
-        """Apply the follower's new position in a partition."""
+        """Apply the position with which the follower lists a partition. Return its state in the session."""
         replica = self.replicas.get((asked.topic_id, asked.partition))
         if replica is None:
             replica = FetchedReplica(self, asked)
@@ -141,7 +141,7 @@ class FetchSession:
         return replica
 
     def forget(self, key: PartitionKey) -> FetchedReplica | None:
-        """Remove a partition that the follower stops fetching or lists again. Return its state, or None."""
+        """Remove a partition that the follower no longer fetches or will list again. Return it, or None."""
         replica = self.replicas.pop(key, None)
         if replica is not None:
             replica.is_sent = True
@@ -151,7 +151,7 @@ class FetchSession:
 
 
 class FetchSessions:
-    """The sessions of a leader: the latest one of each follower broker."""
+    """The sessions of this leader, at most one for each follower broker."""
 
     def __init__(self) -> None:
         self._sessions: dict[int, FetchSession] = {}
@@ -166,7 +166,7 @@ class FetchSessions:
     def find(self, request: ReplicaFetchRequest) -> FetchSession | None:
         """Return the session that ``request`` continues, or None if it requests a new one.
 
-        Raises FetchSessionIdNotFoundError. Raises InvalidFetchSessionEpochError if a request was lost or
+        Raises FetchSessionIdNotFoundError, or InvalidFetchSessionEpochError if a request was lost or
         repeated.
         """
         if request.session_id == OPENS:
@@ -178,13 +178,13 @@ class FetchSessions:
             raise FetchSessionIdNotFoundError(f"there is no fetch session {request.session_id}")
         if session.epoch != request.session_epoch or session.broker_epoch != request.broker_epoch:
             raise InvalidFetchSessionEpochError(
-                f"fetch session {session.session_id} goes on at {session.epoch}, not {request.session_epoch}"
+                f"session {session.session_id} expects epoch {session.epoch}, not {request.session_epoch}"
             )
         session.epoch = OPENS + 1 if session.epoch == MAX_EPOCH else session.epoch + 1
         return session
 
     def open(self, node_id: int, broker_epoch: int) -> tuple[FetchSession, FetchSession | None]:
-        """Return a new session, and the session of the same broker that it replaces, or None."""
+        """Return a new session for a broker, and its earlier session that this one replaces, or None."""
         self._last_id += 1
         replaced = self._sessions.get(node_id)
         session = self._sessions[node_id] = FetchSession(self._last_id, node_id, broker_epoch)

@@ -1,13 +1,13 @@
-"""Fetches partitions that follow a leader, with one fetcher for each broker that leads some of them.
+"""Fetches the partitions that this broker follows, with one fetcher for each broker that leads some of them.
 
 A fetcher always has a request waiting at the leader, and sends the next one as soon as a position has changed
-because records were appended or a sync made them durable. Responses are applied in the connection's receive
-buffer: records go from the frame to the file without a task or a copy. ``fetch_sessions`` describes the
-state that the leader keeps between requests.
+because records were appended or a sync made them durable. Records are appended to the log from the
+connection's receive buffer, without a task or a copy. ``fetch_sessions`` describes the state that the leader
+keeps between requests.
 
-R3: a response counts only if it belongs to this session and the replica has not changed since the request.
-After an error of one partition, that partition is fetched again after a pause. After an error of the
-connection, all partitions are.
+R3: a response is applied only if it belongs to this session and the replica has not changed since the
+request. After an error of one partition, that partition is fetched again after a pause; after an error of the
+connection, all are.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FIRST_BACKOFF_MS: Final = 5
 
 
 class Followed:
-    """One partition that a fetcher fetches in one leader epoch."""
+    """One partition that a fetcher fetches, in one leader epoch."""
 
     __slots__ = ("asked", "failures", "fetcher", "hosted", "is_repeated", "key", "leader_epoch", "retry_s")
 
@@ -69,7 +69,7 @@ class Followed:
 
 
 class Fetcher:
-    """Fetches from one leader broker. It starts with the first ``add``."""
+    """Fetches partitions from one leader broker. It connects at the first ``add``."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Fetcher:
     # --- the partitions
 
     def add(self, hosted: HostedPartition) -> None:
-        """Fetch for ``hosted`` from now on. If it is fetched already, do so in its new epoch."""
+        """Fetch for ``hosted`` from now on. If already fetched, continue in its new leader epoch."""
         followed = Followed(self, hosted)
         before = self._followed.get(followed.key)
         if before is not None:
@@ -127,7 +127,7 @@ class Fetcher:
         self._report_soon(followed)
 
     def remove(self, hosted: HostedPartition) -> None:
-        """Stop fetching for ``hosted``. Responses in flight are ignored."""
+        """Stop fetching for ``hosted``. Its results in responses in flight are ignored."""
         followed = self._followed.get((hosted.topic_id, hosted.key.partition))
         if followed is None or followed.hosted is not hosted:
             return
@@ -155,7 +155,7 @@ class Fetcher:
         self._release()
 
     def on_progress(self, followed: Followed, outcome: NextFetch | Exception) -> None:
-        """Called when a sync of the partition, or exclusive disk work, has ended or failed."""
+        """Called when a sync of the partition, or an exclusive disk job, has ended or failed."""
         if isinstance(outcome, AssertionError):
             self._on_broken(outcome)
         elif self._followed.get(followed.key) is not followed:
@@ -200,7 +200,7 @@ class Fetcher:
             self._held = None
 
     def _send(self) -> None:
-        """Send the next request, unless no position is due and a request is already waiting."""
+        """Send the next request, unless another one waits at the leader and no position has changed."""
         self._release()
         if self._is_closed or not (self._followed or self._forgotten):
             return
@@ -243,7 +243,7 @@ class Fetcher:
                 self._send_soon()
 
     def _list(self) -> list[ReplicaFetchPartition]:
-        """Return the positions that are due. A partition whose position raises an error is retried later."""
+        """Return the positions for the next request. A partition whose position raises is retried later."""
         listed: list[ReplicaFetchPartition] = []
         for followed in list(self._due)[:MAX_LISTED]:
             del self._due[followed]
@@ -253,7 +253,7 @@ class Fetcher:
                 self._on_failed(followed, error)
                 continue
             if position is None:
-                continue  # exclusive work runs; ``on_progress`` is called at its end
+                continue  # an exclusive job runs; ``on_progress`` is called at its end
             if followed.is_repeated:
                 followed.is_repeated = False
                 self._forgotten[followed.key] = None
@@ -322,7 +322,7 @@ class Fetcher:
             start = end
 
     def _on_failed(self, followed: Followed, error: Exception) -> None:
-        """Pause fetching the partition, then list it again from scratch."""
+        """After an error of one partition, list it again in the session when a pause is over."""
         if followed.hosted.offline_reason is not None:
             self._drop(followed)
             self._forgotten[followed.key] = None
@@ -367,7 +367,7 @@ class Fetcher:
     # --- the connection and the session
 
     def _start_over(self, error: Exception, *, keep_connection: bool) -> None:
-        """After a pause, open a new session, because this one is lost."""
+        """After an error of the whole session, open a new one when a pause is over."""
         self._generation += 1
         self._session_id = self._session_epoch = OPENS
         self._in_flight = 0
@@ -384,7 +384,7 @@ class Fetcher:
         self._begin_connecting(self._config.replica_fetch_backoff_ms)
 
     def _log_once(self, error: Exception) -> None:
-        """Log an error unless it equals the previous one."""
+        """Log an error, unless it is the same as the previous one."""
         reason = str(error)
         if reason != self._reported_error:
             self._reported_error = reason
@@ -397,7 +397,7 @@ class Fetcher:
             )
 
     async def _open(self, delay_ms: int) -> None:
-        """Connect after ``delay_ms``, and retry until it succeeds or there is nothing to fetch."""
+        """Connect after ``delay_ms``. Retry until it succeeds or no partition is left to fetch."""
         try:
             while True:
                 if delay_ms:

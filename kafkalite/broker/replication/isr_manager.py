@@ -1,8 +1,8 @@
 """Proposes changes of in-sync sets to the controller, for all partitions that this broker leads.
 
-Each partition decides what to propose (R12-R15). This module collects the proposals, sends one AlterPartition
-request at a time, and repeats it if the response is lost. A proposal is pending until the metadata shows its
-result, however long that takes (R14).
+Each partition decides which change to propose (R12-R15). This module collects the proposals, sends one
+AlterPartition request at a time, and repeats it if the response is lost. A proposal is pending until the
+metadata shows its result, however long that takes (R14).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Proposals = dict[Partition, PartitionChange]
 
 
 class IsrManager:
-    """Collects, sends and repeats proposals.
+    """Collects, sends and repeats proposals of changed ISRs.
 
     Invariant: a proposal is either in ``_gathered`` or in the pending request.
     """
@@ -62,7 +62,7 @@ class IsrManager:
         self.broker_epoch = -1
 
     def consider(self, partition: Partition) -> None:
-        """Propose a change of the partition's in-sync set, if one is due."""
+        """Propose a change of the partition's ISR, if the partition requires one."""
         now_ms = self._clock.monotonic_ms()
         change = partition.propose_isr(now_ms, lag_time_max_ms=self._lag_ms, live=self._live)
         if change is not None:
@@ -73,7 +73,7 @@ class IsrManager:
             self._has_joined.set()
 
     def look_around(self) -> None:
-        """Consider all partitions soon, because brokers have joined or left."""
+        """Consider all partitions soon. Called when brokers have joined or left."""
         self._is_due.set()
 
     def _live(self, node_id: int) -> int | None:
@@ -136,11 +136,11 @@ class IsrManager:
     def _on_result(
         self, partition: Partition, change: PartitionChange, result: ChangedPartition | None
     ) -> None:
-        """Record the result of a proposal; None if the response is lost. The new state itself is taken from
-        the metadata, in the order of the log.
+        """Record the result of a proposal, which is None if the response was lost.
 
-        A response may arrive before metadata records that were written earlier. Applying its in-sync set
-        together with an old min.insync.replicas could let the high watermark move too far.
+        The new ISR itself is taken from the metadata, in the order of the log. A response may arrive before
+        metadata records that were written earlier. Applying its ISR together with an old min.insync.replicas
+        could let the high watermark move too far.
         """
         if result is not None and result.error_code == 0:
             logger.info(
@@ -161,7 +161,7 @@ class IsrManager:
             self._retried[partition] = None
 
     def _give_up_waiting(self) -> None:
-        """Propose again for partitions whose decision did not arrive with the metadata in time."""
+        """Let partitions propose again if the image has not shown their decided proposals in time."""
         awaited, self._awaited = self._awaited, {}
         for partition, partition_epoch in awaited.items():
             if partition.is_leader and partition.partition_epoch == partition_epoch:

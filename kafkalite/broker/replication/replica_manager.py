@@ -1,7 +1,7 @@
-"""The parts of replication that concern all partitions of a broker.
+"""The replication of all partitions of a broker.
 
-Fetches for the partitions that follow a leader, owns the fetch sessions of followers on other brokers,
-proposes in-sync sets, and sends high watermarks to the controller. A single-node cluster has none.
+It fetches partitions that this broker follows, owns the fetch sessions of follower brokers, proposes in-sync
+sets, and sends high watermarks to the controller. A single-node cluster has none of this.
 """
 
 # Tests: tests/broker/test_replication.py
@@ -83,7 +83,7 @@ class ReplicaManager:
         return f"<ReplicaManager {list(self._fetchers.values())}>"
 
     async def start(self) -> None:
-        """Start fetching for the partitions that already follow, and start the periodic tasks."""
+        """Start fetching for the partitions that this broker follows by now, and start the periodic tasks."""
         self._isr.broker_epoch = self._services.node.broker_epoch
         for hosted in list(self._services.partitions):
             if not hosted.is_leader:
@@ -141,7 +141,7 @@ class ReplicaManager:
             self._fetchers[leader_id].remove(hosted)
 
     def on_caught_up(self, partition: Partition) -> None:
-        """Consider a change of the in-sync set, which a follower may now be able to join (R12)."""
+        """Consider a change of the ISR, because a follower may now be able to join it (R12)."""
         self._isr.consider(partition)
 
     def _publish(self, _delta: Delta, image: ClusterImage) -> None:
@@ -159,7 +159,7 @@ class ReplicaManager:
             await self._checkpoint()
 
     async def _checkpoint(self) -> None:
-        """Send the high watermarks that have moved since the last call to the controller."""
+        """Send the controller the high watermarks that have moved since the last call."""
         known = self._checkpointed
         led = list(self._services.partitions.led())
         moved = [one for one in led if one.high_watermark != known.get(one, 0)]

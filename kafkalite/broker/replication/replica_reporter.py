@@ -1,8 +1,9 @@
 """Reports the logs of this broker's replicas to the controller when it needs them to choose a leader.
 
-Two cases: a partition has no leader, so that the replicas are compared (R46); or a leader lacks committed
-records that a replica here refuses to truncate (R49, R50). The reports are sent as soon as the metadata or a
-refusal calls for them, and again every REPORT_INTERVAL_MS, because a new controller has none.
+A report is needed if a partition has no leader, so that the logs of its replicas are compared (R46), or if a
+replica here refuses to truncate because its leader lacks committed records (R49, R50). Reports are sent when
+the metadata changes or a replica refuses, and again every REPORT_INTERVAL_MS, because a new controller has
+none.
 """
 
 # Tests: tests/broker/test_replication.py
@@ -31,8 +32,7 @@ RESPONSE_TIMEOUT_MS: Final = 5_000
 
 
 class ReplicaReporter:
-    """Gathers and sends the reports. Invariant: a refusal is of the leader epoch that its replica follows in,
-    or is dropped before the next request."""
+    """Collects and sends reports. Refusals of earlier leader epochs are dropped before each request."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ReplicaReporter:
         self._is_due = asyncio.Event()
 
     def report_soon(self) -> None:
-        """Send reports now if there are any. Called when the metadata has changed."""
+        """Send the reports at once if a partition has no leader. Called when the metadata has changed."""
         if self._partitions.has_leaderless:
             self._is_due.set()
 
@@ -83,7 +83,7 @@ class ReplicaReporter:
                 await self._send(reports[first : first + MAX_REPORTS_PER_REQUEST])
 
     def _refused(self) -> list[ReplicaReport]:
-        """Return the reports of refusals that still hold."""
+        """Return the reports of replicas that still refuse to truncate."""
         self._refusals = {
             hosted: (epoch, error)
             for hosted, (epoch, error) in self._refusals.items()

@@ -1,4 +1,4 @@
-"""The handlers' view of a client's connection."""
+"""A client's connection, as handlers see it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kafkalite.protocol.messages.cluster import ClusterProofRequest
 
 
 class Challenge(Protocol):
-    """The proof that the node at the other end must send next."""
+    """A challenge sent to the node at the other end, which must respond with a proof."""
 
     node_id: int
 
@@ -31,5 +31,5 @@ class Client:
 
     @property
     def caller(self) -> Caller:
-        """The client in the form that coordinators use."""
+        """The client id and host, as coordinators store them."""
         return Caller(self.client_id or "", self.peer)

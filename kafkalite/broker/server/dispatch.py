@@ -1,4 +1,4 @@
-"""Dispatches requests to handlers. All requests and all errors of handlers pass through here."""
+"""Dispatches requests to their handlers, and translates the errors that these raise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ S = TypeVar("S", bound=DispatchServices)
 
 
 class Dispatcher(Generic[S]):
-    """Calls the handler of a request's api, which returns a response, a Pending or a coroutine."""
+    """Calls the handler for the api of a request. It returns a response, a Pending or a coroutine."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Dispatcher(Generic[S]):
         return pending
 
     async def _finish(self, handler: Coroutine[Any, Any, Response], pending: Pending) -> None:
-        """Await a handler to its end, even if its client is gone, because its changes may be committed."""
+        """Await a handler to its end even if the client is gone, because its changes may be committed."""
         try:
             response = await handler
         except Exception as error:
@@ -93,7 +93,7 @@ class Dispatcher(Generic[S]):
         pending.resolve(response)
 
     def _forbid(self, request: Request, client: Client) -> Refusal:
-        """Refuse a request that only nodes of the cluster may send (S10)."""
+        """Return the refusal of a request that only nodes of the cluster may send (S10)."""
         self._services.metrics.failed_requests += 1
         logger.warning(
             "request refused %s", Fields(peer=client.peer, api_key=request.api_key, reason="no proof")

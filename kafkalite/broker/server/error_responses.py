@@ -1,4 +1,4 @@
-"""Translates exceptions to error codes for the whole server.
+"""Translates the exceptions of handlers to error codes.
 
 Expected errors have a code. Any other exception is a bug: the client receives UNKNOWN_SERVER_ERROR with an
 id, and the log has the traceback with the same id. AssertionError is not translated, because it stops the
@@ -49,7 +49,7 @@ STOPS: Final = Refusal(
 
 
 def translate(error: Exception) -> Outcome:
-    """Return the error code and message for the client. Reraises an AssertionError."""
+    """Return (error code, message) for the client. An AssertionError is raised again."""
     if isinstance(error, AssertionError):
         raise error
     if isinstance(error, BrokerError):
@@ -66,6 +66,6 @@ def translate(error: Exception) -> Outcome:
 
 
 def refusal(error: Exception) -> Refusal:
-    """Return the response to a request that failed as a whole. Reraises an AssertionError."""
+    """Return the Refusal for a request that failed as a whole. An AssertionError is raised again."""
     code, message = translate(error)
     return Refusal(code, message or "")

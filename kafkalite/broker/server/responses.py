@@ -1,9 +1,9 @@
 """The results of handlers: a Reply, a Refusal, or a Pending that later becomes one of them.
 
 Most responses are ready when the handler returns, and are written at once. A Pending needs neither a task nor
-a future: resolving it calls the connection's continuation directly. Two kinds of Pending have a deadline.
-PendingResults collects one result for each item of a request. HeldResponse computes its response again after
-each update.
+a future: when it is resolved, it calls a continuation of the connection directly. Two kinds of Pending have a
+deadline. PendingResults collects one result for each item of a request. HeldResponse computes its response
+again after each update.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Reply(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """An error for the whole request. ``closes``: the connection is closed after the error is written."""
+    """An error for the whole request. If ``closes``, the connection is closed after it is written."""
 
     error_code: int
     error_message: str
@@ -42,8 +42,7 @@ class Pending:
     """A response that is not ready yet.
 
     It is resolved at most once. Later calls have no effect, because a timeout may race with the awaited
-    event. ``on_cancel`` releases the resources of the wait. It is called once, when the response is ready or
-    no longer wanted.
+    event. ``on_cancel`` is called once, when the response is ready or no longer wanted, to release resources.
     """
 
     __slots__ = ("_continuation", "is_done", "on_cancel", "response")
@@ -66,7 +65,7 @@ class Pending:
             self._continuation = continuation
 
     def resolve(self, response: Response) -> None:
-        """Set the response and call the continuation. Has no effect if the response is done."""
+        """Set the response and call the continuation. Has no effect if it was resolved or cancelled."""
         if self.is_done:
             return
         self.is_done = True
@@ -94,7 +93,7 @@ HandlerResult: TypeAlias = Response | Pending | Coroutine[Any, Any, Response]
 
 
 async def settled(response: Response | Pending) -> Any:
-    """Wait for the response and return its message. Raises the BrokerError of a refusal."""
+    """Wait for the response and return its message. Raises the BrokerError of a Refusal."""
     if isinstance(response, Pending):
         done: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
@@ -110,7 +109,7 @@ async def settled(response: Response | Pending) -> Any:
 
 
 class OffsetWaiter(Protocol):
-    """A registered wait for an offset of a partition. Setting ``is_cancelled`` removes it."""
+    """A callback registered for an offset of a partition. Setting ``is_cancelled`` removes it."""
 
     is_cancelled: bool
 
@@ -135,7 +134,7 @@ class PendingResults(Pending):
         fail: Callable[[Any, Exception], Any],
         respond: Callable[[list[Any]], Reply],
     ) -> None:
-        """``results`` are preliminary. ``fail(result, error)`` returns the result that reports ``error``."""
+        """``results`` has an entry per item. ``fail(result, error)`` returns it with an error instead."""
         super().__init__()
         self.results = results
         self._loop = loop
@@ -146,11 +145,11 @@ class PendingResults(Pending):
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, index: int) -> None:
-        """Declare that ``set``, ``set_error`` or ``wait`` will provide the result of an item."""
+        """Declare that ``set``, ``set_error`` or ``wait`` will be called for an item later."""
         self._waiting[index] = None
 
     def wait(self, index: int, register: Register, key: Any, offset: int) -> None:
-        """Make ``results[index]`` final when partition ``key`` reaches ``offset`` (exclusive)."""
+        """Make ``results[index]`` final when partition ``key`` has reached ``offset``; see Register."""
 
         def on_reached(error: Exception | None) -> None:
             if self._waiting.pop(index, None) is not None:
@@ -161,7 +160,7 @@ class PendingResults(Pending):
         self._waiting[index] = register(key, offset, on_reached)
 
     def is_expected(self, index: int) -> bool:
-        """Whether the result of an item is still missing, that is, the deadline has not passed."""
+        """Whether an item has no result yet; False after the deadline."""
         return index in self._waiting
 
     def set(self, index: int, result: Any) -> None:
@@ -177,11 +176,11 @@ class PendingResults(Pending):
             self.set(index, self._fail(self.results[index], error))
 
     def begin(self, timeout_ms: int, late: str, unregistered: str = "") -> Self:
-        """Start the deadline. Each item must be set, expected or waiting. Return this response.
+        """Start the deadline, and return this response. Call it when each item is set, expected or waiting.
 
-        At the deadline the missing items fail with REQUEST_TIMED_OUT and the message ``late``, in which
-        ``%d`` stands for ``timeout_ms``, at most MAX_WAIT_MS. Items without a registered wait get the message
-        ``unregistered`` if given.
+        At the deadline, items without a result fail with REQUEST_TIMED_OUT and the message ``late``, in which
+        ``%d`` stands for ``timeout_ms``, at most MAX_WAIT_MS. Items that are only expected get the message
+        ``unregistered`` instead, if given.
         """
         timeout_ms = min(max(timeout_ms, 0), MAX_WAIT_MS)
         self._deadline = (timeout_ms, late, unregistered)
@@ -208,7 +207,7 @@ class PendingResults(Pending):
         self._finish_if_complete()
 
     def _release(self) -> None:
-        """Remove the waits of a response that was sent or is no longer wanted. Work in progress continues."""
+        """Remove the registered callbacks, because the response is sent or no longer wanted."""
         if self._timer is not None:
             self._timer.cancel()
         for waiter in self._waiting.values():
@@ -220,8 +219,8 @@ class PendingResults(Pending):
 class HeldResponse(Pending):
     """A response that is held until it is due, or until its deadline.
 
-    ``ask`` returns the current response, possibly a Pending, or None if the response is not due. If
-    ``is_over``, it must return a response. It is called again after each ``update``, and at the deadline.
+    ``ask`` is called after each ``update`` and at the deadline. It returns the current response, possibly a
+    Pending, or None if none is due. When ``is_over`` is True, it must return a response.
     """
 
     __slots__ = (
@@ -246,7 +245,8 @@ class HeldResponse(Pending):
     ) -> None:
         """The deadline is ``wait_ms``, at most MAX_WAIT_MS, after the first response that is not due.
 
-        ``is_due`` decides whether a response that ``ask`` returned is due; by default every response is.
+        ``is_due`` returns whether a response of ``ask`` may be sent before the deadline; by default every
+        response may.
         """
         super().__init__(on_cancel)
         self.is_over = wait_ms <= 0  #: whether the deadline has passed, so that the next response is sent
@@ -277,7 +277,7 @@ class HeldResponse(Pending):
             self.offer(self._ask())
 
     def update(self) -> None:
-        """Call ``ask`` in a later iteration of the loop, once for all updates up to then."""
+        """Call ``ask`` in a later iteration of the loop, once for all updates until then."""
         if not self._is_scheduled and not self.is_done:
             self._is_scheduled = True
             self._loop.call_soon(self._on_update)

@@ -1,8 +1,8 @@
 """Connections: receives requests, writes responses in the order of the requests, and limits both.
 
 A ``Connection`` is an ``asyncio.BufferedProtocol`` around a sans-IO ``ServerConnection``. If a response is
-ready at once and no request is queued before it, it is written in the same callback, without a task or a
-future. Otherwise the request is queued, and its response is written when it has reached the head of the
+ready at once and no earlier request waits, it is written in the same callback, without a task or a future.
+Otherwise the request is queued, and its response is written when the request has reached the head of the
 queue.
 
 Reading pauses while the peer does not read its responses, and while too many requests have no response. A
@@ -42,8 +42,8 @@ LINGER_MS: Final = 500  # between the end of our stream and closing
 WRITE_BUFFER_HIGH_BYTES: Final = 4 * MIB
 WRITE_BUFFER_LOW_BYTES: Final = 1 * MIB
 FLUSH_BYTES: Final = 1 * MIB  # size of the responses that are collected before they are written
-# The number of requests of one connection that are served before the next connection has its turn: usually
-# less than a millisecond.
+# The number of requests of one connection that are served before the next connection is: usually less than
+# a millisecond.
 REQUESTS_PER_TURN: Final = 16
 UNHURRIED_REQUESTS: Final = 8  # a connection that never sends more at once never waits for a turn
 LARGE_REQUEST_BYTES: Final = 64 * KIB  # a larger request takes a turn of its own
@@ -55,7 +55,7 @@ class Dispatch(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """One request without a response. It is called with its response."""
+    """A request that has no response yet. Calling it with a response stores that response."""
 
     connection: Connection
     request: Request | BadRequest
@@ -76,8 +76,8 @@ class _Slot:
 class Connection(asyncio.BufferedProtocol):
     """One client's connection.
 
-    Invariant: responses are written in the order of ``_queue`` (requests in progress) and then ``_backlog``
-    (requests that were received but not started).
+    Invariant: responses are written in the order in which requests arrived: first those in ``_queue``, which
+    have begun, then those in ``_backlog``, which have not.
     """
 
     def __init__(self, server: Server, advertised: str | None, listener: int = 0) -> None:
@@ -167,11 +167,11 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def has_more(self) -> bool:
-        """Whether complete requests have been received and not decoded; False if the connection is lost."""
+        """Whether there are received requests to decode and serve; False if the connection is lost."""
         return self._wire.has_more and not self._is_lost
 
     def take_turn(self) -> None:
-        """Serve the next requests of this connection. Called by the server after ``wait_for_turn``."""
+        """Serve the next requests. Called by the server some time after ``wait_for_turn`` (S24)."""
         wire = self._wire
         if self._is_read_in_turn:
             self._is_read_in_turn = False
@@ -185,7 +185,7 @@ class Connection(asyncio.BufferedProtocol):
             self._update_reading()
 
     def _keep_receiving(self, nbytes: int) -> None:
-        """Charge ``nbytes`` of an unfinished frame to the budget that all connections share (S3)."""
+        """Count ``nbytes`` of an unfinished frame against the limit that all connections share (S3)."""
         self._receiving_bytes += nbytes
         self._server.free_bytes -= nbytes
         limit = self._server.max_unproven_bytes
@@ -204,7 +204,7 @@ class Connection(asyncio.BufferedProtocol):
             self._update_reading()
 
     def eof_received(self) -> bool:
-        """Keep the connection open while requests have no response, although the peer has stopped sending."""
+        """Keep the connection open until all requests have responses, although the peer sends no more."""
         try:
             self._wire.eof()
         except RemoteProtocolError as error:
@@ -241,12 +241,12 @@ class Connection(asyncio.BufferedProtocol):
         return self._is_writable and len(self._queue) < self._max_in_flight
 
     def _hold_back(self, requests: Iterable[Request | BadRequest]) -> None:
-        """Queue requests for later: at most those of one receive buffer, because reading pauses now."""
+        """Queue requests for later. They are from one receive buffer at most, because reading pauses now."""
         if not self._is_final:
             self._backlog.extend(requests)
 
     def _serve_one(self, request: Request | BadRequest) -> None:
-        """Do the same as ``_serve`` for a single request when the queue is empty."""
+        """Serve a single request when the queue is empty. Same as ``_serve``, but faster."""
         response = self._dispatch(request, self.client)
         if isinstance(response, Pending):
             self._enqueue(request, response)
@@ -259,7 +259,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._write(out)
 
     def _serve(self, requests: Iterable[Request | BadRequest]) -> None:
-        """Start requests in order, and write the responses that are ready."""
+        """Call the handlers of requests in order, and write the responses that are ready."""
         out: list[Any] = []
         gathered_bytes = 0
         queue = self._queue
@@ -294,7 +294,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._is_final = self._is_ending = True
 
     def unblock(self) -> None:
-        """Start the requests behind one that had to be served alone."""
+        """Begin the requests that waited because the one before them had to run alone."""
         self._max_in_flight = MAX_IN_FLIGHT_PER_CONNECTION
         self._serve_backlog()
 
@@ -342,7 +342,7 @@ class Connection(asyncio.BufferedProtocol):
             self._half_close_if_answered()
 
     def _write_lines(self, out: list[Any]) -> None:
-        """Call ``writelines``, then ``pause_writing`` if needed, which asyncio omits since Python 3.12."""
+        """Call ``writelines``, and then ``pause_writing`` if Python has omitted it (since 3.12)."""
         transport = self._transport
         transport.writelines(out)
         if self._is_writable and transport.get_write_buffer_size() > WRITE_BUFFER_HIGH_BYTES:
@@ -391,7 +391,7 @@ class Connection(asyncio.BufferedProtocol):
         self._drain(self.received_bytes, 0)
 
     def _drain(self, received_bytes: int, quiet_iterations: int) -> None:
-        """Wait until two iterations of the event loop received nothing and every request has a response."""
+        """Wait until two iterations of the loop have received nothing and every request has a response."""
         if self._is_lost or self._is_ending:
             return
         is_quiet = received_bytes == self.received_bytes and not self._wire.has_more
@@ -411,9 +411,9 @@ class Connection(asyncio.BufferedProtocol):
             asyncio.get_running_loop().call_later(LINGER_MS / 1000, self._transport.close)
 
     def overdue(self, now_ms: int, idle_ms: int) -> str | None:
-        """Return the reason why this connection should be closed now, or None.
+        """Return why this connection must be closed now, as text, or None.
 
-        Counters are compared at each pass of the reaper, so that requests need no timers.
+        Each call compares counters with those of the previous call, so that requests need no timers.
         """
         server = self._server
         if now_ms - self._made_ms >= HANDSHAKE_DEADLINE_MS:
@@ -448,7 +448,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class Server:
-    """The listeners of a broker and their connections."""
+    """Owns the listeners of a broker and their connections."""
 
     def __init__(
         self,
@@ -464,10 +464,10 @@ class Server:
         max_unproven_bytes: int | None = None,
         on_closed: Callable[[Client], None] | None = None,
     ) -> None:
-        """``on_closed`` is called with every connection that was served, after it has closed.
+        """``on_closed`` is called with the client of each connection that was served, after it has closed.
 
-        ``max_unproven_bytes`` limits an unfinished frame of a peer that has not proved to be a node of the
-        cluster (S1, S3); the proof must arrive within HANDSHAKE_DEADLINE_MS. None requires no proof.
+        ``max_unproven_bytes`` limits the frames of a peer until it has proved to be a node of the cluster
+        (S1, S3), which it must do within HANDSHAKE_DEADLINE_MS. None requires no proof.
         """
         self.dispatch = dispatch
         self._on_closed = on_closed
@@ -534,10 +534,10 @@ class Server:
         return True
 
     def wait_for_turn(self, connection: Connection) -> None:
-        """Have ``connection`` serve further requests when the other waiting connections had their turn (S24).
+        """Serve further requests of ``connection`` after all connections that already wait for a turn (S24).
 
-        One turn is taken in each iteration of the event loop, so a connection that does not wait is served at
-        once. Until no connection waits, the requests that this one receives wait for its turn, too.
+        The event loop gives one turn in each iteration. A connection that does not wait is served at once.
+        Once it has waited, ``connection`` takes turns until no connection waits any more.
         """
         if not connection.is_busy:
             connection.is_busy = True
@@ -595,7 +595,7 @@ class Server:
             connection.end()
 
     async def wait_closed(self, grace_ms: int, *, level: int = logging.WARNING) -> None:
-        """Return when all connections are closed. After ``grace_ms`` abort the remaining ones and log it."""
+        """Return when all connections are closed. After ``grace_ms`` abort the others, and log that."""
         try:
             await asyncio.wait_for(self._has_none.wait(), grace_ms / 1000)
         except TimeoutError:
@@ -620,7 +620,7 @@ _NO_PAYLOAD: Final = memoryview(b"")
 
 
 def _without_body(request: Request | BadRequest) -> Request | BadRequest:
-    """Return the fields that are needed to respond to ``request`` later, so that its payload can be freed."""
+    """Return only the fields that a later response needs, so that the payload of the request can be freed."""
     if isinstance(request, BadRequest):
         return request
     key, version, correlation_id, client_id = request[:4]
@@ -628,7 +628,7 @@ def _without_body(request: Request | BadRequest) -> Request | BadRequest:
 
 
 def _socket_address(name: object) -> str:
-    """Return ``[::1]:9092`` for ``("::1", 9092, 0, 0)``. Text is returned unchanged."""
+    """Return ``[::1]:9092`` for the socket name ``("::1", 9092, 0, 0)``, and a text unchanged."""
     match name:
         case (str() as host, int() as port, *_):
             return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""Large requests are served in steps, one in each iteration of the event loop (S24)."""
+"""Serves a large request in steps (turns), one in each iteration of the event loop (S24)."""
 
 # Tests: tests/broker/test_turns.py
 
@@ -15,16 +15,16 @@ from kafkalite.broker.server.responses import HandlerResult, Pending, Refusal, R
 from kafkalite.limits import MIB
 from kafkalite.protocol.connection import Request
 
-#: Partitions of one step: about ten milliseconds at most.
+#: The partitions of one step, which takes about ten milliseconds at most.
 PARTITIONS_PER_TURN: Final = 250
-#: Bytes of record batches of one step.
+#: The bytes of record batches in one step.
 BYTES_PER_TURN: Final = 8 * MIB
 
 Steps: TypeAlias = Generator[None, None, Response | Pending]
 
 
 class TurnServices(Protocol):
-    """The part of a broker that is used here."""
+    """The part of a broker that this module uses."""
 
     def on_broken(self, error: BaseException, /) -> None: ...
 
@@ -33,7 +33,7 @@ S = TypeVar("S", bound=TurnServices)
 
 
 class InTurns(Pending):
-    """The response that a generator returns, which runs up to its next ``yield`` in each iteration.
+    """The response to a request that is served by a generator, one ``yield`` in each iteration of the loop.
 
     ``is_exclusive``: the connection starts no further request before the response is ready.
     """
@@ -69,7 +69,7 @@ class InTurns(Pending):
 
 
 class _Joined(Pending):
-    """The response to a request whose parts have the responses ``parts``."""
+    """Joins the responses to the parts of one request into one response."""
 
     __slots__ = ("_count", "_parts", "_responses")
 
@@ -106,9 +106,9 @@ class _Joined(Pending):
 def by_turns(
     handler: Callable[[S, Request, Client], HandlerResult],
 ) -> Callable[[S, Request, Client], HandlerResult]:
-    """Return ``handler`` for requests with any number of partitions, whose responses it joins.
+    """Return a handler for requests with any number of partitions, which joins their results.
 
-    The handler gets PARTITIONS_PER_TURN of them at a time, and returns a Reply or a Pending.
+    ``handler`` gets at most PARTITIONS_PER_TURN partitions at a time, and must return a Reply or a Pending.
     """
 
     @wraps(handler)
@@ -121,7 +121,7 @@ def by_turns(
 
 
 def is_large(request: Request) -> bool:
-    """Whether a request with several partitions needs more than one turn."""
+    """Whether a request has too many partitions or bytes for one turn."""
     return len(request.message.partitions) > PARTITIONS_PER_TURN or len(request.payload) > BYTES_PER_TURN
 
 

@@ -257,7 +257,7 @@ class Admin:
         *,
         validate_only: bool = False,
     ) -> None:
-        """Change these settings, either all or none. None restores a default. Raises InvalidConfigError."""
+        """Change settings, {name: value}, all or none. None restores a default. Raises InvalidConfigError."""
         request = messages.AlterConfigsRequest(
             validate_only,
             [
@@ -623,7 +623,7 @@ def _error_of(result: Any, what: str) -> BrokerError | None:
 
 
 def _raise_first(results: Iterable[Any], what: str) -> None:
-    """Raise the first error among ``results``, if there is one."""
+    """Raise the first error among ``results``, if any. ``what`` names the object in its message."""
     for result in results:
         error = _error_of(result, what)
         if error is not None:

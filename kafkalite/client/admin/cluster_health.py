@@ -221,7 +221,7 @@ def _unwhole(view: ClusterView) -> list[str]:
 
 
 def counted(partitions: Iterable[PlacedPartition], how: str) -> str:
-    """Return a text such as ``3 partitions under-replicated (orders-0, orders-1, …)``."""
+    """Return a text such as ``3 partitions HOW (orders-0, orders-1, …)``, where HOW is the text ``how``."""
     named = [str(each.name) for each in partitions]
     noun = "partition" if len(named) == 1 else "partitions"
     shown = ", ".join(named[:3]) + (", …" if len(named) > 3 else "")

@@ -54,7 +54,7 @@ class CallerThread:
             self._waits.remove(calls)
 
     def listener(self, listener: RebalanceListener) -> RebalanceListener:
-        """Wrap ``listener`` so that its methods are called in the waiting thread."""
+        """Wrap ``listener`` so that its methods are called in the thread that waits in ``run``."""
         self._has_listener = True
         return _ForwardingListener(self, listener)
 

@@ -1,7 +1,7 @@
 """The blocking twin of Consumer, which uses a Consumer in the loop thread.
 
-Records are taken from the loop thread in bulk and buffered here until they are returned to the caller. The
-positions that are read or committed do not include buffered records.
+Records are taken from the loop thread in bulk and buffered here until they are returned to the caller.
+``position()`` and commits do not count buffered records as returned.
 """
 
 from __future__ import annotations

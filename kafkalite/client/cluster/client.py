@@ -401,8 +401,8 @@ class ClusterClient:
         """Send the request to one broker after another until one responds, and return its response.
 
         Tries the next broker after STAGGER_S seconds without a response. A lone broker has
-        request.timeout.ms. If a response is not ``is_current``, tries up to MAX_OUTDATED brokers, and returns
-        the last response. Raises the last error if every broker fails.
+        request.timeout.ms. If ``is_current`` returns False for a response, tries other brokers, MAX_OUTDATED
+        in all, and returns the last response. Raises the last error if every broker fails.
         """
         error: KafkaliteError | None = None
         outdated: list[Response] = []

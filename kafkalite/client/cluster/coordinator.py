@@ -112,7 +112,7 @@ class CoordinatorLink:
         return node_id
 
     async def _drive(self, what: str, timeout_ms: int | None, request: Any, purpose: Purpose) -> Any:
-        """Return the response to ``request``, or the coordinator's node id if ``request`` is None."""
+        """Return the response to ``request`` (None: the coordinator's node id). ``what`` is for errors."""
         cluster = self._cluster
         now_ms = cluster.now_ms()
         if timeout_ms is None:

@@ -201,7 +201,7 @@ class AssignedPartitions:
                 self.partitions[tp] = PartitionState(tp, reset)
 
     def restart(self, replaced: dict[TopicPartition, str]) -> None:
-        """Reset the partitions of topics that were deleted and created again."""
+        """Reset the partitions of topics that were created again, {partition: auto.offset.reset}."""
         for tp, reset in replaced.items():
             state = self.partitions.get(tp)
             if state is not None:
@@ -266,7 +266,7 @@ class AssignedPartitions:
         return state.cursor
 
     def _take_batch(self, state: PartitionState) -> FetchedBatch | None:
-        """Return the next batch with records at or after the position, or None."""
+        """Return the next batch of ``state`` with records at or after its position, or None."""
         if state.cursor is not None:
             cursor, state.cursor = state.cursor, None
             from_offset = cursor.position

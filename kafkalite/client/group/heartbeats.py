@@ -1,4 +1,4 @@
-"""Sends a member's heartbeats. The coordinator holds each response until the assignment changes.
+"""Sends a member's heartbeats. The coordinator may hold a response until the assignment changes.
 
 ``Membership`` handles the responses. Callbacks report a new assignment, an expulsion, and errors that further
 heartbeats cannot resolve.

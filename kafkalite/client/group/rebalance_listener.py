@@ -13,8 +13,8 @@ class RebalanceListener:
     """Receives changes of the assignment. Override methods as needed; they may be ordinary or ``async``.
 
     The consumer calls these methods while the user's code waits in a call that reads records, and that call
-    raises their exceptions. Only the partitions that change are passed; the others are read on. The methods
-    may commit and seek, but must not read records.
+    raises their exceptions. Only the partitions that change are passed; the others are not interrupted. The
+    methods may commit and seek, but must not read records.
     """
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> Awaitable[None] | None:

@@ -1,8 +1,8 @@
 """Transaction groups: transactions that many processes write and that are committed as a whole.
 
-They are for systems that process batches on many machines (Spark). Every writer joins (application id, batch
-id) with a unique name and writes its part. The driver names the winning writers in one repeatable call. Their
-records are committed, and the records of all other writers are aborted::
+They are for systems that process batches on many machines (Spark). Every writer joins the batch (application
+id, batch id) with a unique name and writes its part. The driver names the winning writers in one repeatable
+call. Their records are committed, and the records of all other writers are aborted::
 
     async with TransactionGroupWriter("app", 7, "task-3-attempt-0", "localhost:9092") as writer:
         await writer.send_many("orders", values)

@@ -138,7 +138,7 @@ class TransactionState:
         self.cause = None
 
     def on_ended(self, producer_id: int, producer_epoch: int) -> None:
-        """Record the decision (R32) and the next transaction's identity (NO_PRODUCER_ID: none follows)."""
+        """Record the transaction's end (R32) and the next one's identity (NO_PRODUCER_ID: none follows)."""
         assert self.phase in {Phase.COMMITTING, Phase.ABORTING}, "it was committing or aborting"
         if producer_id == NO_PRODUCER_ID:
             self._fence(
@@ -153,7 +153,7 @@ class TransactionState:
         self.phase = Phase.READY
 
     def translate(self, error: Exception) -> Exception:
-        """Return the error to raise for a record's failure: after fencing, ProducerFencedError."""
+        """Return the error to raise for a record that failed with ``error``: another one after fencing."""
         return self._fenced(error) if is_fencing(error) else error
 
     def on_failure(self, error: Exception) -> Exception | None:

@@ -89,7 +89,7 @@ class DescribeConfigsResponse(ApiResponse):
 
 
 class ConfigChange(ConfigResource):
-    """An incremental change of a setting (KIP-339). A None value deletes the override."""
+    """A change of one setting (KIP-339). The value None removes the override."""
 
     key: str
     value: str | None
@@ -142,7 +142,7 @@ class ElectLeadersResponse(ApiResponse):
 
 
 class ControlledShutdownRequest(Struct):
-    """Sent by an operator to make one broker transfer its leaderships and stop."""
+    """An operator's request that a broker transfer its leaderships and stop."""
 
     node_id: int
 

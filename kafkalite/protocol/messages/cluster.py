@@ -31,13 +31,13 @@ class ClusterProofResponse(ApiResponse):
 
 
 class RaftMessagesRequest(Struct):
-    """Raft messages from the authenticated node, in order. The payload contains them one after the other."""
+    """Raft messages from the authenticated node. The payload has them one after the other, in order."""
 
     lengths_bytes: list[int]
 
 
 class RaftMessagesResponse(ApiResponse):
-    """Confirms only the arrival. Raft's own responses are sent on the other connection."""
+    """Confirms only that the messages have arrived. Raft's responses are messages in the other direction."""
 
     received_count: int
 
@@ -51,13 +51,13 @@ class EnvelopeRequest(Struct):
 
 
 class EnvelopeResponse(ApiResponse):
-    """The payload is the encoded body of the response. It is empty if there is an error_code."""
+    """The response to a forwarded request. The payload is its encoded body; empty after an error."""
 
     metadata_offset: int  #: the broker replays the log up to this offset before it forwards the response
 
 
 class ReplicaItem(Struct):
-    """The base of structs about one partition of one incarnation of a topic."""
+    """The base of structs about one partition, with the topic id instead of the name."""
 
     topic_id: str
     partition: int
@@ -78,7 +78,7 @@ class RegisterBrokerRequest(Struct):
     clean_broker_epoch: int  #: of the session that left the clean-shutdown marker; -1 if there is none (R21)
     counts_synced_only: bool  #: durability=fsync everywhere: an unclean stop loses no committed record (R20)
     damaged: DistinctReplicas[DamagedReplica]  #: replicas that recovery found damaged (R24)
-    start_count: int  #: starts in the data directory, this one included; goes back in an older copy (R51)
+    start_count: int  #: starts in the data directory, this one included; lower in an older copy (R51)
 
 
 class RegisterBrokerResponse(ApiResponse):
@@ -87,7 +87,7 @@ class RegisterBrokerResponse(ApiResponse):
 
 
 class BrokerRequest(Struct):
-    """The base of the requests of a registered broker."""
+    """The base of requests that a registered broker sends on its own behalf."""
 
     node_id: int
     broker_epoch: int
@@ -95,7 +95,7 @@ class BrokerRequest(Struct):
 
 class BrokerHeartbeatRequest(BrokerRequest):
     metadata_offset: int  #: the offset up to which the broker has replayed the metadata log
-    wants_shutdown: bool  #: controlled shutdown: the broker asks for its leaderships to be transferred
+    wants_shutdown: bool  #: controlled shutdown: requests that its leaderships be transferred
     damaged: DistinctReplicas[DamagedReplica]  #: replicas that have gone offline since the registration (R26)
 
 
@@ -105,7 +105,7 @@ class BrokerHeartbeatResponse(ApiResponse):
 
 
 class PartitionChange(ReplicaItem):
-    """An ISR that the leader proposes: a compare-and-set on the partition epoch (R13)."""
+    """An ISR that the leader proposes. Accepted only if ``partition_epoch`` is the current one (R13)."""
 
     leader_epoch: int
     partition_epoch: int
@@ -118,7 +118,7 @@ class AlterPartitionRequest(BrokerRequest):
 
 
 class ChangedPartition(ReplicaItem):
-    """The partition's current state on the controller, both with error_code 0 and after a refusal."""
+    """The result of a proposal: the controller's current state of the partition, even after a refusal."""
 
     error_code: int
     error_message: str | None
@@ -133,10 +133,10 @@ class AlterPartitionResponse(ApiResponse):
 
 
 class ReplicaFetchPartition(ReplicaItem):
-    """A follower's position (R3). Within a session, only partitions whose fields have changed are listed."""
+    """A follower's position (R3). Within a session, only positions that have changed are listed."""
 
-    leader_epoch: int  #: the leader epoch of which the follower knows
-    fetch_offset: int  #: its log end, inclusive
+    leader_epoch: int  #: the current leader epoch, as the follower knows it
+    fetch_offset: int  #: its log end offset: the first offset to return
     last_epoch: int  #: of the last batch in its log; -1 if the log is empty
     synced_end_offset: int  #: exclusive (R7)
     log_start_offset: int
@@ -147,10 +147,10 @@ class ForgottenPartition(ReplicaItem):
 
 
 class ReplicaFetchRequest(BrokerRequest):
-    """A follower's only outstanding fetch from a leader broker, for all partitions that it follows there.
+    """A follower's fetch of all partitions that it follows on one leader broker.
 
-    In a session (KIP-227), ``session_epoch`` 0 opens the session and lists all partitions. It then counts up,
-    and only changes are listed. The response contains only partitions with new data or state.
+    In a session (KIP-227), ``session_epoch`` 0 opens the session and lists all partitions. It then increases
+    by one, and only changes are listed. The response contains only partitions with new data or state.
     """
 
     session_id: int  #: 0 opens a session
@@ -197,14 +197,14 @@ class CheckpointHighWatermarksResponse(ApiResponse):
 
 
 class ReplicaReport(ReplicaItem):
-    """The log of one replica of a partition without a leader, or whose leader lacks committed records."""
+    """The log of one replica, if its partition has no leader, or a leader that lacks committed records."""
 
     leader_epoch: int  #: of the partition; the report holds for this epoch only
     last_epoch: int  #: of the last batch; -1 in an empty log
     log_end_offset: int  #: exclusive; of a damaged log, the end of its sound part
     is_damaged: bool
     committed_end: int  #: the high watermark that the replica knows, exclusive
-    refused_offset: int  #: where it refused to truncate, below committed_end (R49); -1: nowhere
+    refused_offset: int  #: to which it refused to truncate its log, below committed_end (R49); or -1
 
 
 class ReportReplicasRequest(BrokerRequest):
@@ -227,7 +227,7 @@ class AllocateProducerIdsResponse(ApiResponse):
 
 
 class FetchMetadataRequest(Struct):
-    """A long poll with which a broker that is not a voter follows the metadata log. Any voter serves it."""
+    """Requests entries of the metadata log for a broker that is not a voter. Long poll at any voter."""
 
     after_offset: int  #: the last entry that the sender has replayed; 0 if there is none
     leader_id: int  #: the controller that the sender knows, -1 if none; another controller ends the wait
@@ -241,7 +241,7 @@ class MetadataEntry(Struct):
 
 
 class FetchMetadataResponse(ApiResponse):
-    """The payload contains the encoded entries one after the other.
+    """Entries of the metadata log. The payload contains the encoded entries one after the other.
 
     If ``is_snapshot``, the log begins after the requested offset, and the only entry is a snapshot.
     """

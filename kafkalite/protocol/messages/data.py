@@ -1,4 +1,4 @@
-"""The data plane: Produce, Fetch, ListOffsets, OffsetsForBytes, OffsetsForLeaderEpoch, DeleteRecords.
+"""Messages about records: Produce, Fetch, ListOffsets, OffsetsForBytes, OffsetsForLeaderEpoch, DeleteRecords.
 
 Record batches are never inside a body. The body contains the length of each batch, and the frame's payload
 contains the batches one after the other, in the same order.
@@ -33,7 +33,7 @@ class ProduceResponse(ApiResponse):
 
 
 class ReadPartition(PartitionItem):
-    """The base of structs that request data of a partition from its leader."""
+    """The base of requests for the data of one partition, which its leader serves."""
 
     current_leader_epoch: int  #: NO_EPOCH if the client does not know it
 
@@ -52,7 +52,7 @@ class FetchRequest(Struct):
 
 
 class AbortedTransaction(Struct):
-    """Skip the producer's transactional batches from this offset to its next abort marker, inclusive."""
+    """Readers skip the producer's transactional batches from ``first_offset`` to its next abort marker."""
 
     producer_id: int
     first_offset: int
@@ -81,7 +81,7 @@ class ListOffsetsRequest(Struct):
 
 
 class ListedOffset(PartitionResult):
-    """Base offset and max timestamp of the first batch with a max timestamp of at least the requested one.
+    """The first batch whose max timestamp is at least the requested one: its base offset and max timestamp.
 
     The broker does not unpack batches, so the client searches this batch for the exact record. The offset is
     NO_OFFSET if every record is older.
@@ -108,7 +108,7 @@ class OffsetsForBytesRequest(Struct):
 
 
 class OffsetForBytes(PartitionResult):
-    """The end of the batches that fit in ``max_bytes``. The first batch always fits."""
+    """The end of those batches of a range that ``max_bytes`` allow; always at least of the first batch."""
 
     end_offset: int  #: exclusive: the end of a batch, or of the range; NO_OFFSET after an error
     size_bytes: int  #: the full size of the batches from start_offset to this end_offset

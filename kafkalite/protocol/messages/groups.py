@@ -28,7 +28,7 @@ class FindCoordinatorResponse(ApiResponse):
 
 
 class AssignedTopic(Struct):
-    """Has at most limits.MAX_INTEGERS_PER_LIST partitions. A topic with more is listed several times."""
+    """Partitions of one topic, at most limits.MAX_INTEGERS_PER_LIST. A topic with more is listed again."""
 
     topic_id: str
     topic: str
@@ -36,7 +36,7 @@ class AssignedTopic(Struct):
 
 
 class ConsumerGroupHeartbeatRequest(Struct):
-    """A member's heartbeat, with its subscription and partitions. None means no change.
+    """A member's heartbeat, with its subscription and partitions. A field of None is unchanged.
 
     The first request of a member, and each request after the member was fenced, sets every field.
     """
@@ -147,7 +147,7 @@ class DescribedMember(Struct):
 
 
 class GroupEvent(Struct):
-    """The cause of a generation."""
+    """The cause of one generation of a group."""
 
     group_epoch: int
     time_ms: int  #: wall clock
@@ -189,7 +189,7 @@ class DeleteGroupsResponse(ApiResponse):
 
 
 class TxnOffsetCommitRequest(Struct):
-    """Offsets that take effect with a transaction (KIP-98, KIP-447, R35)."""
+    """Commits offsets as part of a transaction (KIP-98, KIP-447, R35)."""
 
     transactional_id: str
     producer_id: int

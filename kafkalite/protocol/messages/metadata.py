@@ -1,4 +1,4 @@
-"""The state of the cluster: ApiVersions, Metadata, DescribeCluster, DescribeQuorum, DescribeMetadata."""
+"""Messages about the cluster: ApiVersions, Metadata, DescribeCluster, DescribeQuorum, DescribeMetadata."""
 
 # Tests: tests/protocol/test_golden.py
 
@@ -98,7 +98,7 @@ class QuorumNode(Struct):
 
 
 class DescribeQuorumResponse(ApiResponse):
-    """The quorum as the responding node sees it. Only the leader knows match offsets."""
+    """The quorum as the responding node knows it. Only the leader knows the match offsets of voters."""
 
     node_id: int  #: the node that responds
     leader_id: int  #: -1 if there is none
@@ -111,13 +111,13 @@ class DescribeQuorumResponse(ApiResponse):
 
 
 class DescribeRecoveryRequest(Struct):
-    """The active controller's view of damaged and suspect replicas, and of what partitions wait for."""
+    """Requests what the active controller knows of damaged replicas and of partitions without a leader."""
 
     node_id: int  #: of the broker that forwards a client's request; -1 from a client
 
 
 class RecoveringReplica(Struct):
-    """A replica that is damaged or suspect, or that has reported its log because there is no leader."""
+    """A replica that is damaged or unverified, or has reported its log because there is no leader."""
 
     node_id: int
     state: str  #: damaged, short, unverified, refuses to truncate, or reported
@@ -126,7 +126,7 @@ class RecoveringReplica(Struct):
 
 
 class RecoveringPartition(Struct):
-    """A partition that waits for a leader after unclean stops, or has damaged or suspect replicas (R46)."""
+    """A partition that waits for a leader after unclean stops, or has damaged or unverified replicas."""
 
     topic: str
     partition: int
@@ -141,7 +141,7 @@ class DescribeRecoveryResponse(ApiResponse):
 
 
 class DescribeMetadataRequest(Struct):
-    """Requests ``path`` in the tree of the metadata (``/topics/orders/0``), now or after an offset."""
+    """Requests the node at ``path`` of the metadata tree, such as ``/topics/orders/0``. Long poll."""
 
     path: str
     after_offset: int  #: -1: the current state; otherwise wait until the log has passed this offset

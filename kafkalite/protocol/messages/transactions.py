@@ -2,9 +2,11 @@
 
 The coordinator of a transactional id is the leader of the partition of ``__transaction_state`` to which the
 id hashes. A producer writes to partition leaders with its transactional id in the request. A leader that
-receives the first batch of a transaction lets the coordinator add the partition (R31). A transaction group is
-a transaction that many producers write: each joins (application id, batch id) and writes with the application
-id as its transactional id, and one ``EndTxnGroup`` decides for all of them.
+receives the first batch of a transaction has the coordinator add the partition (R31).
+
+In a transaction group many producers write the transactions of one batch of an application. Each joins with
+(application id, batch id) and uses the application id as its transactional id. One ``EndTxnGroup`` decides
+all.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ class TxnPartitionResult(PartitionResult):
 
 
 class AddPartitionsToTxnRequest(Struct):
-    """Sent by a leader before it appends a transaction's first batch, so that it receives the marker."""
+    """Sent by a partition's leader before it appends the first batch, so that it will get the marker."""
 
     transactional_id: str
     producer_id: int
@@ -41,7 +43,7 @@ class EndTxnRequest(Struct):
 
 
 class EndTxnResponse(ApiResponse):
-    """Sent when the decision is committed (R32), with the identity of the next transaction (R31)."""
+    """The producer id and epoch of the next transaction (R31). Sent when the decision is committed (R32)."""
 
     producer_id: int
     producer_epoch: int
@@ -130,13 +132,13 @@ class DescribedProducers(PartitionResult):
 
 
 class DescribeProducersResponse(ApiResponse):
-    """The response of each partition's leader."""
+    """The producers of partitions that the responding broker leads."""
 
     partitions: list[DescribedProducers]
 
 
 class AbortTransactionRequest(PartitionItem):
-    """Ends a hanging transaction, which coordinators do not know (KIP-664). Sent by operators."""
+    """Ends a hanging transaction, which no coordinator knows (KIP-664). Sent by operators."""
 
     producer_id: int
     start_offset: int  #: from DescribeProducers; if another transaction is open now, nothing is aborted
@@ -148,7 +150,7 @@ class AbortTransactionResponse(ApiResponse):
 
 
 class JoinTxnGroupRequest(Struct):
-    """Makes the sender a writer of a batch. Repeating a name aborts the earlier attempt with that name."""
+    """Makes the sender a writer of a batch. An earlier attempt of the same ``member`` is aborted."""
 
     application_id: str
     batch_id: int  #: 0 or more; greater than that of earlier batches; gaps are allowed
@@ -157,7 +159,7 @@ class JoinTxnGroupRequest(Struct):
 
 
 class JoinTxnGroupResponse(ApiResponse):
-    """If ``is_finished``, the batch is already decided: there is nothing to write, and no producer id."""
+    """The producer id and epoch to use; none if ``is_finished``, because the batch was decided before."""
 
     producer_id: int
     producer_epoch: int
@@ -166,7 +168,7 @@ class JoinTxnGroupResponse(ApiResponse):
 
 
 class TxnWinner(Struct):
-    """A writer with the identity of its last write. A later attempt with the same name never wins."""
+    """A writer with the producer id and epoch of its attempt. Another attempt of the name never wins."""
 
     member: str
     producer_id: int
@@ -180,7 +182,7 @@ class EndTxnGroupRequest(Struct):
 
 
 class EndTxnGroupResponse(ApiResponse):
-    """The result of the first call for this batch, even if the call is repeated."""
+    """The decision on a batch. A repeated request gets that of the first one."""
 
     batch_id: int
     winners: list[str]  #: the names of the winners in the deciding call
@@ -210,7 +212,7 @@ class DescribeTxnGroupResponse(ApiResponse):
 
 
 class RetireTxnGroupRequest(Struct):
-    """Declares that no batch follows. The application's name is not used again and may be forgotten."""
+    """Declares that the application has no further batches, so that its state may be deleted."""
 
     application_id: str
 

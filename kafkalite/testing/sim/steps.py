@@ -27,7 +27,8 @@ _WRITE: Final = "write"
 
 
 class Steps:
-    """Counts the steps of a watched program, from 1. Calls ``strike`` before step ``fatal``; 0: never."""
+    """Counts the steps of a watched program, and calls ``strike`` before step ``fatal`` (from 1; 0:
+    never)."""
 
     def __init__(self, fatal: int = 0) -> None:
         self.fatal = fatal

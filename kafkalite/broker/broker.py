@@ -187,6 +187,8 @@ class Broker:
             lost_records=sum(hosted.lost_records for hosted in services.partitions),
             damaged_partition_count=services.partitions.damaged_count,
             torn_tail_records=services.partitions.torn_tail_records,
+            scrubbed_bytes=self._housekeeping.scrubber.scrubbed_bytes,
+            scrubs_completed=self._housekeeping.scrubber.pass_count,
             appended_batches=metrics.appended_batches,
             appended_bytes=metrics.appended_bytes,
             fetched_bytes=metrics.fetched_bytes,

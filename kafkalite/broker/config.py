@@ -382,6 +382,14 @@ class BrokerConfig:
         "Memory for the keys of a compaction, about 200 bytes each; more keys need several passes.",
         minimum=MIB,
     )
+    log_scrub_interval_ms: int = option_field(
+        604_800_000,
+        "How often every batch on disk is read and checked; the first time soon after the start. 0 is never.",
+        minimum=0,
+    )
+    log_scrub_max_bytes_per_second: int = option_field(
+        8 * MIB, "How fast this check reads.", minimum=64 * KIB
+    )
     producer_id_expiration_ms: int = option_field(
         86_400_000,
         "How long a partition remembers the sequence numbers of a producer that does not write to it.",

@@ -57,6 +57,7 @@ from kafkalite.storage.producer_snapshots import ProducerSnapshots
 from kafkalite.storage.producer_state import ProducerStates
 from kafkalite.storage.recovery import OpenedLog, RecoverySync, open_clean, recover
 from kafkalite.storage.retention import RetiredPaths, plan_retention
+from kafkalite.storage.scrub import SegmentScrub
 from kafkalite.storage.segment import Found, Segment
 from kafkalite.storage.segment_list import BytesEnd, SegmentList
 from kafkalite.storage.sync_work import StateWork, SyncState, SyncWork
@@ -894,6 +895,29 @@ class Log:
             return 0
         return self._segments.release_idle()
 
+    # --- scrubbing -------------------------------------------------------------------------------------
+
+    def begin_scrub(self, offset: int) -> SegmentScrub | None:
+        """Return a check of the first segment that ends above ``offset``; None if there is none (R53).
+
+        The caller runs its parts in any thread and then calls ``finish_scrub``. Everything else continues
+        meanwhile. Raises StorageError, OSError.
+        """
+        self._open()
+        for segment in self._segments:
+            if segment.next_offset > offset:
+                return SegmentScrub(self._fs, segment, self._state.truncations)
+        return None
+
+    def finish_scrub(self, work: SegmentScrub) -> None:
+        """Mark the log as damaged if the check has found damage in a segment that is still in use."""
+        found = work.finding
+        is_current = self._swap is None and work.segment in self._segments.segments
+        if found is not None and is_current and self.fits(work):
+            self.mark_damaged(
+                found.cause, sound_end_offset=found.sound_end_offset, records_in_doubt=found.records_in_doubt
+            )
+
     # --- compacting ------------------------------------------------------------------------------------
     #
     # The owner calls ``begin_compaction`` and runs the steps of the returned pass. For every ``SwapWork``
@@ -948,7 +972,7 @@ class Log:
         states = self._producers.states
         return states is None or states.get(producer_id) is not None
 
-    def fits(self, work: CompactionPass | SwapWork) -> bool:
+    def fits(self, work: CompactionPass | SwapWork | SegmentScrub) -> bool:
         """Whether the log was neither truncated nor closed nor taken offline since the pass began."""
         is_usable = self.offline_reason is None and not self._is_closed
         return is_usable and work.truncations == self._state.truncations

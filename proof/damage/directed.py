@@ -47,6 +47,20 @@ def _keeps_torn_batches() -> str | None:
     return f"{len(gone)} intact batches were deleted" if gone else None
 
 
+def _scrub_finds_damage() -> str | None:
+    """A bit of a closed segment that no client reads has changed."""
+    node = asyncio.run(prepare(is_clean=True))
+    tree = dict(node.tree)
+    damage(Case("middle segment", "flip", is_clean=True), tree, node.older, node.names)
+
+    async def start() -> int:
+        async with broker_on(disk_of(tree)) as broker:
+            await broker.housekeeping.scrubber.scrub()
+            return broker.statistics().damaged_partition_count
+
+    return None if asyncio.run(start()) == 1 else "the changed bit was not found"
+
+
 DIRECTED: Final = {
     "R24-no-scan": _schedule(Case("unproven segment", "flip", is_clean=False)),
     "R24-late-points": _schedule(Case("active segment", "third", is_clean=False)),
@@ -56,5 +70,6 @@ DIRECTED: Final = {
     "R42-head-unnamed": _schedule(Case("young segment", "swap", is_clean=False)),
     "R42-any-identity": _schedule(Case("partition directory", "swap", is_clean=False)),
     "R43-unchecked-read": _schedule(Case("middle segment", "flip", is_clean=False)),
+    "R53-scrub-ignored": _scrub_finds_damage,
     "R44-damaged-served": _schedule(Case("group directory", "delete", is_clean=False)),
 }

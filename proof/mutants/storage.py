@@ -171,6 +171,9 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             f"{_SEGMENT}.has": _always,
         },
     ),
+    Mutant(
+        "R53-scrub-ignored", "damage that nobody reads stays unnoticed", {f"{_LOG}.finish_scrub": _nothing}
+    ),
     Mutant("R43-unchecked-read", "changed bytes are sent to readers", {f"{_SEGMENT}._verify": _nothing}),
     Mutant(
         "R1-own-epoch",

@@ -91,7 +91,12 @@ OFFSETS_KINDS: Final = tuple(
 )
 #: Kinds that leave no sound copy of the records on a node, and that a start must notice.
 OBVIOUS: Final = (Kind(ACTIVE, "zero"), Kind(ACTIVE, "truncate"), Kind(DIRECTORY, "delete"))
-SETTINGS: Final = {"offsets.topic.num.partitions": "3"}
+#: Every batch is read soon after a start and then again and again, so that replicas become equal.
+SETTINGS: Final = {
+    "offsets.topic.num.partitions": "3",
+    "log.initial.task.delay.ms": "2000",
+    "log.scrub.interval.ms": "3000",
+}
 
 
 class Case(NamedTuple):

@@ -110,6 +110,8 @@ CASES = [
     "kill/directory.delete/two-copies/first/apart",
     "kill/node.older/node/middle/apart",
     "clean/active.truncate/leader/middle/together",
+    "clean/closed.flip/leader/middle/together",
+    "clean/closed.flip/follower/first/together",
     "kill/active.swap/two-nodes/last/apart",
 ]
 

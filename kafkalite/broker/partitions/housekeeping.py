@@ -2,7 +2,7 @@
 
 They roll and delete segments, remove retired files, and write recovery points. Every wait uses the Clock
 interface. A pass over thousands of logs lets requests run after every LOGS_PER_TURN logs. Logs have no timers
-of their own.
+of their own. The cleaner and the scrubber have modules of their own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.partitions.cleaner import Cleaner
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.partitions import Partitions
+from kafkalite.broker.partitions.scrubber import Scrubber
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
 from kafkalite.broker.tasks import TaskSet
 from kafkalite.clock import Clock
@@ -55,6 +56,7 @@ class Housekeeping:
         self.cleaner: Cleaner | None = None  #: None if log.cleaner.enable=false
         if config.log_cleaner_enable:
             self.cleaner = Cleaner(config, clock, partitions, scheduler)
+        self.scrubber = Scrubber(config, clock, partitions, scheduler)
 
     def start(self, tasks: TaskSet) -> None:
         """Start a task for each periodic pass."""
@@ -63,6 +65,8 @@ class Housekeeping:
         tasks.start(self.checkpoint_forever(), name="checkpoints")
         if self.cleaner is not None:
             tasks.start(self.cleaner.clean_forever(), name="cleaner")
+        if self._config.log_scrub_interval_ms:
+            tasks.start(self.scrubber.scrub_forever(), name="scrubber")
 
     async def retain_forever(self) -> None:
         """Run the retention pass every ``log.retention.check.interval.ms``."""

@@ -45,6 +45,8 @@ class BrokerStatistics:
     lost_records: int  #: committed records that followers here truncated after unclean elections (R49)
     damaged_partition_count: int
     torn_tail_records: int  #: cut off by recoveries at the start; acknowledged only if synced data was lost
+    scrubbed_bytes: int  #: read and checked in the background (R53)
+    scrubs_completed: int  #: of all logs
     appended_batches: int
     appended_bytes: int
     fetched_bytes: int

@@ -556,10 +556,7 @@ class Broker:
         return response
 
     async def _leave_quorum(self) -> None:
-        """Close Raft's connections.
-
-        The quorum has stopped and sent its last messages, which end its leadership.
-        """
+        """Close Raft's connections, after the quorum has sent the messages that end its leadership."""
         assert self._cluster is not None
         await self._cluster.leave(is_clean=self._is_clean)
 

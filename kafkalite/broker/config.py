@@ -513,7 +513,7 @@ class BrokerConfig:
         return {option.name: getattr(self, option.python_name) for option in BROKER_OPTIONS}
 
     def topic_defaults(self) -> dict[str, Any]:
-        """Return {topic option: value} of those defaults of topic options that differ from Kafka's."""
+        """Return {topic option: default} of the topic options whose default differs from Kafka's."""
         given = {name: getattr(self, BROKER_OPTIONS.get(name).python_name) for name in _TOPIC_DEFAULTS}
         return topic_defaults(
             {name: value for name, value in given.items() if value != BROKER_OPTIONS.get(name).default}

@@ -23,8 +23,8 @@ MAX_OFFSETS_PER_TICK: Final = 10_000  # checked in one tick, at 0.6 µs each
 class Expiry:
     """Decides when members, offsets and groups expire, and when changed topics require new targets.
 
-    ``tick`` limits the records of one call, so that a mass expiry does not block the event loop. Invariant:
-    no member is to be expelled before ``_members_due_ms``.
+    ``tick`` returns a limited number of records, so that a mass expiry does not block the event loop.
+    Invariant: no member is to be expelled before ``_members_due_ms``.
     """
 
     def __init__(

@@ -176,9 +176,7 @@ class Group:
             )
 
     def session_deadline_ms(self, member_id: str, session_timeout_ms: int) -> int:
-        """Return the monotonic time at which the member is expelled, unless it sends a heartbeat or releases
-        its partitions before.
-        """
+        """Return the monotonic end of the member's session or rebalance timeout, whichever is earlier."""
         session = self.sessions[member_id]
         deadline_ms = session.last_seen_ms + session_timeout_ms
         if session.revoke_deadline_ms is not None:
@@ -187,8 +185,7 @@ class Group:
 
 
 def new_group(groups: Mapping[str, Group], group_id: str, settings: GroupSettings) -> Group:
-    """Return an empty group that is not in ``groups`` yet. Raises PolicyViolationError if they are too many
-    (S26)."""
+    """Return a new group named ``group_id``. Raises PolicyViolationError if ``groups`` is full (S26)."""
     if len(groups) >= settings.max_count:
         raise PolicyViolationError(
             f"the coordinator of group {group_id!r} has group.max.count={settings.max_count} groups",

@@ -57,7 +57,7 @@ _NONE: Final = int(ErrorCode.NONE)
 
 
 class HeartbeatRules:
-    """Decides the heartbeats that members of one coordinator's groups send."""
+    """Decides the heartbeats of all members of the groups of one coordinator."""
 
     def __init__(self, groups: Mapping[str, Group], settings: GroupSettings, patterns: PatternCache) -> None:
         self._groups = groups

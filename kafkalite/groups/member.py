@@ -27,7 +27,7 @@ NO_PARTITIONS: Final[Partitions] = frozenset()
 
 
 class Subscription(NamedTuple):
-    """The topics or pattern to which a member subscribes, and the client that the member is."""
+    """The topics or the pattern that a member subscribes to, and the id and host of its client."""
 
     instance_id: str | None
     client_id: str

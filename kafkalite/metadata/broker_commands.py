@@ -324,7 +324,7 @@ def has_replayed_registration(request: BrokerHeartbeatRequest, broker: BrokerSta
 
 
 def has_replayed_fence(request: BrokerHeartbeatRequest, fenced_offset: int) -> bool:
-    """Whether the broker's image shows the leaders that replaced it, so that it may serve again (R23)."""
+    """Whether the broker's image shows who leads in its place, so that it may be unfenced (R23)."""
     return request.metadata_offset >= fenced_offset
 
 

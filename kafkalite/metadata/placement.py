@@ -8,8 +8,8 @@
 - The followers of one leader rotate over the brokers, so that the load of a failed leader is spread over all
   others.
 
-- Among brokers that are equal so far, the one with the fewest replicas is chosen. If there are still several,
-  it is the next one on a circle of brokers whose neighbours are in different racks if possible.
+- Among brokers that are equal so far, the one with the fewest replicas is chosen. If several have equally
+  few, the next one on a circle is chosen, on which neighbours are in different racks if possible.
 """
 
 from __future__ import annotations

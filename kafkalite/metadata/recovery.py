@@ -65,7 +65,10 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecoverLeaders:
-    """Elect leaders of partitions from the reports ``ends``. The reply is a list of RecoveredPartition."""
+    """Elect leaders from the reports ``ends``, the first of which came ``waited_ms`` ago.
+
+    The reply is a list of RecoveredPartition.
+    """
 
     ends: Mapping[PartitionKey, Mapping[int, ReplicaEnd]]
     waited_ms: Mapping[PartitionKey, int]
@@ -232,7 +235,10 @@ def committed_end(
 
 
 def replace_short_leaders(image: ClusterImage, command: ReplaceShortLeaders) -> Decision:
-    """Decide a ReplaceShortLeaders. The reply is as documented there, or the BrokerError of ``broker_of``."""
+    """Decide a ReplaceShortLeaders.
+
+    Its reply is as that class states, or the BrokerError of ``broker_of``.
+    """
     try:
         broker = broker_of(image, command.node_id, command.broker_epoch)
     except BrokerError as error:
@@ -271,8 +277,9 @@ def is_present_refusal(image: ClusterImage, key: PartitionKey, leader_epoch: int
 def has_committed_nothing(state: PartitionState, min_isr: int) -> bool:
     """Whether the leader has certainly committed nothing since its election by comparison (R50).
 
-    If its ISR had ever reached min.insync.replicas, the ELR would have been emptied, and later ELR members
-    would be verified. If it may have committed records, both logs may have some, and an operator must choose.
+    When its ISR reaches min.insync.replicas, the ELR is emptied, and replicas that join the ELR later are
+    verified. So an ELR of only unverified replicas proves that the ISR has stayed below. Otherwise both logs
+    may have committed records, and an operator must choose.
     """
     return len(state.isr) < min_isr and bool(state.elr) and state.elr == state.unverified
 

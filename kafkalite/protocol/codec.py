@@ -169,7 +169,7 @@ def decode(cls: type[M], data: Buffer) -> M:
 def _open(
     envelope: Buffer, width: int, what: str, max_items: int, max_partitions: int = sys.maxsize
 ) -> list[Any]:
-    """Return the envelope's fields. The last one, the body, is unpacked or a Stream that is to read it."""
+    """Return the fields of the envelope. The last one is the body: unpacked, or a Stream to read it from."""
     if len(envelope) > SMALL_ENVELOPE_BYTES:
         stream = Stream(envelope, max_items, max_partitions)
         opened: list[Any] = stream.guarded(lambda stream: stream.open(width, what))

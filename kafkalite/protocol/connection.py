@@ -184,7 +184,7 @@ class ServerConnection:
         return events
 
     def hold(self, byte_count: int) -> None:
-        """Keep the requests that ``byte_count`` received bytes have completed until ``next_requests``."""
+        """Keep the requests completed by ``byte_count`` received bytes. ``next_requests`` returns them."""
         self._reader.received(byte_count)
         self._keep_frames()
 
@@ -200,7 +200,7 @@ class ServerConnection:
         self.has_more = bool(frames) or self._unread is not None
 
     def next_requests(self) -> list[Request | BadRequest]:
-        """Return the next requests, none if a large request is still incompletely decoded."""
+        """Return the next requests; an empty list while a large request is being decoded."""
         events: list[Request | BadRequest] = []
         frames = self._unread_frames
         if self._unread is not None:
@@ -417,7 +417,7 @@ def _damage(error: RemoteProtocolError) -> BadRequest:
 
 
 def _common_versions(response: ApiVersionsResponse) -> dict[int, int]:
-    """Return the highest common version of each API that both sides know."""
+    """Return {api key: highest version that both sides know}."""
     common = {}
     for offered in response.apis:
         api = APIS.get(offered.api_key)

@@ -1,4 +1,4 @@
-"""The interface to the metadata log: entries are appended by comparison and delivered once committed.
+"""The interface to the metadata log: it appends entries conditionally, and delivers committed entries.
 
 An entry holds the records of one ``commit``, which take effect together or not at all. Offsets increase and
 may have gaps. An entry is appended only if the state has not changed since the state at ``after_offset``, on
@@ -54,7 +54,8 @@ LeaderListener = Callable[[int | None, int], None]
 
 
 class Quorum(ABC):
-    """A node's access to the metadata log. Invariant: ``offset`` is the machine's and never decreases."""
+    """A node's access to the metadata log. Invariant: ``offset`` is the state machine's and never
+    decreases."""
 
     is_single_node = False  #: whether this node is the whole cluster
 

@@ -489,7 +489,7 @@ def _timestamp_parts(
 
 
 def own_bytes(value: Any, what: str = "key or value") -> bytes | None:
-    """Return ``value`` as bytes that the caller cannot change. Raises RecordError."""
+    """Return ``value`` as bytes that the caller cannot change. Raises RecordError, which names ``what``."""
     if value is None or type(value) is bytes:
         return value
     if isinstance(value, bytes | bytearray | memoryview):

@@ -1,1 +1,2 @@
-"""Replicas of one partition: a pure role (``leader``) joined to a log (``partition``). Nothing awaits."""
+"""Replicas of one partition: ``partition`` joins a role (``leader``, ``follower``) to a log. Nothing
+awaits."""

@@ -157,7 +157,7 @@ stayed or a tombstone may be removed."""
 
 
 class LatestOffsets:
-    """{map key: offset of its latest record} in the batches that were read.
+    """Maps each map key to the offset of its latest record in the batches that were read.
 
     ``end_offset`` (exclusive) is that of the last batch read. ``is_full`` means that there is no memory for
     further keys.

@@ -67,7 +67,7 @@ class SwapWork:
 
 
 def _take_place(fs: FileSystem, directory: str, swap_name: str, names: Sequence[str]) -> None:
-    """Run the second and third step of a swap. ``names`` are the files of the old segments."""
+    """Run steps two and three of a swap (see the module). ``names`` are the files of the old segments."""
     swap = layout.parse_swap_file_name(swap_name)
     assert swap is not None
     target = layout.segment_file_name(swap.base_offset, layout.LOG_SUFFIX)

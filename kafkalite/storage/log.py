@@ -900,7 +900,7 @@ class Log:
     def begin_scrub(self, offset: int) -> SegmentScrub | None:
         """Return a check of the first segment that ends above ``offset``; None if there is none (R53).
 
-        The caller runs its parts in any thread and then calls ``finish_scrub``. Everything else continues
+        The caller runs its parts in any thread and then calls ``finish_scrub``. Other operations continue
         meanwhile. Raises StorageError, OSError.
         """
         self._open()
@@ -949,7 +949,7 @@ class Log:
     def begin_compaction(
         self, now_ms: int, up_to: int, max_keys: int, *, may_forget: bool = True
     ) -> CompactionPass | None:
-        """Return a pass over the segments that may be compacted, or None if there is none.
+        """Return a pass over the segments below ``up_to`` (exclusive) that may be compacted, or None.
 
         The pass keeps at most ``max_keys`` different keys in memory. Unless ``may_forget``, it keeps the
         latest tombstone of each key and all markers (R41). Raises StorageError.

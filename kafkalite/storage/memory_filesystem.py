@@ -110,7 +110,7 @@ class _Inode:
 
 
 class _Directory:
-    """{name: file or directory} now and at the last sync, and the operations since then."""
+    """A directory: {name: file or directory} now and at its last sync, and the operations in between."""
 
     __slots__ = ("entries", "pending", "synced")
 

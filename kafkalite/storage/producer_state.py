@@ -78,7 +78,7 @@ class OpenTransaction(NamedTuple):
 
 @dataclass(slots=True)
 class ProducerState:
-    """The state of one producer. Invariant: ``batches`` are its last five with a sequence in ``epoch``."""
+    """The state of one producer. Invariant: ``batches`` are its last batches of ``epoch``, at most five."""
 
     epoch: int
     last_append_ms: int = field(compare=False)  #: wall clock; NO_TIMESTAMP if restored from the log
@@ -97,7 +97,7 @@ class ProducerState:
 
 
 class ProducerStates:
-    """{producer id: state} of one log.
+    """The states of a log's producers, by producer id.
 
     Invariants: ``open`` is {producer id: first offset} of the open transactions, in ascending order of
     offsets. ``aborted`` has every aborted transaction whose marker is in the log.

@@ -1,7 +1,7 @@
 """Opens the log of a directory, after an orderly stop or after a crash.
 
 After an orderly stop the marker has the log's range, and no batch is read (``open_clean``), if the files
-are as the marker says (``is_as_left``).
+match the marker (``is_as_left``).
 
 Otherwise (``recover``) any subset of the pages and file names written since the last sync may be on the
 disk. All offsets below the recovery point of the last checkpoint, and below the end of an intact index
@@ -428,7 +428,8 @@ class _Recovery:
     def _check_fingerprint(self, segment: Segment) -> None:
         """Check that the segment of the recovery point is the one that was synced (R42).
 
-        A closed segment of a compacted log may have been compacted since.
+        Another fingerprint is accepted for a closed segment of a compacted log: it may have been compacted
+        since.
         """
         end = self._end
         is_last = segment.base_offset == self._bases[-1]

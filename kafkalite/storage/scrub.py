@@ -1,7 +1,7 @@
-"""Checks one segment that nobody reads, so that damage is found while another replica is sound (R53).
+"""Checks segments that may not be read for long, to find damage while another replica is sound (R53).
 
-The check reads the file a part at a time. Each part may run in any thread: it uses its own file descriptor
-and changes nothing of the segment. ``Log.finish_scrub`` decides whether damage that it has found counts.
+A check reads the file of one segment in parts. Each part may run in any thread: it uses its own file
+descriptor and changes nothing of the segment. ``Log.finish_scrub`` decides whether the found damage counts.
 """
 
 # Tests: tests/storage/test_scrub.py
@@ -22,7 +22,7 @@ CHUNK_BYTES: Final = 256 * KIB
 
 
 class Finding(NamedTuple):
-    """Damage. ``sound_end_offset`` is exclusive; ``records_in_doubt`` are those of the segment only."""
+    """The damage of a segment. ``sound_end_offset`` is exclusive. ``records_in_doubt`` is the segment's."""
 
     cause: str
     sound_end_offset: int
@@ -36,7 +36,7 @@ class SegmentScrub:
     """
 
     def __init__(self, fs: FileSystem, segment: Segment, truncations: int) -> None:
-        """``truncations``: how often the log was truncated before. Raises OSError."""
+        """``truncations`` is the log's present truncation count. Raises OSError."""
         self.segment = segment
         self.truncations = truncations
         self.end_offset = segment.next_offset  #: exclusive

@@ -98,7 +98,7 @@ class SyncState:
                 segment.save_indexes(segment.size_bytes, final=True)
 
     def forget(self) -> None:
-        """Record that everything was synced outside of a round."""
+        """Record that everything was synced outside of a sync round."""
         self.unsynced.clear()
         self.names_synced = self.names_changed
 
@@ -113,7 +113,7 @@ class SyncState:
         return path, encode_leader_epochs(epochs, truncations)
 
     def write_epochs(self, epochs: list[EpochEntry], truncations: int) -> None:
-        """Write the leader-epochs file outside of a round if it has changed. Its name is not synced."""
+        """Write the leader-epochs file outside of a sync round if it has changed. Its name is not synced."""
         epochs_file = self._epochs_file(epochs, truncations)
         self.saved_epochs = epochs
         self.take_over_epochs()

@@ -310,7 +310,8 @@ class ProcessCluster:
         topics: Iterable[str] = (),
         limit_s: float = WAIT_LIMIT_S,
     ) -> ClusterView:
-        """Return when the cluster has a controller and meets the conditions.
+        """Return when the cluster has a controller, ``brokers`` live brokers, the live broker ``node_id``,
+        and a leader for every partition of ``topics``.
 
         ``is_whole`` (all replicas in sync) must hold in every broker's view. Raises NodeFailedError if the
         process of a node ends, and TimeoutError with the unmet conditions after ``limit_s``.

@@ -70,7 +70,7 @@ class TransactionGroup:
         return (self.writers[producer_id] for producer_id in self.open)
 
     def ongoing(self, batch_id: int) -> list[Transaction]:
-        """Return the writers of this batch and of earlier ones whose transactions are Ongoing."""
+        """Return the Ongoing transactions of the writers of this batch and of earlier batches."""
         return [
             writer
             for writer in self.open_writers()
@@ -83,7 +83,10 @@ class TransactionGroup:
         return None if producer_id is None else self.writers[producer_id]
 
     def free_identity(self) -> Identity | None:
-        """Return the completed writers' identity that was freed last, or None. Unused ones expire."""
+        """Return the identity of the writer that completed last, or None.
+
+        So the others stay idle and expire.
+        """
         for producer_id in reversed(self.free):
             return self.writers[producer_id].identity
         return None

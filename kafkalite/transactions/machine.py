@@ -460,7 +460,7 @@ class TransactionMachine:
         return TransactionGroup(name)
 
     def _check_room(self) -> None:
-        """Raise PolicyViolationError if there are too many names to add one (S26)."""
+        """Raise PolicyViolationError if no further transactional id or group may be added (S26)."""
         if len(self._table.transactions) + len(self._table.groups) >= self._settings.max_count:
             raise PolicyViolationError(
                 f"this coordinator has transactional.id.max.count={self._settings.max_count} names",

@@ -35,7 +35,7 @@ Key = tuple[str, int]
 
 
 class TransactionState(enum.Enum):
-    """The states by the protocol's names. Each is stored as its position in this list: never reorder them."""
+    """The states by the protocol's names. Each is stored as its position here, so never reorder them."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"

@@ -145,7 +145,7 @@ class ClusterNode:
         dispatch: Callable[[Request, Client], Response | Pending],
         on_session_lost: Callable[[int], None],
     ) -> tuple[str, ...]:
-        """Listen for other voters, connect to them, and return the own addresses. Raises ListenError."""
+        """Listen for other voters, connect to them, and return this node's addresses. Raises ListenError."""
         if self.raft is None or self._runner is None or self._voters_file is None:
             return ()
         self._voters_file.remember()

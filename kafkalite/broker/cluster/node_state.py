@@ -16,5 +16,5 @@ class NodeState:
 
     incarnation_id: str  #: identifies this process: 32 hex digits
     broker_epoch: int = NO_BROKER_EPOCH  #: assigned to this process by its registration
-    #: Until then, on the monotonic clock, no other broker is elected in place of this one (R23).
+    #: Monotonic end of the session, before which no other broker is elected in place of this one (R23).
     session_end_ms: float = math.inf

@@ -97,7 +97,7 @@ class HeldHeartbeats:
 
 
 def _only_alive(request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatRequest:
-    """Return the heartbeat of the same member and epoch without changes, which only extends the session."""
+    """Return the heartbeat without its changes, so that it only keeps the member's session alive."""
     return request._replace(
         rebalance_timeout_ms=-1,
         subscribed_topics=None,

@@ -58,7 +58,7 @@ _Key = tuple[str, int, int]
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """The markers of one transaction. Those in ``open`` wait in a route, are in flight, or in ``later``."""
+    """The markers of one transaction. Each partition in ``open`` is in a route, in flight or in ``later``."""
 
     shard: Shard
     marker: PendingMarker
@@ -154,7 +154,7 @@ class MarkerSender:
                     work.timer.cancel()
 
     def on_image(self, image: ClusterImage) -> None:
-        """If topics have changed, retry markers that wait for a retry at once: there may be new leaders."""
+        """If topics have changed, send all markers that wait for a retry: there may be new leaders."""
         if self._late and image.topics is not self._topics:
             self._topics = image.topics
             for work in list(self._late):

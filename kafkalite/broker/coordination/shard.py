@@ -288,7 +288,7 @@ class Shard:
         return pending
 
     def _await_commitment(self) -> None:
-        """Wait for the high watermark to reach the offset of the first held response, else the log end."""
+        """Wait until the first held response can be sent; without one, until the whole log is committed."""
         if self._waiter is not None or self.is_closed:
             return
         end_offset = self._held[0][0] if self._held else self.end_offset

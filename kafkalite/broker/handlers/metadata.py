@@ -159,7 +159,7 @@ def address_for(node_id: int, broker: BrokerState, client: Client) -> str:
 
 
 def describe_cluster(services: Services, _request: Request, client: Client) -> Reply:
-    """Return all brokers, including fenced ones, the active controller, and the metadata offset."""
+    """Return all brokers (also fenced ones), the active controller, and the metadata offset."""
     image, node_id = services.controller.image, services.config.node_id
     brokers = [
         BrokerDescription(

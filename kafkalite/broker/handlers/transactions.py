@@ -157,9 +157,9 @@ def end_txn_group(services: Services, request: Request, client: Client) -> Respo
 def retire_txn_group(services: Services, request: Request, client: Client) -> Response | Pending:
     """Record that an application has no further batches, so that its last result may be deleted.
 
-    Behaviour: if the last batch is repeated, it still gets the same response. A new batch revokes the
-    retirement. The group is deleted when it was not used for ``transactional.id.expiration.ms``. A repeated
-    request gets the same response.
+    Behaviour: if the last batch is decided again, the response is still the same. A new batch revokes the
+    retirement. The group is deleted once it has not been used for ``transactional.id.expiration.ms``. A
+    repeated request gets the same response.
 
     Errors: TRANSACTIONAL_ID_NOT_FOUND, INVALID_TXN_STATE (no batch was decided, or a writer of a later batch
     is active).

@@ -102,8 +102,7 @@ class Housekeeping:
             self.checkpoint()
 
     async def retain(self) -> None:
-        """Roll segments that are old enough, delete segments beyond retention, remove retired files beside
-        the loop."""
+        """Roll segments by age, delete those beyond retention, and remove retired files in the executor."""
         for number, hosted in enumerate(list(self._partitions), 1):
             if self._guarded(hosted, partial(self._retain_one, hosted)) or number % LOGS_PER_TURN == 0:
                 await asyncio.sleep(0)
@@ -153,6 +152,6 @@ class Housekeeping:
             return True
 
     def checkpoint(self) -> None:
-        """Write the recovery points, and mark unsynced logs so that they are synced before the next call."""
+        """Mark unsynced logs for the next sync round, and retry role assignments that have failed."""
         self._partitions.mark_unsynced()
         self._partitions.retry_roles()

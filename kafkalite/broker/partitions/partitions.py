@@ -157,7 +157,7 @@ class Partitions:
         return found
 
     def may_serve(self) -> bool:
-        """Whether this broker's session lasts, so that the image shows the leaders in force (R23)."""
+        """Whether this broker has a session, so that no other broker may lead its partitions (R23)."""
         return self._node is None or self._clock.monotonic_ms() < self._node.session_end_ms
 
     def _not_led(self, hosted: HostedPartition) -> Exception:
@@ -212,8 +212,8 @@ class Partitions:
     def damaged(self) -> list[DamagedReplica]:
         """Return the replicas whose log is offline. They must not lead or be in the ISR (R24, R26).
 
-        A damaged log is omitted if it is the only replica of its partition: there is no better one, and it
-        serves the part of the log that is sound.
+        If a partition has only one replica, its damaged log is omitted: it still serves the part that is
+        sound, and no replica is better.
         """
         found = [replica for replica, _ in self._unopened.values()]
         for hosted in self._hosted.values():
@@ -395,7 +395,7 @@ class Partitions:
             self.observer.on_not_leading(hosted.partition)
 
     def mark_unsynced(self) -> None:
-        """Mark unsynced logs for the next round: those with page-cache, and those after a full disk."""
+        """Mark every log that has unsynced batches for the next sync round, whatever its durability."""
         for hosted in self:
             hosted.mark_unsynced()
 

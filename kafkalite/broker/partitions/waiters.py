@@ -28,8 +28,8 @@ class ReachedWaiter:
 class AppendedWaiter:
     """Waits until ``missing_bytes`` more bytes are readable in its partitions together.
 
-    If ``is_readable`` is given, it must also return True for the partition that has new bytes: readers of
-    committed records stop at the last stable offset, which may be below them.
+    With ``is_readable`` it also waits until that returns True for the partition that has new bytes: readers
+    of committed records stop at the last stable offset, which may be below them.
     """
 
     waiters: Waiters
@@ -54,7 +54,7 @@ class AppendedWaiter:
 
 @dataclass(slots=True, eq=False)
 class _Queues:
-    """The waiters for one kind of offset, by partition. Invariant: offsets in a queue do not decrease."""
+    """The waiters for one kind of offset, by partition. A queue is in ascending order of offsets."""
 
     by_key: dict[Key, deque[ReachedWaiter]] = field(default_factory=dict)
 

@@ -141,7 +141,10 @@ class FetchSession:
         return replica
 
     def forget(self, key: PartitionKey) -> FetchedReplica | None:
-        """Remove a partition that the follower no longer fetches or will list again. Return it, or None."""
+        """Remove a partition that the follower no longer fetches or will list again.
+
+        Return its state, or None.
+        """
         replica = self.replicas.pop(key, None)
         if replica is not None:
             replica.is_sent = True

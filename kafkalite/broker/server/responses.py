@@ -121,8 +121,8 @@ Register: TypeAlias = Callable[[Any, int, Callable[[Exception | None], None]], O
 class PendingResults(Pending):
     """A response with one result for each item of a request, sent when all are known or at a deadline.
 
-    Invariant: the keys of ``_waiting`` are the indexes whose results are unknown. Each value is the
-    registered wait for the result, or None.
+    Invariant: the keys of ``_waiting`` are the indexes whose results are unknown. A value is the waiter that
+    will provide the result, or None.
     """
 
     __slots__ = ("_deadline", "_fail", "_loop", "_respond", "_timer", "_waiting", "results")

@@ -197,7 +197,7 @@ class CheckpointHighWatermarksResponse(ApiResponse):
 
 
 class ReplicaReport(ReplicaItem):
-    """The log of one replica, if its partition has no leader, or a leader that lacks committed records."""
+    """The log of a replica whose partition has no leader, or whose leader lacks committed records."""
 
     leader_epoch: int  #: of the partition; the report holds for this epoch only
     last_epoch: int  #: of the last batch; -1 in an empty log

@@ -33,7 +33,7 @@ class ProduceResponse(ApiResponse):
 
 
 class ReadPartition(PartitionItem):
-    """The base of requests for the data of one partition, which its leader serves."""
+    """The base of structs about one partition in requests that its leader serves."""
 
     current_leader_epoch: int  #: NO_EPOCH if the client does not know it
 
@@ -108,7 +108,7 @@ class OffsetsForBytesRequest(Struct):
 
 
 class OffsetForBytes(PartitionResult):
-    """The end of those batches of a range that ``max_bytes`` allow; always at least of the first batch."""
+    """The end of the batches, from the start of a range, that ``max_bytes`` allow; at least one batch."""
 
     end_offset: int  #: exclusive: the end of a batch, or of the range; NO_OFFSET after an error
     size_bytes: int  #: the full size of the batches from start_offset to this end_offset

@@ -182,7 +182,7 @@ class EndTxnGroupRequest(Struct):
 
 
 class EndTxnGroupResponse(ApiResponse):
-    """The decision on a batch. A repeated request gets that of the first one."""
+    """The decision on a batch, which is the same if the request is repeated."""
 
     batch_id: int
     winners: list[str]  #: the names of the winners in the deciding call

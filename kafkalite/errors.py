@@ -13,7 +13,9 @@
     │   └── BatchTooLargeError       a batch exceeds a limit, also when decompressed
     ├── StorageError                 an error of the log on disk
     │   ├── CorruptLogError          a log is damaged before its end: file, position, expected, actual
-    │   ├── DiskFullError            the disk is full; nothing was written
+    │   ├── StorageExhaustedError    a resource is exhausted; nothing was written, a later attempt may succeed
+    │   │   ├── DiskFullError        ... space on the disk
+    │   │   └── TooManyOpenFilesError ... file descriptors
     │   ├── LogOfflineError          a write or sync failed earlier; the log refuses appends
     │   └── DataDirectoryError       the directory is locked, or has another cluster id or version
     ├── ClientError                  raised by producer, consumer, admin
@@ -196,7 +198,14 @@ class CorruptLogError(StorageError):
         self.position = position
 
 
-class DiskFullError(StorageError): ...
+class StorageExhaustedError(StorageError):
+    """A resource of the node is exhausted. Nothing was written; a later attempt may succeed (R55)."""
+
+
+class DiskFullError(StorageExhaustedError): ...
+
+
+class TooManyOpenFilesError(StorageExhaustedError): ...
 
 
 class LogOfflineError(StorageError): ...

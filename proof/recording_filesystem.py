@@ -148,6 +148,9 @@ class RecordingFileSystem:
         self._inner.sync_dir(path)
         self.operations.append(Operation("sync_dir", path))
 
+    def shortage(self, path: str) -> str | None:
+        return self._inner.shortage(path)
+
     def boot_id(self) -> str:
         return self._inner.boot_id()
 

@@ -31,6 +31,7 @@ from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
 from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.broker.server.client import Client
+from kafkalite.broker.server.descriptors import current_limits
 from kafkalite.broker.server.dispatch import Dispatcher, Interceptor
 from kafkalite.broker.server.metrics import BrokerStatistics, Metrics
 from kafkalite.broker.server.responses import Pending, Refusal, Reply, Response
@@ -414,8 +415,12 @@ class Broker:
         from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
         filesystem = self._filesystem
-        if filesystem is None:
-            filesystem = MemoryFileSystem() if self.config.log_dirs is None else RealFileSystem()
+        if filesystem is None and self.config.log_dirs is None:
+            filesystem = MemoryFileSystem()
+        elif filesystem is None:
+            filesystem = RealFileSystem(
+                min_free_bytes=self.config.log_dirs_min_free_bytes, owner=f"node {self.config.node_id}"
+            )
         return filesystem, isinstance(filesystem, MemoryFileSystem)
 
     async def _close_executor(self) -> None:
@@ -571,11 +576,13 @@ class Broker:
 
     async def _listen(self) -> None:
         config = self.config
+        descriptors = current_limits(config.max_connections)
         self._server = Server(
             self._dispatcher.dispatch,
             self._clock,
             self._metrics,
-            max_connections=config.max_connections,
+            max_connections=descriptors.max_connections,
+            max_descriptor=descriptors.max_client_descriptor,
             max_idle_ms=config.connections_max_idle_ms,
             max_request_bytes=config.socket_request_max_bytes,
             max_request_partitions=config.max_request_partition_size_limit,

@@ -288,6 +288,13 @@ class BrokerConfig:
         None, "The data directory (one). Unset keeps everything in memory.", aliases=("log.dir", "data.dir")
     )
 
+    log_dirs_min_free_bytes: int = option_field(
+        64 * MIB,
+        "Records are refused while less would remain free on the disk of the data directory, at most a tenth"
+        " of the disk: metadata and checkpoints need room.",
+        minimum=0,
+    )
+
     # --- behaviour: the network
     listeners: tuple[str, ...] = option_field(
         DEFAULT_LISTENERS,
@@ -300,7 +307,10 @@ class BrokerConfig:
         "Unset: each client is given the address that it used.",
     )
     max_connections: int = option_field(
-        2**31 - 1, "The maximum number of open connections; further ones are closed at once.", minimum=1
+        2**31 - 1,
+        "The maximum number of open connections; further ones are closed at once. Never more than half of the"
+        " file descriptors that the process may open.",
+        minimum=1,
     )
     connections_max_idle_ms: int = option_field(
         600_000, "A connection without traffic for this long is closed. -1: never.", minimum=-1

@@ -20,6 +20,7 @@ from kafkalite.client.admin.cluster_health import (
     ClusterView,
     load_of,
     look,
+    look_at_disks,
     look_at_quorum,
     look_at_recovery,
     problems,
@@ -85,22 +86,23 @@ def cluster() -> None:
 
 async def _view_of_all(
     client: ClusterClient,
-) -> tuple[ClusterView, DescribeQuorumResponse | None, list[RecoveringPartition]]:
-    """Return the cluster view, the controller quorum, and the partitions in recovery.
+) -> tuple[ClusterView, DescribeQuorumResponse | None, list[RecoveringPartition], list[str]]:
+    """Return the cluster view, the controller quorum, the partitions in recovery, and refused records.
 
     The quorum is None, and the list is empty, if there is no active controller or their request fails.
     """
     view = await look(client)
+    refusals = await look_at_disks(client, view)
     if view.controller_id < 0:
-        return view, None, []
+        return view, None, [], refusals
     try:
         recovering = await look_at_recovery(client)
     except KafkaliteError:
         recovering = []
     try:
-        return view, await look_at_quorum(client), recovering
+        return view, await look_at_quorum(client), recovering, refusals
     except KafkaliteError:
-        return view, None, recovering
+        return view, None, recovering, refusals
 
 
 def _leader(node_id: int) -> int | None:
@@ -138,8 +140,8 @@ Examples:
 def status(check: bool, under_replicated: bool, leaderless: bool) -> None:
     """Report whether the cluster is healthy, and each problem."""
     current = invocation.current()
-    view, quorum, recovering = connect.ask_cluster(_view_of_all)
-    found = problems(view, quorum, recovering)
+    view, quorum, recovering, refusals = connect.ask_cluster(_view_of_all)
+    found = problems(view, quorum, recovering, refusals)
     if under_replicated or leaderless:
         found_here = [
             each
@@ -214,8 +216,8 @@ def _print_status(view: ClusterView, found: list[str]) -> None:
 def describe() -> None:
     """Describe the cluster: status, brokers, quorum."""
     current = invocation.current()
-    view, seen, recovering = connect.ask_cluster(_view_of_all)
-    found = problems(view, seen, recovering)
+    view, seen, recovering, refusals = connect.ask_cluster(_view_of_all)
+    found = problems(view, seen, recovering, refusals)
     quorum = quorum_document(seen) if seen is not None else None
     if current.output not in {"table", "wide"}:
         document = _status_document(view, found, recovering) | {

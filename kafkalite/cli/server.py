@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -23,7 +24,12 @@ if TYPE_CHECKING:
     from kafkalite.broker.broker import Broker
     from kafkalite.broker.config import BrokerConfig, Settings
 
+#: The time between two attempts to start a broker when a resource is exhausted.
+RESTART_INTERVAL_S: Final = 2.0
+
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+logger = logging.getLogger(__name__)
 
 
 @click.group()
@@ -162,24 +168,49 @@ def format_directory(
 async def serve(config: BrokerConfig, when_up: Callable[[Broker], Awaitable[None]]) -> None:
     """Run a broker until SIGTERM, SIGINT or its own failure, then stop it cleanly.
 
-    ``when_up`` is awaited after the start. A second signal exits at once. Raises the error of a broker that
-    failed.
+    ``when_up`` is awaited after the start. A broker that cannot start, or fails, because a resource is
+    exhausted (R55, R54) is started again after RESTART_INTERVAL_S. A second signal exits at once. Raises any
+    other error of a broker that failed.
     """
+    import asyncio
+
+    from kafkalite.broker.server.descriptors import raise_limit
+    from kafkalite.errors import StorageError, StorageExhaustedError
+    from kafkalite.log_fields import Fields
+
+    raise_limit()
+    with stop_signals() as stopped:
+        while not stopped.done():
+            try:
+                await _serve_once(config, when_up, stopped)
+                return
+            except StorageError as error:
+                causes = (error, error.__cause__)
+                if not any(isinstance(cause, StorageExhaustedError) for cause in causes):
+                    raise
+                fields = Fields(error=error, retry_s=RESTART_INTERVAL_S)
+                logger.error("broker cannot run now, it is started again %s", fields)
+            await asyncio.wait({stopped}, timeout=RESTART_INTERVAL_S)
+
+
+async def _serve_once(
+    config: BrokerConfig, when_up: Callable[[Broker], Awaitable[None]], stopped: asyncio.Future[Any]
+) -> None:
+    """Run a broker until ``stopped`` completes or the broker fails. Raises the error of the failure."""
     import asyncio
 
     from kafkalite.broker.broker import Broker
 
-    with stop_signals() as stopped:
-        broker = Broker(config)
-        if not await finishes_first(broker.start(), stopped):  # stopped while it waited for its cluster
-            return
-        failed = asyncio.ensure_future(broker.wait_stopped())
-        try:
-            await when_up(broker)
-            await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await broker.stop()
-            await failed
+    broker = Broker(config)
+    if not await finishes_first(broker.start(), stopped):  # stopped while it waited for its cluster
+        return
+    failed = asyncio.ensure_future(broker.wait_stopped())
+    try:
+        await when_up(broker)
+        await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await broker.stop()
+        await failed
 
 
 @contextmanager

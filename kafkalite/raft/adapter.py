@@ -485,10 +485,18 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         was = self.raft_state()
         SyncObj._SyncObj__setState(self, state)
         if was == LEADER and state != LEADER:
-            waiting = self._SyncObj__commandsWaitingCommit
-            for index in sorted(waiting):
-                self._report_unknown_outcome(index)
+            self._report_unknown_outcomes()
             self._on_resigned()
+
+    def abandon(self) -> None:
+        """Complete all proposals and reads, because the adapter is not used any more."""
+        self._report_unknown_outcomes()
+        self._refuse_proposals()
+        self._on_resigned()
+
+    def _report_unknown_outcomes(self) -> None:
+        for index in sorted(self._SyncObj__commandsWaitingCommit):
+            self._report_unknown_outcome(index)
 
     def _report_unknown_outcome(self, index: int) -> None:
         """Complete the proposal of entry ``index`` with an unknown outcome."""

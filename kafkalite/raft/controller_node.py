@@ -433,7 +433,8 @@ class ControllerNode:
         """Decide ``command``. Return its reply once it is committed and this node's image contains it.
 
         Raises NotControllerError, ShuttingDownError, ThrottlingQuotaExceededError (the queue is full), and
-        errors of the commit: DiskFullError (nothing was written), LogOfflineError (the outcome is unknown).
+        errors of the commit: StorageExhaustedError (nothing was written), LogOfflineError (the outcome is
+        unknown).
         A cancelled call may still take effect.
         """
         self._check_usable()

@@ -34,7 +34,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, overload
 
-from kafkalite.errors import DataDirectoryError, DiskFullError, LogOfflineError, StorageError
+from kafkalite.errors import (
+    DataDirectoryError,
+    DiskFullError,
+    LogOfflineError,
+    StorageError,
+    StorageExhaustedError,
+)
 from kafkalite.log_fields import Fields
 from kafkalite.raft.eligibility import BootstrapVoters
 from kafkalite.raft.entries import Entry
@@ -88,7 +94,7 @@ class Journal:
         return self._filesystem.exists(self._path)
 
     def create(self, identity: Identity, entries: Sequence[Entry], *, term: int, vote: int | None) -> None:
-        """Write a new journal in a directory without one. Raises DiskFullError, LogOfflineError."""
+        """Write a new journal in a directory without one. Raises StorageExhaustedError, LogOfflineError."""
         self._filesystem.make_dirs(self._directory)
         self._filesystem.sync_dir(parent(self._directory))
         self.identity = identity
@@ -271,7 +277,7 @@ class Journal:
     def compact(self, first_index: int) -> None:
         """Drop the entries before ``first_index``, which a durable snapshot covers.
 
-        Raises DiskFullError, which leaves the file unchanged, and LogOfflineError.
+        Raises StorageExhaustedError, which leaves the file unchanged, and LogOfflineError.
         """
         self.sync()
         del self._log[: max(0, first_index - self._log[0][1])]
@@ -296,11 +302,14 @@ class Journal:
         try:
             self._forget_end()
             self._filesystem.write_atomically(self._path, data)
-            self._file = self._filesystem.open(self._path)
-        except DiskFullError:
+        except StorageExhaustedError:
             raise
         except (OSError, StorageError) as error:
             raise self._offline("replaced", error) from error
+        try:
+            self._file = self._filesystem.open(self._path)
+        except (OSError, StorageError) as error:  # the former file has no name any more
+            raise self._offline("opened", error) from error
         self.size_bytes = len(data)
         self._header_crc = crc32c(framed)
         self._note_end()

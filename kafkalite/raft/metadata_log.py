@@ -58,7 +58,7 @@ class MetadataLog:
         """Read the files and truncate a torn tail; create or convert the files if necessary.
 
         If ``allow_new`` is False, a directory without a journal is refused. Raises CorruptLogError,
-        StorageError, DataDirectoryError, DiskFullError, LogOfflineError.
+        StorageError, DataDirectoryError, StorageExhaustedError, LogOfflineError.
         """
         journal, snapshots = self.journal, self.snapshots
         if not journal.exists:
@@ -137,7 +137,7 @@ class MetadataLog:
     def store_snapshot(self, snapshot: Snapshot, first_index: int) -> None:
         """Store a snapshot, then drop the journal's entries before ``first_index``.
 
-        Raises DiskFullError, which leaves the files usable, and LogOfflineError.
+        Raises StorageExhaustedError, which leaves the files usable, and LogOfflineError.
         """
         self.snapshots.store(snapshot)
         self.journal.compact(first_index)

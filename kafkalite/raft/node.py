@@ -5,7 +5,9 @@ through ``post``, and decodes the records. A change takes effect only on the sta
 (``entries``), so offsets are Raft indices, with gaps.
 
 Any exception stops the node. It then sends nothing, and the quorum receives the error. Nothing is retried,
-because the state of the library after an exception is unknown (R26).
+because the state of the library after an exception is unknown (R26). If the disk is full, or another resource
+is exhausted, the node pauses instead. Like a crashed process it forgets what is not on its disk, and it reads
+its files again after RESUME_INTERVAL_S (R54).
 """
 
 # Tests: tests/raft/test_raft_quorum.py, tests/raft/test_raft_schedules.py
@@ -17,6 +19,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from kafkalite.errors import StorageExhaustedError
 from kafkalite.log_fields import Fields
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import MetadataRecord
@@ -35,6 +38,9 @@ from kafkalite.storage.filesystem import FileSystem
 _MIN_TICK_S: Final = 0.002
 _MAX_TICK_S: Final = 0.1
 _ABSTAINS_QUIETLY_S: Final = 5.0
+#: The time until a paused node reads its files again.
+RESUME_INTERVAL_S: Final = 1.0
+_PAUSE_WARNING_S: Final = 60.0  # between two log lines about pauses
 
 _log = logging.getLogger(__name__)
 
@@ -126,7 +132,7 @@ class RaftNode:
         # The voter would mistake a longer time between two ticks for a pause of the process.
         self._max_tick_s = min(_MAX_TICK_S, settings.election_timeout_ms / 4_000)
         self._events: list[tuple[Any, ...]] = []
-        self._is_running = False
+        self.is_running = False  #: False before ``open``, while the node pauses, and when it has ended
         self._failure: BaseException | None = None
         self._is_tick_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -136,11 +142,11 @@ class RaftNode:
         self._last_leader: tuple[int | None, int] = (None, 0)
         self._is_snapshot_requested = False
         self._compacted_bytes = 0  # the size of the log after the last compaction
-        self._snapshots = SnapshotStore(filesystem, directory, chunk_bytes=settings.chunk_bytes)
-        self._files = MetadataLog(
-            filesystem, directory, node_id=node_id, voters=[node_id, *self._others], snapshots=self._snapshots
-        )
-        self.journal = self._files.journal
+        self._posted_index = 0  # the last entry of which the listener was notified
+        self._is_ended = False
+        self._pause_warned_s = -_PAUSE_WARNING_S  # when a pause was last logged
+        self._filesystem, self._directory = filesystem, directory
+        self._use_files()
         self.voter: Voter
         self.transport = RaftTransport(
             self._others,
@@ -148,6 +154,16 @@ class RaftNode:
             on_detached=self._on_detached,
             on_message=self._on_message,
         )
+
+    def _use_files(self) -> None:
+        self._snapshots = SnapshotStore(
+            self._filesystem, self._directory, chunk_bytes=self._settings.chunk_bytes
+        )
+        voters = [self._node_id, *self._others]
+        self._files = MetadataLog(
+            self._filesystem, self._directory, node_id=self._node_id, voters=voters, snapshots=self._snapshots
+        )
+        self.journal = self._files.journal
 
     # --- start and stop --------------------------------------------------------------------------------
 
@@ -179,11 +195,11 @@ class RaftNode:
             now=now,
             rng=self._rng,
         )
+        self._offset = 0
         if snapshot is not None:
-            self._offset = snapshot.offset
-            self._notify(self._listener.on_snapshot, snapshot.last_index, snapshot.offset, snapshot.records)
+            self._take_snapshot(snapshot)
         self._opened, self._has_warned = now(), False
-        self._is_running = True
+        self.is_running = True
         for peer_id in self.transport.attached():
             self._on_attached(peer_id)
         self._flush()
@@ -191,14 +207,15 @@ class RaftNode:
 
     def stop(self, done: Callable[[], None]) -> None:
         """Transfer leadership, close the files, and then post ``done``."""
-        if self._is_running:
+        if self.is_running:
             self._work(self.voter.hand_over)
         self._end()
+        self._is_ended = True
         self._post([(done,)])
 
     def _end(self) -> None:
-        if self._is_running:
-            self._is_running = False
+        if self.is_running:
+            self.is_running = False
             if self._timer is not None:
                 self._timer.cancel()
             self.journal.close()
@@ -206,22 +223,52 @@ class RaftNode:
     def halt(self) -> None:
         """Stop immediately, because the broker's side has failed."""
         self._end()
+        self._is_ended = True
 
     def _fail(self, error: BaseException) -> None:
         _log.error("controller has stopped %s", Fields(node=self._node_id, error=repr(error)))
         self._failure = error
         self._end()
+        self._is_ended = True
         self._notify(self._listener.on_failure, error)
+
+    def _pause(self, error: StorageExhaustedError) -> None:
+        """Stop, and read the files again later. The outcomes of all proposals are unknown (R54)."""
+        now = self._runner.loop.time()
+        if now - self._pause_warned_s >= _PAUSE_WARNING_S:
+            self._pause_warned_s = now
+            _log.error("controller pauses %s", Fields(node=self._node_id, error=error))
+        self._end()
+        self.voter.abandon()
+        term = int(self.voter.raftCurrentTerm)
+        self._last_leader = (None, term)
+        self.status = self.status._replace(leader_id=None)
+        self._notify(self._listener.on_leader, *self._last_leader)
+        self._runner.loop.call_later(RESUME_INTERVAL_S, self._resume)
+
+    def _resume(self) -> None:
+        if self._is_ended:
+            return
+        self._use_files()
+        try:
+            self.open()
+        except StorageExhaustedError:
+            self._runner.loop.call_later(RESUME_INTERVAL_S, self._resume)
+        except Exception as error:
+            self._fail(error)
+            self._flush()
 
     # --- work ------------------------------------------------------------------------------------------
 
     def _work(self, call: Callable[..., object], *args: Any) -> None:
         """Run ``call``, which uses the voter, unless the node has stopped. Any exception stops the node."""
-        if not self._is_running:
+        if not self.is_running:
             return
         try:
             self.voter.enter()
             call(*args)
+        except StorageExhaustedError as error:
+            self._pause(error)
         except Exception as error:
             self._fail(error)
         else:
@@ -229,15 +276,15 @@ class RaftNode:
         self._flush()
 
     def _on_attached(self, peer_id: int) -> None:
-        if self._is_running:
+        if self.is_running:
             self._work(self.voter.begin_link, peer_id)
 
     def _on_detached(self, peer_id: int) -> None:
-        if self._is_running:
+        if self.is_running:
             self._work(self.voter.end_link, peer_id)
 
     def _on_message(self, peer_id: int, message: Message) -> None:
-        if self._is_running:
+        if self.is_running:
             self._work(self.voter.on_message, peer_id, message)
 
     def _notify(self, function: Callable[..., None], *args: Any) -> None:
@@ -259,20 +306,20 @@ class RaftNode:
 
     def kick(self) -> None:
         """Implements ``AdapterHost.kick``: schedules one tick for all calls in this iteration of the loop."""
-        if not self._is_tick_due and self._is_running:
+        if not self._is_tick_due and self.is_running:
             self._is_tick_due = True
             self._runner.loop.call_soon(self._tick)
 
     def _tick(self) -> None:
         self._is_tick_due = False
         self._work(self.voter.doTick, 0.0)
-        if self._is_running:
+        if self.is_running:
             self._request_snapshot()
 
     def _on_timer(self) -> None:
-        if self._is_running:
+        if self.is_running:
             self._tick()
-        if self._is_running:
+        if self.is_running:
             self.status = self._current_status()
             self._warn_if_abstaining()
             loop = self._runner.loop
@@ -299,7 +346,7 @@ class RaftNode:
 
         (None, True): the command has no effect. (None, False): the outcome is unknown.
         """
-        if not self._is_running:
+        if not self.is_running:
             self._post([(done, None, True)])
             return
         self._work(self.voter.propose, command, lambda *outcome: self._notify(done, *outcome))
@@ -309,7 +356,7 @@ class RaftNode:
 
         Post ``done(False)`` if this node does not lead.
         """
-        if not self._is_running:
+        if not self.is_running:
             self._post([(done, False)])
             return
         self._work(self.voter.read_index, lambda is_current: self._notify(done, is_current))
@@ -324,21 +371,31 @@ class RaftNode:
         """Implements ``AdapterHost.apply``: decides in log order whether the change takes effect."""
         records = effective_records(change, self._offset)
         if records is None:
-            self._notify(self._listener.on_void, index)
+            self.skip(index)
             return Outcome(False, self._offset)
         self._offset = index
-        self._notify(self._listener.on_entry, index, index, records)
+        if index > self._posted_index:  # otherwise applied again after a pause
+            self._posted_index = index
+            self._notify(self._listener.on_entry, index, index, records)
         return Outcome(True, index)
 
     def skip(self, index: int) -> None:
         """Implements ``AdapterHost.skip``."""
-        self._notify(self._listener.on_void, index)
+        if index > self._posted_index:
+            self._posted_index = index
+            self._notify(self._listener.on_void, index)
 
     def install(self, snapshot: Snapshot) -> None:
         """Implements ``AdapterHost.install``."""
-        self._offset = snapshot.offset
+        assert snapshot.offset >= self._offset, f"a snapshot at {snapshot.offset} of state at {self._offset}"
         self._compacted_bytes = self.journal.size_bytes
-        self._notify(self._listener.on_snapshot, snapshot.last_index, snapshot.offset, snapshot.records)
+        self._take_snapshot(snapshot)
+
+    def _take_snapshot(self, snapshot: Snapshot) -> None:
+        self._offset = snapshot.offset
+        if snapshot.last_index > self._posted_index:
+            self._posted_index = snapshot.last_index
+            self._notify(self._listener.on_snapshot, snapshot.last_index, snapshot.offset, snapshot.records)
 
     # --- snapshots -------------------------------------------------------------------------------------
 
@@ -366,10 +423,16 @@ class RaftNode:
         if isinstance(encoded, BaseException):
             raise encoded
         journal, current = self.journal, self._snapshots.current
+        if self.voter.raftLastApplied < index:
+            return  # after a pause, the entries before the snapshot are applied again
         previous, last = journal.entry(index - 1), journal.entry(index)
         if previous is None or last is None or (current is not None and current.last_index >= index):
             return  # the leader has sent a newer snapshot
-        self._files.store_snapshot(Snapshot(previous, last, offset, encoded), self._first_retained(index - 1))
+        snapshot = Snapshot(previous, last, offset, encoded)
+        try:
+            self._files.store_snapshot(snapshot, self._first_retained(index - 1))
+        except StorageExhaustedError as error:  # it is taken when the log has grown as much again
+            _log.warning("snapshot of the metadata not stored %s", Fields(node=self._node_id, error=error))
         self._compacted_bytes = journal.size_bytes
 
     def _first_retained(self, index: int) -> int:

@@ -100,7 +100,7 @@ class Quorum(ABC):
     async def commit(self, records: Sequence[MetadataRecord], after_offset: int) -> int:
         """Append one entry that was decided on the state at ``after_offset``. Return its committed offset.
 
-        After StaleImageError, DiskFullError and NotControllerError nothing took effect. After
+        After StaleImageError, StorageExhaustedError and NotControllerError nothing took effect. After
         RequestTimedOutError, LogOfflineError and cancellation the outcome is unknown: the entry may still
         take effect, unless another entry that was decided on the same state does.
         """

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from kafkalite.errors import DataDirectoryError, DiskFullError, LogOfflineError
+from kafkalite.errors import DataDirectoryError, LogOfflineError, StorageExhaustedError
 from kafkalite.limits import MIB
 from kafkalite.log_fields import Fields
 from kafkalite.metadata import record_codec
@@ -96,7 +96,7 @@ class SingleNodeLog:
     def append(self, entries: Iterable[tuple[int, Sequence[MetadataRecord]]]) -> None:
         """Write and sync entries (offset, records) with consecutive offsets. They are durable on return.
 
-        Raises DiskFullError, with nothing written, and LogOfflineError, as ``Journal.sync`` does.
+        Raises StorageExhaustedError, with nothing written, and LogOfflineError, as ``Journal.sync`` does.
         """
         journal, last_index, offset = self.journal, self.journal.last_index, self._offset
         term = max(journal.getCurrentTerm(), journal.last_term)
@@ -106,7 +106,7 @@ class SingleNodeLog:
             offset = index
         try:
             journal.sync()
-        except DiskFullError:
+        except StorageExhaustedError:
             journal.discard_unsynced(last_index)
             raise
         self._offset = offset
@@ -114,7 +114,7 @@ class SingleNodeLog:
     def write_snapshot(self, offset: int, records: Iterable[MetadataRecord]) -> None:
         """Store the state at ``offset``, which must be the last entry's, and drop the earlier entries.
 
-        Raises DiskFullError, which leaves the log usable, and LogOfflineError.
+        Raises StorageExhaustedError, which leaves the log usable, and LogOfflineError.
         """
         journal = self.journal
         last = journal.entry(offset)
@@ -218,7 +218,7 @@ class SingleQuorum(Quorum):
                 entries = [(pending.offset, pending.records) for pending in group]
                 try:
                     await self._in_executor(partial(log.append, entries))
-                except DiskFullError as error:
+                except StorageExhaustedError as error:
                     self._refuse(group, error)
                     continue
                 except LogOfflineError as error:
@@ -264,7 +264,7 @@ class SingleQuorum(Quorum):
         offset, records = self.machine.snapshot()
         try:
             await self._in_executor(partial(log.write_snapshot, offset, records))
-        except DiskFullError as error:
+        except StorageExhaustedError as error:
             self._next_snapshot_bytes = size_bytes + self._snapshot_min_bytes
             _log.warning("no room for a snapshot of the metadata %s", Fields(error=error))
         except LogOfflineError as error:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from kafkalite.errors import DiskFullError, LogOfflineError, StorageError
+from kafkalite.errors import LogOfflineError, StorageError, StorageExhaustedError
 from kafkalite.limits import KIB
 from kafkalite.raft.entries import Entry
 from kafkalite.raft.frames import check_version, corrupt, frame, read_single_frame
@@ -66,12 +66,12 @@ class SnapshotStore:
             self.size_bytes = len(data)
 
     def store(self, snapshot: Snapshot) -> None:
-        """Store the snapshot durably. Raises DiskFullError (the file is unchanged) or LogOfflineError."""
+        """Store the snapshot durably. Raises StorageExhaustedError (nothing changed), LogOfflineError."""
         previous, last, offset, records = snapshot
         data = frame([_FORMAT, _VERSION, previous, last, offset, records])
         try:
             self._filesystem.write_atomically(self._path, data)
-        except DiskFullError:
+        except StorageExhaustedError:
             raise
         except (OSError, StorageError) as error:
             raise LogOfflineError(

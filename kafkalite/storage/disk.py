@@ -14,20 +14,23 @@ import fcntl
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from kafkalite.errors import DataDirectoryError, DiskFullError
-from kafkalite.storage.filesystem import Buffer, File, run_one, write_atomically
+from kafkalite.errors import DataDirectoryError, DiskFullError, StorageExhaustedError, TooManyOpenFilesError
+from kafkalite.storage.filesystem import SHORTAGE_BYTES, Buffer, File, run_one, write_atomically
 from kafkalite.storage.layout import parent
 
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _BOOT_ID_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
+_FULL_HINT: Final = "free space; nothing was lost"
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT}
+_NO_DESCRIPTOR: Final = {errno.EMFILE, errno.ENFILE}
 _READ_ONLY: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_FALLOCATE: Final = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
@@ -37,18 +40,44 @@ _NO_FALLOCATE: Final = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 SYNC_THREADS: Final = 16
 
 
-def _full(error: OSError, path: str) -> DiskFullError:
-    return DiskFullError(f"no space left for {path}: {error.strerror}", hint="free space; nothing was lost")
+def _exhausted(error: OSError, path: str) -> StorageExhaustedError | None:
+    """Return the error for an exhausted resource, or None if ``error`` has another cause."""
+    if error.errno in _FULL:
+        return DiskFullError(f"no space left for {path}: {error.strerror}", hint=_FULL_HINT)
+    if error.errno in _NO_DESCRIPTOR:
+        return TooManyOpenFilesError(
+            f"no file descriptor left for {path}: {error.strerror}",
+            hint="raise the limit of open files, or lower max.connections; nothing was lost",
+        )
+    return None
+
+
+@contextmanager
+def _translating(path: str) -> Iterator[None]:
+    """Convert an OSError because of an exhausted resource to a StorageExhaustedError."""
+    try:
+        yield
+    except OSError as error:
+        exhausted = _exhausted(error, path)
+        if exhausted is None:
+            raise
+        raise exhausted from error
+
+
+def _open_directory(path: str) -> int:
+    with _translating(path):
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 class RealFile:
     """A file descriptor. Dropping the last reference closes it, so a sync in a thread keeps it open."""
 
-    __slots__ = ("_fd", "_path")
+    __slots__ = ("_fd", "_fs", "_path")
 
-    def __init__(self, fd: int, path: str) -> None:
+    def __init__(self, fd: int, path: str, fs: RealFileSystem) -> None:
         self._fd = fd
         self._path = path
+        self._fs = fs
 
     def __repr__(self) -> str:
         return f"<RealFile {self._path}>"
@@ -61,10 +90,11 @@ class RealFile:
             written = os.pwrite(self._fd, buffer, position)
             if written != len(buffer):
                 self._write_rest(position, buffer, written)
-        except OSError as error:
-            if error.errno in _FULL:
-                raise _full(error, self._path) from error
-            raise
+        except OSError as error:  # no context manager: this is called for every append
+            exhausted = _exhausted(error, self._path)
+            if exhausted is None:
+                raise
+            raise exhausted from error
 
     def _write_rest(self, position: int, buffer: Buffer, written: int) -> None:
         view = memoryview(buffer)
@@ -91,11 +121,13 @@ class RealFile:
         return os.fstat(self._fd).st_size
 
     def allocate(self, length: int) -> None:
+        shortage = self._fs.shortage_of(os.fstatvfs(self._fd), length - self.size())
+        if shortage is not None:
+            raise DiskFullError(f"no space left for {self._path}: {shortage}", hint=_FULL_HINT)
         try:
-            os.posix_fallocate(self._fd, 0, length)
+            with _translating(self._path):
+                os.posix_fallocate(self._fd, 0, length)
         except OSError as error:
-            if error.errno in _FULL:
-                raise _full(error, self._path) from error
             if error.errno not in _NO_FALLOCATE:
                 raise
             if length > self.size():  # the file system cannot reserve space: the write reports a full disk
@@ -134,20 +166,25 @@ class RealFileSystem:
     Its threads start with the first ``run_all`` of more than one job, and end when the object is dropped.
     """
 
-    __slots__ = ("_threads",)
+    __slots__ = ("_min_free_bytes", "_owner", "_threads")
 
-    def __init__(self) -> None:
+    def __init__(self, *, min_free_bytes: int = 0, owner: str = "") -> None:
+        """``File.allocate`` keeps ``min_free_bytes`` free for small files, at most a tenth of the disk (R54).
+
+        ``owner`` is the name of the node in errors.
+        """
+        self._min_free_bytes = min_free_bytes
+        self._owner = owner
         self._threads: ThreadPoolExecutor | None = None
 
     def open(self, path: str, *, create: bool = False) -> File:
         flags = _OPEN_FLAGS | os.O_CREAT if create else _OPEN_FLAGS
         try:
-            return RealFile(os.open(path, flags, _FILE_MODE), path)
+            with _translating(path):
+                return RealFile(os.open(path, flags, _FILE_MODE), path, self)
         except OSError as error:
-            if error.errno in _FULL:
-                raise _full(error, path) from error
             if error.errno in _READ_ONLY and not create:  # reading is enough to inspect the file
-                return RealFile(os.open(path, flags & ~os.O_RDWR, _FILE_MODE), path)
+                return RealFile(os.open(path, flags & ~os.O_RDWR, _FILE_MODE), path, self)
             raise
 
     def exists(self, path: str) -> bool:
@@ -157,48 +194,65 @@ class RealFileSystem:
         return os.lstat(path).st_size
 
     def list_dir(self, path: str) -> list[str]:
-        return sorted(os.listdir(path))  # noqa: PTH208 - called for thousands of directories at start
+        with _translating(path):
+            return sorted(os.listdir(path))  # noqa: PTH208 - called for thousands of directories at start
 
     def make_dirs(self, path: str) -> None:
-        try:
+        with _translating(path):
             os.makedirs(path, mode=_DIRECTORY_MODE, exist_ok=True)  # noqa: PTH103 - text paths throughout
-        except OSError as error:
-            if error.errno in _FULL:
-                raise _full(error, path) from error
-            raise
 
     def rename(self, old: str, new: str) -> None:
-        try:
+        with _translating(new):
             os.replace(old, new)  # noqa: PTH105 - text paths throughout
-        except OSError as error:
-            if error.errno in _FULL:
-                raise _full(error, new) from error
-            raise
 
     def unlink(self, path: str) -> None:
         os.unlink(path)  # noqa: PTH108 - text paths throughout
 
     def remove_tree(self, path: str) -> None:
-        shutil.rmtree(path)
+        with _translating(path):
+            shutil.rmtree(path)
 
     def sync_dir(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = _open_directory(path)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
 
+    def shortage(self, path: str) -> str | None:
+        return self.shortage_of(os.statvfs(path), SHORTAGE_BYTES)
+
+    def shortage_of(self, disk: os.statvfs_result, wanted_bytes: int) -> str | None:
+        """Return why no file on ``disk`` may grow by ``wanted_bytes``, or None."""
+        free_bytes = disk.f_bavail * disk.f_frsize
+        kept_bytes = min(self._min_free_bytes, disk.f_blocks * disk.f_frsize // 10)
+        if wanted_bytes <= 0 or free_bytes - wanted_bytes >= kept_bytes:
+            return None
+        kept = f", of which {kept_bytes:,} are kept for metadata" if kept_bytes else ""
+        return f"{self._owner or 'the disk'} has {free_bytes:,} bytes free there{kept}"
+
     def boot_id(self) -> str:
         try:
-            return _BOOT_ID_FILE.read_text().strip()
+            with _translating(str(_BOOT_ID_FILE)):
+                return _BOOT_ID_FILE.read_text().strip()
         except OSError:  # not Linux
             return ""
 
     def read_bytes(self, path: str) -> bytes:
-        file = RealFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), path)
+        with _translating(path):
+            file = RealFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), path, self)
         return file.read_at(0, file.size())
 
-    write_atomically = write_atomically
+    def write_atomically(self, path: str, data: bytes, *, sync_name: bool = True) -> None:
+        if not sync_name:
+            write_atomically(self, path, data, sync_name=False)
+            return
+        fd = _open_directory(parent(path))  # first, so that the file is unchanged without a descriptor
+        try:
+            write_atomically(self, path, data, sync_name=False)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def run_all(self, jobs: Sequence[Callable[[], None]]) -> list[Exception | None]:
         if len(jobs) < 2:
@@ -208,7 +262,8 @@ class RealFileSystem:
         return list(self._threads.map(run_one, jobs))
 
     def lock(self, path: str) -> RealLock:
-        fd = os.open(path, _OPEN_FLAGS | os.O_CREAT, _FILE_MODE)
+        with _translating(path):
+            fd = os.open(path, _OPEN_FLAGS | os.O_CREAT, _FILE_MODE)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

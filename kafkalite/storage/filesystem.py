@@ -1,15 +1,20 @@
 """The interface to the disk. ``disk`` implements it with real files, ``memory_filesystem`` in memory.
 
-Paths are text with ``/``. Every method may raise OSError, and DiskFullError if the disk is full. After any
+Paths are text with ``/``. Every method may raise OSError, DiskFullError if the disk is full, and
+TooManyOpenFilesError if no file descriptor is left; the last leaves names and contents unchanged. After any
 error of ``File.sync``, the unsynced data of that file must be considered lost (R26).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
+from kafkalite.limits import KIB
 from kafkalite.storage.layout import TEMPORARY_SUFFIX, parent
+
+#: Less space than this for records counts as a shortage.
+SHORTAGE_BYTES: Final = 64 * KIB
 
 Buffer = bytes | bytearray | memoryview
 
@@ -37,7 +42,10 @@ class File(Protocol):
     def size(self) -> int: ...
 
     def allocate(self, length: int) -> None:
-        """Make the file at least ``length`` bytes long. New bytes are zero and have reserved disk space."""
+        """Make the file at least ``length`` bytes long. New bytes are zero and have reserved disk space.
+
+        Raises DiskFullError, also if less than the minimum would remain free for other files (R54).
+        """
         ...
 
     def truncate(self, length: int) -> None: ...
@@ -81,6 +89,10 @@ class FileSystem(Protocol):
     def remove_tree(self, path: str) -> None: ...
 
     def sync_dir(self, path: str) -> None: ...
+
+    def shortage(self, path: str) -> str | None:
+        """Return why a file in the directory ``path`` cannot grow by SHORTAGE_BYTES, or None."""
+        ...
 
     def boot_id(self) -> str:
         """Return an id that changes with each start of the system, which may lose unsynced bytes. Empty if it

@@ -30,6 +30,7 @@ from kafkalite.errors import (
     MessageTooLargeError,
     OffsetOutOfRangeError,
     StorageError,
+    StorageExhaustedError,
 )
 from kafkalite.limits import MAX_SEGMENT_BYTES
 from kafkalite.log_fields import Fields
@@ -69,9 +70,6 @@ TORN_KEPT_MS: Final = 7 * 24 * 3_600_000
 
 _NEVER: Final = 2**63 - 1
 _TRANSACTION_BITS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
-
-#: The process lacked a file descriptor or memory to begin a write. After these errors the log stays online.
-_TRANSIENT: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 class Appended(NamedTuple):
@@ -659,12 +657,12 @@ class Log:
     def finish_sync(self, work: SyncWork, error: BaseException | None) -> None:
         """Process the result of ``work.run()``. After a failed sync the log is offline permanently (R26).
 
-        After a DiskFullError nothing counts as synced, and the next round retries.
+        After a StorageExhaustedError nothing counts as synced, and a later round retries.
         """
         self._sync.round = None
         if self._is_closed:
             return  # ``close`` has synced everything, or the files of a deleted log are gone
-        if isinstance(error, DiskFullError):
+        if isinstance(error, StorageExhaustedError):
             logger.warning("sync postponed %s", Fields(directory=self._directory, error=error))
         elif error is not None:
             self._go_offline(f"sync failed: {error}")
@@ -750,8 +748,8 @@ class Log:
         self.log_start_offset = start
         try:
             self._cut(number, found)
-        except (DiskFullError, OSError) as error:
-            raise self._write_failed(error) from error
+        except (StorageExhaustedError, OSError) as error:
+            raise self._write_failed(error, is_partial=True) from error
         return self.log_end_offset
 
     def _cut(self, number: int, found: Found) -> None:
@@ -787,8 +785,8 @@ class Log:
             self._epochs.truncate_from_end(0)
             self._end_at(offset)
             self._fs.sync_dir(self._directory)
-        except (DiskFullError, OSError) as error:
-            raise self._write_failed(error) from error
+        except (StorageExhaustedError, OSError) as error:
+            raise self._write_failed(error, is_partial=True) from error
         self._synced_all()
 
     def _end_at(self, offset: int) -> None:
@@ -841,7 +839,7 @@ class Log:
             return
         if self.offline_reason is not None:
             raise self._offline_error()
-        if isinstance(error, DiskFullError):
+        if isinstance(error, StorageExhaustedError):
             self._write_state(work.state)
         elif error is not None:
             raise self._write_failed(error) from error
@@ -997,7 +995,7 @@ class Log:
 
     def finish_swap(self, work: SwapWork, error: BaseException | None) -> None:
         """Process the result of ``work.run()``. Raises LogOfflineError if the directory is inconsistent until
-        the next start (R26). Raises DiskFullError and OSError with nothing changed."""
+        the next start (R26). Raises StorageExhaustedError and OSError with nothing changed."""
         self._swap = None
         if error is not None:
             if work.is_decided:
@@ -1153,10 +1151,14 @@ class Log:
             logger.error("log offline %s", Fields(directory=self._directory, reason=reason))
         self._active = None
 
-    def _write_failed(self, error: BaseException) -> StorageError:
-        """Return the StorageError for a failed write. Unless it is transient, the log goes offline (R26)."""
-        if isinstance(error, OSError) and error.errno in _TRANSIENT:
-            return StorageError(f"the log in {self._directory} cannot be written now: {error}")
+    def _write_failed(self, error: BaseException, *, is_partial: bool = False) -> StorageError:
+        """Return the StorageError for a failed write. It is final and takes the log offline (R26), unless
+        the error is transient and nothing was written: then ``is_partial`` is False."""
+        if not is_partial:
+            if isinstance(error, StorageExhaustedError):
+                return error
+            if isinstance(error, OSError) and error.errno == errno.ENOMEM:  # no memory to begin a write
+                return StorageError(f"the log in {self._directory} cannot be written now: {error}")
         self._go_offline(f"write failed: {error}")
         return self._offline_error()
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from kafkalite.errors import CorruptLogError, DataDirectoryError, DiskFullError, StorageError
+from kafkalite.errors import CorruptLogError, DataDirectoryError, StorageError, StorageExhaustedError
 from kafkalite.log_fields import Fields
 from kafkalite.model import NO_BROKER_EPOCH, TopicPartition
 from kafkalite.rng import Rng, system_rng
@@ -231,6 +231,8 @@ class LogStore:
             return Log.begin_recovery(
                 self._fs, directory, config, point, identity, may_lack_unsynced=may_lack_unsynced
             )
+        except StorageExhaustedError:
+            raise  # this shows nothing about the log
         except (StorageError, OSError, ValueError) as error:
             return Log.damaged(self._fs, directory, config, str(error)), None
 
@@ -252,16 +254,26 @@ class LogStore:
         return log
 
     def _sync_recovered(self, recovered: Sequence[tuple[TopicPartition, Log, RecoverySync]]) -> None:
-        """Run the syncs of all recoveries together. A log that cannot be synced is not used (R24)."""
+        """Run the syncs of all recoveries together. A log that cannot be synced is not used (R24).
+
+        Raises StorageExhaustedError: the logs that it concerns are not open.
+        """
+        exhausted: StorageExhaustedError | None = None
         errors = self._fs.run_all([unsynced.run for _, _, unsynced in recovered])
         for (tp, log, _), error in zip(recovered, errors, strict=True):
-            if isinstance(error, (StorageError, OSError)):
+            if isinstance(error, StorageExhaustedError):
+                exhausted = error
+                log.release()
+                del self._logs[tp], self._names[tp]
+            elif isinstance(error, (StorageError, OSError)):
                 self._logs[tp] = Log.damaged(self._fs, log.directory, log.config, str(error))
             elif error is not None:
                 raise error
             else:
                 self._on_moved(log.directory, log.recovery_point)
                 log.release()
+        if exhausted is not None:
+            raise exhausted
 
     def _look_around(self, names: Iterable[str]) -> None:
         """Report unknown directories, and remove the logs that an earlier process deleted."""
@@ -293,7 +305,7 @@ class LogStore:
             logs = list(self._logs.values())
             errors = self._fs.run_all([partial(log.close, clean=clean) for log in logs])
             for log, error in zip(logs, errors, strict=True):
-                if isinstance(error, OSError | DiskFullError):
+                if isinstance(error, OSError | StorageExhaustedError):
                     logger.error("log not closed %s", Fields(directory=log.directory, error=error))
                 elif error is not None:
                     raise error
@@ -314,14 +326,14 @@ class LogStore:
         try:
             self.checkpoint()
             self._fs.write_atomically(self._join(layout.CLEAN_SHUTDOWN_FILE), marker)
-        except (OSError, DiskFullError) as error:
+        except (OSError, StorageExhaustedError) as error:
             logger.error("clean shutdown not marked %s", Fields(path=self._path, error=error))
 
     def create_log(self, tp: TopicPartition, topic_id: str, config: LogConfig) -> Log:
         """Create an empty log, or return the existing log with the same topic id. A new log is durable after
         its first sync.
 
-        Raises DataDirectoryError if ``tp`` belongs to another topic id; DiskFullError.
+        Raises DataDirectoryError if ``tp`` belongs to another topic id; StorageExhaustedError.
         """
         name = layout.log_directory_name(topic_id, tp.partition)
         existing = self._logs.get(tp)
@@ -356,6 +368,10 @@ class LogStore:
     def get(self, tp: TopicPartition) -> Log | None:
         return self._logs.get(tp)
 
+    def shortage(self) -> str | None:
+        """Return why no log can grow, or None."""
+        return self._fs.shortage(self._path)
+
     def logs(self) -> Mapping[TopicPartition, Log]:
         """A live view of all logs, including offline ones, valid until a log is added or removed."""
         return self._logs
@@ -382,7 +398,7 @@ class LogStore:
     def replace_damaged(self, tp: TopicPartition, topic_id: str, config: LogConfig) -> Log:
         """Replace a damaged log by an empty one. The damaged files are kept beside it for inspection (R24).
 
-        Use it only for a replica that is in no in-sync set. Raises DiskFullError, OSError.
+        Use it only for a replica that is in no in-sync set. Raises StorageExhaustedError, OSError.
         """
         damaged, name = self._logs[tp], self._names[tp]
         assert damaged.is_damaged, f"{tp} is not damaged"
@@ -457,7 +473,7 @@ class LogStore:
             self._on_moved(METADATA_POINT, RecoveryPoint(offset))
 
     def checkpoint(self) -> None:
-        """Write the recovery points that moved. Raises OSError, DiskFullError: the old ones stay valid."""
+        """Write the recovery points that moved. Raises OSError, StorageExhaustedError: the old ones stay."""
         work = self.begin_checkpoint()
         if work is not None:
             work()
@@ -466,7 +482,7 @@ class LogStore:
         """Return the write of the recovery points that moved; None if none did (R24).
 
         It may run in any thread. Its cost depends on the points that moved, not on the number of logs. After
-        OSError or DiskFullError the old points stay valid, and the next checkpoint repeats the write.
+        OSError or StorageExhaustedError the old points stay valid, and the next checkpoint repeats the write.
         """
         if not (self._moved or self._forgotten or self._unrecorded or self._points.has_failed):
             return None

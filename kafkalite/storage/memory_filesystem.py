@@ -15,7 +15,7 @@ from typing import Final
 
 from kafkalite.errors import DataDirectoryError, DiskFullError
 from kafkalite.rng import Rng
-from kafkalite.storage.filesystem import Buffer, File, run_one, write_atomically
+from kafkalite.storage.filesystem import SHORTAGE_BYTES, Buffer, File, run_one, write_atomically
 from kafkalite.storage.layout import parent
 
 PAGE_BYTES: Final = 4096
@@ -181,7 +181,8 @@ class MemoryFile:
     def allocate(self, length: int) -> None:
         if length <= self._inode.size:
             return
-        if self._fs.room_for(self._inode.size, length) < length:
+        wanted = length + self._fs.min_free_bytes
+        if self._fs.room_for(self._inode.size, wanted) < wanted:
             raise DiskFullError(f"no space left for {self._path}", hint="free space; nothing was lost")
         self._inode.resize(length)
 
@@ -225,6 +226,7 @@ class MemoryFileSystem:
         self.loses_pages = False
         self._failing_writes = 0
         self.capacity_bytes = capacity_bytes
+        self.min_free_bytes = 0  #: kept free by ``File.allocate`` (R54)
         self.locked: set[str] = set()
         self.sync_count = 0
         self.boot_count = 0
@@ -329,6 +331,10 @@ class MemoryFileSystem:
         directory = self._directory(path)
         directory.synced = dict(directory.entries)
         directory.pending.clear()
+
+    def shortage(self, path: str) -> str | None:
+        wanted = self.min_free_bytes + SHORTAGE_BYTES
+        return None if self.room_for(0, wanted) == wanted else f"the disk of {path} is full"
 
     def boot_id(self) -> str:
         return f"memory-{self.boot_count}"

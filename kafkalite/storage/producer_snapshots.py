@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from kafkalite.errors import CorruptLogError, DiskFullError
+from kafkalite.errors import CorruptLogError, StorageExhaustedError
 from kafkalite.limits import MIB
 from kafkalite.log_fields import Fields
 from kafkalite.model import NO_PRODUCER_ID, NO_TIMESTAMP
@@ -98,7 +98,7 @@ class ProducerSnapshots:
             self._offsets.append(offset)
             for replaced in [one for one in self._offsets if keep_from < one < offset]:
                 self._remove(replaced)
-        except (OSError, DiskFullError) as error:
+        except (OSError, StorageExhaustedError) as error:
             logger.warning("producers not saved %s", Fields(path=path, error=error))
 
     def is_due(self, active_bytes: int) -> bool:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping
 from typing import Final
 
-from kafkalite.errors import DiskFullError
+from kafkalite.errors import StorageExhaustedError
 from kafkalite.limits import KIB
 from kafkalite.log_fields import Fields
 from kafkalite.storage import layout
@@ -66,7 +66,7 @@ class RecoveryPointsFile:
     def write(self, changes: Mapping[str, Change]) -> bool:
         """Make the changed points durable. Returns whether there were any.
 
-        After OSError or DiskFullError the file has the old points, and the next write includes ``changes``.
+        After OSError or StorageExhaustedError the file has the old points; the next write adds ``changes``.
         """
         with self._lock:
             changed: dict[str, RecoveryPoint | None] = {}
@@ -83,7 +83,7 @@ class RecoveryPointsFile:
                     self.points[name] = point
             try:
                 self._write(changed)
-            except (OSError, DiskFullError):
+            except (OSError, StorageExhaustedError):
                 self._is_stale = self.has_failed = True
                 raise
             self.has_failed = False

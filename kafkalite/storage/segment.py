@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from typing import Final, NamedTuple
 
-from kafkalite.errors import CorruptBatchError, CorruptLogError, DiskFullError
+from kafkalite.errors import CorruptBatchError, CorruptLogError, DiskFullError, StorageExhaustedError
 from kafkalite.limits import KIB
 from kafkalite.log_fields import Fields
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP
@@ -187,7 +187,7 @@ class Segment:
     def create(
         cls, fs: FileSystem, directory: str, base_offset: int, config: LogConfig, state: LogState
     ) -> Segment:
-        """Create an empty segment and its file without a sync. Raises DiskFullError, OSError."""
+        """Create an empty segment and its file without a sync. Raises StorageExhaustedError, OSError."""
         segment = cls(fs, directory, base_offset, config, state, next_offset=base_offset, size_bytes=0)
         file = segment._file = fs.open(segment.path(), create=True)
         if file.size():  # an earlier process left it; its bytes belong to no log
@@ -690,7 +690,7 @@ class Segment:
         time_entries = self.time_index.entries(self._time_saved_entries, times)
         try:
             marks = self.fingerprint(self._last_position)[1:] if final else (0, 0, 0)
-        except OSError as error:
+        except (OSError, StorageExhaustedError) as error:
             logger.warning("index not saved %s", Fields(path=self.path(), error=error))
             return
         block = Block(self.state.truncations, end_offset, end_position, offset_entries, self.owner, *marks)
@@ -705,7 +705,7 @@ class Segment:
         try:
             self._write_index(layout.OFFSET_INDEX_SUFFIX, self._index_saved_bytes, index)
             self._write_index(layout.TIME_INDEX_SUFFIX, self._time_saved_bytes, time_index)
-        except (OSError, DiskFullError) as error:
+        except (OSError, StorageExhaustedError) as error:
             logger.warning("index not saved %s", Fields(path=self.path(), error=error))
             return False
         self._index_saved_bytes += len(index)

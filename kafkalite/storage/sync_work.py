@@ -155,7 +155,7 @@ class SyncWork:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
-        """Sync. Raises OSError, which is final, or DiskFullError, after which the next round retries."""
+        """Sync. Raises OSError, which is final, or StorageExhaustedError: a later round retries."""
         self.run_inside()
         if self.parent is not None:
             self.fs.sync_dir(self.parent)

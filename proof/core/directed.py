@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 
+from kafkalite.errors import TooManyOpenFilesError
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from proof.core.parts import Message, ViolationError
 from proof.core.world import NEVER_MS, World
@@ -423,6 +424,25 @@ def failed_sync() -> None:
         raise ViolationError(f"R26: synced up to {told}, and the log ends at {broker.log.log_end_offset}")
 
 
+def refused_sync() -> None:
+    """A sync finds no file descriptor, and the next one does."""
+    stage = _stage(fsync=True)
+    broker = stage.brokers[1]
+    stage.write(1, synced=False)
+
+    def refuse(path: str) -> NoReturn:
+        raise TooManyOpenFilesError(f"no file descriptor left for {path}: simulated")
+
+    vars(broker.fs)["sync_dir"] = refuse
+    broker.sync()
+    del vars(broker.fs)["sync_dir"]
+    if broker.log.offline_reason is not None:
+        raise ViolationError(f"R55: the log is offline: {broker.log.offline_reason}")
+    broker.sync()
+    if broker.log.synced_end_offset < broker.log.log_end_offset:
+        raise ViolationError(f"R55: {broker.log} is synced up to {broker.log.synced_end_offset}")
+
+
 def _outcome(schedule: Callable[[], None]) -> Callable[[], str | None]:
     def run() -> str | None:
         try:
@@ -452,6 +472,7 @@ DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
     "R15-any-fetch": _outcome(silent_follower),
     "R16-no-elr": _outcome(last_replica_standing),
     "R26-sync-retried": _outcome(failed_sync),
+    "R55-refusal-final": _outcome(refused_sync),
     "R21-marker-unregistered": _outcome(marker_of_the_unregistered),
     "R46-longest": _outcome(longest_log),
     "R48-clamped": _outcome(below_committed),

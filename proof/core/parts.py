@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kafkalite.errors import StorageExhaustedError
 from kafkalite.model import TopicPartition
 from kafkalite.records.header import HEADER, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, seal
 from kafkalite.replication.partition import Partition, PartitionSettings
@@ -86,7 +87,7 @@ class Broker:
         if work is not None:
             try:
                 work.run()
-            except OSError as error:
+            except (OSError, StorageExhaustedError) as error:
                 self.log.finish_sync(work, error)
             else:
                 self.log.finish_sync(work, None)

@@ -12,6 +12,7 @@ from proof.mutants import Mutant
 
 _ADAPTER: Final = "kafkalite.raft.adapter:RaftAdapter"
 _JOURNAL: Final = "kafkalite.raft.journal:Journal"
+_NODE: Final = "kafkalite.raft.node:RaftNode"
 _VOTER: Final = "kafkalite.raft.voter:Voter"
 
 
@@ -43,6 +44,16 @@ def _leads_at_once(self: RaftAdapter, original: Callable[..., int | None]) -> in
 
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "R54-voter-stops",
+        "a voter whose disk is full stops until its process is started again",
+        {f"{_NODE}._pause": lambda self, error: self._fail(error)},
+    ),
+    Mutant(
+        "R54-voter-goes-on",
+        "a voter whose disk is full continues with the state in its memory",
+        {f"{_NODE}._pause": _returns(None)},
+    ),
     Mutant(
         "RAFT-ack-unsynced",
         "a voter acknowledges entries before they are on its disk",

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from kafkalite.errors import InvalidProducerEpochError, OutOfOrderSequenceNumberError, UnknownProducerIdError
+from kafkalite.errors import (
+    InvalidProducerEpochError,
+    OutOfOrderSequenceNumberError,
+    StorageExhaustedError,
+    UnknownProducerIdError,
+)
 from kafkalite.records.header import BatchHeader, Buffer, parse_header, stamp, total_length
 from kafkalite.storage.log import Log
 from kafkalite.storage.producer_state import ProducerState, ProducerStates, SequencedBatch
@@ -121,6 +126,10 @@ def _try_again(self: Log, work: Any, error: BaseException | None, original: Call
         self._sync.round = None
 
 
+def _fail_at_once(self: Log, work: Any, error: BaseException | None, original: Callable[..., None]) -> None:
+    original(self, work, OSError(str(error)) if isinstance(error, StorageExhaustedError) else error)
+
+
 def _accept_old_epoch(
     self: ProducerStates, header: BatchHeader, batch: Buffer, original: Check
 ) -> SequencedBatch | None:
@@ -209,6 +218,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R26-sync-retried",
         "after a failed sync the log stays online and syncs again",
         {f"{_LOG}.finish_sync": _try_again},
+    ),
+    Mutant(
+        "R55-refusal-final",
+        "a sync that lacks a file descriptor takes the log offline",
+        {f"{_LOG}.finish_sync": _fail_at_once},
     ),
     Mutant(
         "R27-kept-after-truncation",

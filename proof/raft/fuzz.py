@@ -60,10 +60,12 @@ class Plan:
     heal: int = 20
     compact: int = 6
     duplicate: int = 0
+    fill: int = 0
     downtimes: Sequence[float] = (0.0, 0.01, 1.0, 3.0)
 
 
 CALM = Plan()
+FULL = Plan(fill=15, compact=12)
 HARSH = Plan(kill=8, power=4, wipe=2, cut=12, heal=24, duplicate=20, downtimes=(0.0, 0.01, 0.5, 1.5))
 
 
@@ -113,7 +115,7 @@ class Run:
 
     def _actions(self) -> list[str]:
         names = ("deliver", "tick", "propose", "stale", "read", "kill", "power", "wipe", "cut", "heal")
-        weights = {name: getattr(self.plan, name) for name in (*names, "compact", "duplicate")}
+        weights = {name: getattr(self.plan, name) for name in (*names, "compact", "duplicate", "fill")}
         return [name for name, weight in weights.items() for _ in range(weight)]
 
     def _pick(self) -> Member | None:
@@ -215,6 +217,7 @@ class Run:
         for i, until in list(self.down_until.items()):
             if until < self.world.clock[0]:
                 del self.down_until[i]
+                self.world.disks[i].capacity_bytes = None
                 self.world.restart(i)
 
     def _cut(self) -> None:
@@ -229,6 +232,15 @@ class Run:
         if cut:
             self.world.link(*cut[self.rng.randrange(len(cut))])
 
+    def _fill(self) -> None:
+        """Fill the disk of a node except for a few bytes, or free it if it was filled (R54)."""
+        member = self._pick()
+        if member is not None:
+            disk = self.world.disks[member.node_id]
+            is_full = disk.capacity_bytes is not None
+            disk.capacity_bytes = None if is_full else disk.used_bytes() + self.rng.randrange(200)
+            self.stats["filled"] += 1
+
     def _compact(self) -> None:
         member = self._pick()
         if member is not None and member.index > 2:
@@ -242,8 +254,11 @@ class Run:
             node_id, error = self.world.failures[0]
             raise ViolationError(f"node {node_id} failed: {error!r}") from error
         for i, member in self.world.up.items():
-            self._check_term(i, member)
             self._check_effects(i, member)
+            if not member.node.is_running:
+                self.stats["paused"] += 1
+                continue  # it knows only what is on its disk
+            self._check_term(i, member)
             if member.is_leader:
                 self._check_matches(i, member)
             if i in self.recovering and _votes(member):
@@ -304,6 +319,7 @@ class Run:
     def _heal_everything(self) -> None:
         world = self.world
         for i in world.ids:
+            world.disks[i].capacity_bytes = None
             if i not in world.up:
                 world.start(i)
         world.cut.clear()

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from kafkalite.errors import StorageError
 from kafkalite.raft.messages import Message
+from kafkalite.raft.node import RESUME_INTERVAL_S
 from kafkalite.rng import seeded_rng
 from proof.disk_trees import disk_with_files, tree_of
 from proof.mutants import without
@@ -53,7 +53,7 @@ def s1_a_voter_that_restarts_votes_again() -> str | None:
     return _two_leaders(world)
 
 
-def s2_a_leader_whose_disk_is_full_steps_aside() -> str | None:
+def s2_a_voter_whose_disk_is_full_does_not_vote_until_there_is_room() -> str | None:
     world = _world()
     world.unlink(1, 3)
     world.elect(3)
@@ -63,9 +63,19 @@ def s2_a_leader_whose_disk_is_full_steps_aside() -> str | None:
     world.inject(3, 1, {"type": "request_vote", "term": term, "last_log_index": 9, "last_log_term": 1})
     world.deliver(3, 2)
     world.deliver(2, 3)
-    if not isinstance(world.up[1].failure, StorageError):
-        return f"node 1 goes on with a full disk: {world.up[1].failure!r}"
-    return _two_leaders(world)
+    if world.up[1].node.is_running or world.up[1].failure is not None:
+        return f"node 1 does not pause with a full disk: {world.up[1].failure!r}"
+    if (found := _two_leaders(world)) is not None:
+        return found
+    world.disks[1].capacity_bytes = None
+    world.clock[0] += RESUME_INTERVAL_S
+    world.link_all()
+    world.tick(1)
+    world.elect(3)
+    world.settle()
+    world.propose(3, ["a"])
+    world.settle()
+    return None if world.names(1) == ["a"] else f"node 1 has {world.names(1)}, its log {world.up[1].log()}"
 
 
 def s3_a_kill_between_snapshot_and_compaction_keeps_the_tail() -> str | None:
@@ -313,6 +323,8 @@ def s16_a_late_answer_does_not_roll_back_the_state() -> str | None:
         world.inject(1, 2, piece)
     if acked != 15 or not pieces:
         return f"{acked} acknowledged, {len(pieces)} pieces sent"
+    if world.failures:
+        return f"node {world.failures[0][0]} failed: {world.failures[0][1]!r}"
     if world.up[2].log()[-1] < top or len(world.names(2)) < acked:
         return f"log from {top} back to {world.up[2].log()[-1]}, {len(world.names(2))} of {acked} effects"
     return None
@@ -497,6 +509,7 @@ DIRECTED: Final[dict[str, Schedule]] = {
     "RAFT-leader-unsynced": s22_nothing_is_acknowledged_before_it_is_on_disk,
     "RAFT-match-kept": s19_what_a_lost_disk_acknowledged_does_not_count,
     "RAFT-no-compare": s20_an_entry_decided_on_another_state_is_void,
+    "R54-voter-stops": s2_a_voter_whose_disk_is_full_does_not_vote_until_there_is_room,
     "RAFT-read-unconfirmed": s21_a_deposed_leader_does_not_read,
     "RAFT-stale-snapshot": s16_a_late_answer_does_not_roll_back_the_state,
     "RAFT-tail-dropped": s3_a_kill_between_snapshot_and_compaction_keeps_the_tail,

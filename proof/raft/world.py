@@ -170,7 +170,7 @@ class Member:
     @property
     def is_leader(self) -> bool:
         """Whether it leads as the library defines it, which begins with the election."""
-        return self.failure is None and self.node.voter.raft_state() == LEADER
+        return self.node.is_running and self.node.voter.raft_state() == LEADER
 
     @property
     def abstains(self) -> bool:

@@ -7,13 +7,13 @@ time. ``heal`` repairs everything that is still broken.
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NoReturn
 
+from kafkalite.errors import TooManyOpenFilesError
 from kafkalite.testing.sim.simulation import Simulation
 from proof.disk_trees import tree_of
 from proof.sim.atlas import DAMAGES, Atlas, Damage, older_copy
@@ -350,7 +350,7 @@ class Nemesis:
         filesystem = self._target().host.filesystem
 
         def refuse(path: str, *, create: bool = False) -> NoReturn:
-            raise OSError(errno.EMFILE, "simulated: too many open files", path)
+            raise TooManyOpenFilesError(f"no file descriptor left for {path}: simulated")
 
         vars(filesystem)["open"] = refuse
         try:

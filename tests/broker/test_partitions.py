@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from kafkalite.model import TimestampType
 from kafkalite.protocol.messages.admin import DeleteTopicsRequest
 from kafkalite.replication.partition import Partition
 from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing.wire import WireClient
 
 Make = Callable[..., Any]
@@ -115,6 +118,29 @@ async def test_a_log_that_cannot_be_created_is_offline_until_its_topic_is_delete
         assert [s.offline_reason for s in broker.partitions.stored()] == ["no more i-nodes"]
 
 
+async def test_r55_a_log_that_lacked_a_descriptor_is_opened_later(
+    tmp_path: Path, new_topic: Make, batch_of: Make, produce: Make, monkeypatch: Any
+) -> None:
+    async with Broker(log_dirs=tmp_path, listeners="inproc://") as broker, WireClient(broker.address) as wire:
+        batch = batch_of()
+
+        def refuse(*_arguments: object, **_options: object) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("kafkalite.storage.disk.os.open", refuse)
+            await wire.call(new_topic("t"))
+            (result,) = (await wire.call(produce(batch), batch)).partitions
+            assert result.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            assert "no file descriptor left" in result.error_message
+            broker.partitions.retry()
+            assert broker.partitions.damaged() == []  # so that it still leads when it is opened
+        broker.partitions.retry()
+        (result,) = (await wire.call(produce(batch), batch)).partitions
+        assert (result.error_code, result.base_offset) == (0, 0)
+        assert broker.statistics().offline_partition_count == 0
+
+
 async def test_a_role_that_a_passing_error_prevented_is_taken_later(
     broker: Broker, wire: WireClient, new_topic: Make, batch_of: Make, produce: Make, monkeypatch: Any
 ) -> None:
@@ -131,8 +157,8 @@ async def test_a_role_that_a_passing_error_prevented_is_taken_later(
     await wire.call(DeleteTopicsRequest(1000, ["gone"]))
     with monkeypatch.context() as patched:
         patched.setattr(Partition, "become_leader", refuse)
-        broker._housekeeping.checkpoint()
-    broker._housekeeping.checkpoint()
+        broker.partitions.retry()
+    broker.partitions.retry()
     (result,) = (await wire.call(produce(batch), batch)).partitions
     assert (result.error_code, result.base_offset) == (0, 0)
     assert not broker.partitions._roleless
@@ -162,3 +188,31 @@ async def test_preallocation_and_durability_follow_the_topic(
     (hosted,) = broker.partitions
     assert not hosted.partition.log.config.synced_only
     assert str(hosted) == "t-0"
+
+
+async def test_r54_a_full_disk_leaves_room_for_metadata(
+    new_topic: Make, batch_of: Make, produce: Make, fetch: Make
+) -> None:
+    disk = MemoryFileSystem(capacity_bytes=2**20)
+    disk.min_free_bytes = 2**18
+    async with (
+        Broker(log_dirs="/d", listeners="inproc://", filesystem=disk) as broker,
+        WireClient(broker.address) as wire,
+    ):
+        await wire.call(new_topic("t"))
+        batch = batch_of(bytes(os.urandom(50_000)))
+        codes = []
+        while not codes or codes[-1] == 0:
+            (result,) = (await wire.call(produce(batch), batch)).partitions
+            codes.append(result.error_code)
+        assert codes[-1] == ErrorCode.KAFKA_STORAGE_ERROR
+        assert all("no space left in /d" in str(each.offline_reason) for each in broker.partitions.stored())
+        for number in range(12):
+            created = await wire.call(new_topic(f"topic-{number}"))
+            assert [topic.error_code for topic in created.topics] == [0]
+        (read,) = (await wire.call(fetch(0, max_bytes=1))).partitions
+        assert read.error_code == 0
+        disk.capacity_bytes = None
+        (result,) = (await wire.call(produce(batch), batch)).partitions
+        assert (result.error_code, result.base_offset) == (0, codes.count(0))
+        assert all(each.offline_reason is None for each in broker.partitions.stored())

@@ -448,6 +448,15 @@ def test_more_connections_than_allowed_are_closed_at_once(new_server: Callable[.
     assert not Peer(server).transport.is_closed
 
 
+def test_r55_a_connection_in_the_reserve_of_descriptors_is_closed_at_once(
+    new_server: Callable[..., Server],
+) -> None:
+    server = new_server(max_connections=10, max_descriptor=900)
+    assert server.admit(Connection(server, None), 899)
+    assert not server.admit(Connection(server, None), 900)
+    assert server.metrics.connections_refused == 1
+
+
 def test_half_sent_frames_share_one_budget(new_server: Callable[..., Server]) -> None:
     server = new_server(max_queued_bytes=100_000)
     peers = [Peer(server) for _ in range(3)]

@@ -123,3 +123,17 @@ async def test_a_broken_invariant_is_reported_and_not_swallowed(method: str) -> 
         await asyncio.sleep(0)
     assert [str(error) for error in broken] == ["broken"]
     assert len(seen) == 1
+
+
+async def test_a_postponed_log_is_synced_later_unless_it_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kafkalite.broker.partitions.sync_scheduler.RETRY_S", 0.0)
+    log, other = Log(), Log()
+    scheduler = _scheduler(InlineExecutor())
+    scheduler.postpone(log)
+    scheduler.postpone(other)
+    scheduler.forget(other)
+    assert log.begun == 0
+    await eventually(lambda: log.outcomes == [None])
+    assert other.begun == 0

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from kafkalite import Admin, Consumer, TopicPartition
+from kafkalite import Admin, Consumer, Producer, TopicPartition
+from kafkalite.errors import KafkaliteError, TopicAlreadyExistsError
 from kafkalite.testing import ProcessCluster
 from proof.histories.history import check
 from proof.processes.workload import Workload
@@ -29,7 +32,19 @@ HEALING_LIMIT_S = 40.0
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Yield a small file system in memory."""
-    place = tmp_path / "small"
+    with mounted_disk(tmp_path / "small") as place:
+        yield place
+
+
+@pytest.fixture
+def small_disks(tmp_path: Path) -> Iterator[dict[int, Path]]:
+    """Yield a small file system in memory for each of three nodes."""
+    with ExitStack() as stack:
+        yield {number: stack.enter_context(mounted_disk(tmp_path / f"disk-{number}")) for number in (1, 2, 3)}
+
+
+@contextmanager
+def mounted_disk(place: Path) -> Iterator[Path]:
     place.mkdir()
     size = f"size={SMALL_DISK_BYTES}"
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(place)], capture_output=True)
@@ -37,8 +52,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(
             f"a full disk is not tested: no tmpfs can be mounted here ({mounted.stderr.decode().strip()})"
         )
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 async def create_topic(cluster: ProcessCluster, **configs: str) -> None:
@@ -82,6 +99,59 @@ async def test_a_full_disk_stops_one_node_from_writing_until_there_is_room_again
             await assert_nothing_is_lost(load)
     assert "no space left" in cluster.nodes[3].log
     assert all(node.log.count("Traceback") == 0 for node in cluster.nodes.values())
+
+
+async def test_when_all_disks_are_full_no_node_exits_and_all_goes_on_when_there_is_room(
+    tmp_path: Path, small_disks: dict[int, Path]
+) -> None:
+    """The metadata cannot be written either, because something else fills the disks (R54)."""
+    on_small = {number: {"log.dirs": str(disk / "data")} for number, disk in small_disks.items()}
+    settings = {"metadata.log.max.record.bytes.between.snapshots": "1024"}
+    async with ProcessCluster(tmp_path / "nodes", node_settings=on_small, settings=settings) as cluster:
+        await create_topic(cluster)
+        async with (
+            Producer(cluster.bootstrap_servers, delivery_timeout_ms=4_000, max_block_ms=4_000) as producer,
+            Admin(cluster.bootstrap_servers) as admin,
+        ):
+            first = await producer.send(TOPIC, b"before", partition=0)
+            for disk in small_disks.values():
+                fill(disk / "ballast")
+            with pytest.raises(KafkaliteError, match=r"no space left for .*: node \d has \d+ bytes free"):
+                while True:  # the space that was allocated before takes some records
+                    await producer.send(TOPIC, os.urandom(100_000), partition=0)
+            for number in range(12):
+                with suppress(KafkaliteError):
+                    await admin.create_topic(f"topic-{number}", 3, 3)
+            shown = await kl("cluster", "status", "-b", cluster.bootstrap_servers)
+            for node_id in cluster.nodes:
+                assert re.search(rf"broker {node_id} refuses records in \d+ logs: no space left", shown), (
+                    shown
+                )
+
+            await cluster.kill(3)
+            await cluster.start_node(3)  # its start needs room, too
+            await eventually(lambda: "it is started again" in cluster.nodes[3].log)
+            processes = {node_id: node.process for node_id, node in cluster.nodes.items()}
+            for disk in small_disks.values():
+                (disk / "ballast").unlink()
+            await cluster.wait(is_whole=True, brokers=3, limit_s=HEALING_LIMIT_S)
+            for number in range(12):
+                with suppress(TopicAlreadyExistsError):
+                    await admin.create_topic(f"topic-{number}", 3, 3)
+                await producer.send(f"topic-{number}", b"after")
+            last = await producer.send(TOPIC, b"after", partition=0)
+            assert first.offset == 0 < last.offset
+        assert {node_id: node.process for node_id, node in cluster.nodes.items()} == processes
+        assert all(node.is_running for node in cluster.nodes.values())
+        assert all(node.log.count("Traceback") == 0 for node in cluster.nodes.values())
+
+
+async def kl(*words: str) -> str:
+    """Return what ``kl`` prints."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "kafkalite", *words, stdout=asyncio.subprocess.PIPE
+    )
+    return (await process.communicate())[0].decode()
 
 
 def fill(file: Path) -> None:

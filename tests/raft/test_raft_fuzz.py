@@ -47,3 +47,15 @@ def test_a_seed_replays_exactly_whatever_the_hash_seed():
 def test_random_schedules_notice_a_missing_rule(mutant):
     with without(mutant):
         assert any(raft_fuzz.run_raft_seed(seed, plan=raft_fuzz.HARSH) is not None for seed in range(20))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_r54_full_disks_violate_nothing(seed):
+    stats = Counter()
+    assert raft_fuzz.run_raft_seed(seed, steps=2_000, plan=raft_fuzz.FULL, stats=stats) is None
+    assert stats["paused"] >= 1
+
+
+def test_r54_random_schedules_notice_a_voter_that_goes_on_without_its_disk():
+    with without("R54-voter-goes-on"):
+        assert any(raft_fuzz.run_raft_seed(seed, plan=raft_fuzz.FULL) is not None for seed in range(10))

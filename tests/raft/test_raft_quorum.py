@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -142,6 +143,61 @@ async def test_a_commit_is_applied_everywhere_and_answered_behind_it(make, kit):
             assert leader._machine.names[-1] == f"t{number}"
         await cluster.all_at(offset)
         assert [machine.names for machine in cluster.machines.values()] == [leader._machine.names] * 3
+        assert all(machine.failure is None for machine in cluster.machines.values())
+
+
+async def commit(cluster, kit, number):
+    """Commit an entry with whichever node leads, and return its offset."""
+    while True:
+        leader = await cluster.leader()
+        try:
+            return await leader.commit(kit.topic(number), leader.offset)
+        except (NotControllerError, RequestTimedOutError, StaleImageError):
+            await asyncio.sleep(0.01)
+
+
+def fill(disk):
+    disk.capacity_bytes = disk.used_bytes()
+
+
+async def test_r54_a_leader_without_room_pauses_and_another_one_leads(make, kit):
+    async with make() as cluster:
+        leader = await cluster.leader()
+        await cluster.all_at(await leader.commit(kit.topic(1), leader.offset))
+        full = leader._node_id
+        fill(cluster.disks[full])
+        with pytest.raises((NotControllerError, RequestTimedOutError)):
+            await leader.commit(kit.topic(2), leader.offset)
+        others = [i for i in cluster.ids if i != full]
+        await cluster.leader(others)
+        await commit(cluster, kit, 3)
+        cluster.disks[full].capacity_bytes = None
+        await cluster.all_at(await commit(cluster, kit, 4))
+        names = cluster.machines[others[0]].names
+        assert [name for name in names if name != "t2"] == ["t1", "t3", "t4"]
+        assert all(machine.names == names for machine in cluster.machines.values())
+        assert all(machine.failure is None for machine in cluster.machines.values())
+
+
+async def test_r54_voters_without_room_keep_their_log_and_commit_when_there_is_room(make, kit):
+    """Each applies every entry once, although it reads its files again."""
+    async with make(settings=replace(FAST, snapshot_min_bytes=400, retained_entries=2)) as cluster:
+        for number in range(30):  # with snapshots
+            await commit(cluster, kit, number)
+        leader = await cluster.leader()
+        await cluster.all_at(leader.offset)
+        for disk in cluster.disks.values():
+            fill(disk)
+        with pytest.raises((NotControllerError, RequestTimedOutError)):
+            await leader.commit(kit.topic(100), leader.offset)
+        async with asyncio.timeout(10):
+            await eventually(lambda: all(not quorum.is_leader for quorum in cluster.quorums.values()))
+        for disk in cluster.disks.values():
+            disk.capacity_bytes = None
+        await cluster.all_at(await commit(cluster, kit, 30))
+        names = [name for name in cluster.machines[1].names if name != "t100"]
+        assert names == [f"t{number}" for number in range(31)]
+        assert all(machine.names == cluster.machines[1].names for machine in cluster.machines.values())
         assert all(machine.failure is None for machine in cluster.machines.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kafkalite.errors import DataDirectoryError, DiskFullError
+from kafkalite.errors import DataDirectoryError, DiskFullError, TooManyOpenFilesError
 from kafkalite.storage.disk import RealFile, RealFileSystem
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
@@ -236,3 +237,54 @@ def test_a_read_only_file_is_opened_for_reading(tmp_path: Path, monkeypatch: pyt
     file = RealFileSystem().open(str(tmp_path / "f"))
     assert isinstance(file, RealFile)
     assert file.read_at(0, 9) == b"abc"
+
+
+def test_r54_allocation_keeps_room_for_small_files(place: tuple[FileSystem, str]) -> None:
+    fs, path = place
+    assert fs.shortage(path) is None
+    if not isinstance(fs, MemoryFileSystem):
+        return
+    file = fs.open(path + "/f", create=True)
+    fs.capacity_bytes, fs.min_free_bytes = 200_000, 1_000
+    file.allocate(199_000)
+    with pytest.raises(DiskFullError, match="no space left"):
+        file.allocate(199_001)
+    file.allocate(199_000)
+    assert "full" in str(fs.shortage(path))
+    fs.write_atomically(path + "/g", bytes(1_000))
+    file.truncate(100_000)
+    assert fs.shortage(path) is None
+
+
+def test_r54_a_disk_with_little_space_is_named_with_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = RealFileSystem(min_free_bytes=64 * 2**20, owner="node 3")
+    file = fs.open(f"{tmp_path}/f", create=True)
+    disk = os.statvfs_result((4096, 4096, 10**6, 20_000, 20_000, 0, 0, 0, 0, 255))  # 78 MiB are free
+    monkeypatch.setattr("kafkalite.storage.disk.os.fstatvfs", lambda _fd: disk)
+    file.allocate(10 * 2**20)
+    with pytest.raises(DiskFullError, match=r"for .*/f: node 3 has 81,920,000 bytes free .* 67,108,864"):
+        file.allocate(26 * 2**20)
+    tiny = os.statvfs_result((4096, 4096, 1_000, 200, 200, 0, 0, 0, 0, 255))
+    assert fs.shortage_of(tiny, 1) is None  # a tenth of it is kept
+    assert fs.shortage_of(tiny, 101 * 4096) is not None
+
+
+def test_r55_without_a_descriptor_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs, path = RealFileSystem(), f"{tmp_path}/f"
+    fs.write_atomically(path, b"before")
+    opened = os.open
+
+    def refuse_directories(path: str, flags: int, *arguments: int) -> int:
+        if flags & os.O_DIRECTORY:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(path, flags, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("kafkalite.storage.disk.os.open", refuse_directories)
+        with pytest.raises(TooManyOpenFilesError, match="no file descriptor left"):
+            fs.write_atomically(path, b"after")
+        with pytest.raises(TooManyOpenFilesError):
+            fs.sync_dir(str(tmp_path))
+    assert fs.read_bytes(path) == b"before"

@@ -16,7 +16,7 @@ from kafkalite.errors import (
     LogOfflineError,
     MessageTooLargeError,
     OffsetOutOfRangeError,
-    StorageError,
+    TooManyOpenFilesError,
 )
 from kafkalite.limits import MAX_SEGMENT_BYTES
 from kafkalite.model import NO_TIMESTAMP, TimestampType
@@ -474,18 +474,39 @@ def test_a_process_without_descriptors_does_not_take_the_log_offline(
     fill(log, 3)
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(24, "Too many open files")
+        raise TooManyOpenFilesError("no file descriptor left")
 
     with monkeypatch.context() as patch:
         patch.setattr(fs, "open", refuse)
-        with pytest.raises(StorageError, match="now"):
+        with pytest.raises(TooManyOpenFilesError):
             log.roll()
         log.close(clean=False)
-        with pytest.raises(StorageError, match="read now"):
+        with pytest.raises(TooManyOpenFilesError):
             log.read(0, max_bytes=1, up_to=3)
     assert log.offline_reason is None
     assert log.read(0, max_bytes=1, up_to=3).next_offset == 1
     fill(log, 1)
+
+
+def test_r55_a_sync_without_descriptors_is_repeated(
+    log: Log, fs: MemoryFileSystem, fill: Any, sync: Sync, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names of new files are synced by a descriptor of their directory."""
+    fill(log, 3)
+
+    def refuse(_path: str) -> None:
+        raise TooManyOpenFilesError("no file descriptor left")
+
+    work = log.begin_sync()
+    assert work is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(fs, "sync_dir", refuse)
+        with pytest.raises(TooManyOpenFilesError) as caught:
+            work.run()
+    log.finish_sync(work, caught.value)
+    assert (log.offline_reason, log.synced_end_offset) == (None, 0)
+    sync(log)
+    assert log.synced_end_offset == 3
 
 
 def test_a_full_disk_for_the_epochs_is_not_a_failed_sync(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from kafkalite.broker.server.client import Client
+from kafkalite.broker.server.descriptors import current_limits
 from kafkalite.broker.server.error_responses import refusal
 from kafkalite.broker.server.metrics import Metrics
 from kafkalite.broker.server.responses import SHUTTING_DOWN, Pending, Refusal, Reply, Response
@@ -79,11 +80,13 @@ class ControllerListener:
         self._dispatch = dispatch
         self._on_session_lost = on_session_lost
         self.metrics = Metrics()
+        descriptors = current_limits(MAX_CONNECTIONS)
         self._server = Server(
             self._on_request,
             clock,
             self.metrics,
-            max_connections=MAX_CONNECTIONS,
+            max_connections=descriptors.max_connections,
+            max_descriptor=descriptors.max_peer_descriptor,
             max_idle_ms=MAX_IDLE_MS,
             max_request_bytes=MAX_REQUEST_BYTES,
             max_queued_bytes=MAX_QUEUED_BYTES,

@@ -16,7 +16,13 @@ from typing import Any, Final, Protocol
 from kafkalite.broker.partitions.disk_work import DiskWork
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler, SyncWork
 from kafkalite.broker.partitions.waiters import Waiters
-from kafkalite.errors import BrokerError, LogOfflineError, NotLeaderOrFollowerError, StorageError
+from kafkalite.errors import (
+    BrokerError,
+    LogOfflineError,
+    NotLeaderOrFollowerError,
+    StorageError,
+    StorageExhaustedError,
+)
 from kafkalite.log_fields import Fields
 from kafkalite.metadata.image import PartitionState
 from kafkalite.model import NO_EPOCH, NO_OFFSET
@@ -521,7 +527,11 @@ class HostedPartition:
         """Return the sync work of the log, or None if there is none. Called by the scheduler."""
         if self._disk.exclusive is not None:
             return None
-        work = self.partition.log.begin_sync()
+        try:
+            work = self.partition.log.begin_sync()
+        except StorageExhaustedError as error:
+            self._postpone_sync(error)
+            return None
         if work is not None:
             self._disk.begin_sync()
         return work
@@ -534,8 +544,8 @@ class HostedPartition:
         log.finish_sync(work, error)
         if log.offline_reason is not None:
             self.on_offline()
-        elif error is not None:  # the disk is full: nothing is lost, and a later round syncs again
-            self._waiters.on_failed(self.key, error)
+        elif error is not None:  # a resource is exhausted: nothing is lost, and a later round syncs again
+            self._postpone_sync(error)
         elif partition.is_leader:
             self._waiters.on_synced(self.key, log.synced_end_offset)
             if partition.on_synced():
@@ -546,6 +556,10 @@ class HostedPartition:
             outcome = self._start_exclusive(job)
             if outcome is not None:
                 self._notify(outcome)
+
+    def _postpone_sync(self, error: Exception) -> None:
+        self._waiters.on_failed(self.key, error)
+        self._scheduler.postpone(self)
 
     def _check_offline(self) -> None:
         if self.partition.offline_reason is not None:

@@ -32,6 +32,7 @@ LOGS_PER_TURN: Final = 50
 
 #: How soon after an acknowledgement the synced end of its log is recorded on disk (R24).
 RECORD_DELAY_MS: Final = 800
+RETRY_INTERVAL_MS: Final = 1_000
 
 
 class Housekeeping:
@@ -63,6 +64,7 @@ class Housekeeping:
         tasks.start(self.retain_forever(), name="retention")
         tasks.start(self.record_forever(), name="recovery points")
         tasks.start(self.checkpoint_forever(), name="checkpoints")
+        tasks.start(self.retry_forever(), name="retries")
         if self.cleaner is not None:
             tasks.start(self.cleaner.clean_forever(), name="cleaner")
         if self._config.log_scrub_interval_ms:
@@ -100,6 +102,13 @@ class Housekeeping:
         while True:
             await self._clock.sleep_ms(self._config.log_flush_offset_checkpoint_interval_ms)
             self.checkpoint()
+
+    async def retry_forever(self) -> None:
+        """Open logs and take roles again RETRY_INTERVAL_MS after that failed (R55)."""
+        while True:
+            await self._partitions.has_failed.wait()
+            await self._clock.sleep_ms(RETRY_INTERVAL_MS)
+            self._partitions.retry()
 
     async def retain(self) -> None:
         """Roll segments by age, delete those beyond retention, and remove retired files in the executor."""
@@ -154,4 +163,3 @@ class Housekeeping:
     def checkpoint(self) -> None:
         """Mark unsynced logs for the next sync round, and retry role assignments that have failed."""
         self._partitions.mark_unsynced()
-        self._partitions.retry_roles()

@@ -22,6 +22,7 @@ from kafkalite.errors import (
     KafkaStorageError,
     NotLeaderOrFollowerError,
     StorageError,
+    StorageExhaustedError,
     UnknownTopicOrPartitionError,
 )
 from kafkalite.log_fields import Fields
@@ -101,11 +102,12 @@ class Partitions:
         self._scheduler = scheduler
         self._hosted: dict[tuple[str, int], HostedPartition] = {}
         self._by_id: dict[tuple[str, int], HostedPartition] = {}  #: the same partitions by topic id
-        self._unopened: dict[tuple[str, int], tuple[DamagedReplica, str]] = {}  # value: replica and reason
+        self._unopened: dict[TopicPartition, tuple[DamagedReplica, Exception]] = {}
         self._leaderless: dict[TopicPartition, None] = {}  # partitions without a leader in the image
         self._roleless: dict[TopicPartition, None] = {}  # partitions whose last role assignment failed
         self._image = ClusterImage()
         self.has_compacted = asyncio.Event()  #: set when a compacted topic is added; cleared by the cleaner
+        self.has_failed = asyncio.Event()  #: set when ``retry`` has something to do
         self._is_complete = False  # whether an image has contained this process's registration
 
     def __len__(self) -> int:
@@ -185,8 +187,9 @@ class Partitions:
         return hosted
 
     def _absence(self, topic: str, partition: int) -> Exception:
-        if (topic, partition) in self._unopened:
-            _, reason = self._unopened[topic, partition]
+        unopened = self._unopened.get(TopicPartition(topic, partition))
+        if unopened is not None:
+            _, reason = unopened
             return KafkaStorageError(f"{topic}-{partition} is offline: {reason}")
         if self._image.partition(topic, partition) is not None:
             return NotLeaderOrFollowerError(f"broker {self._node_id} has no replica of {topic}-{partition}")
@@ -196,13 +199,20 @@ class Partitions:
         return UnknownTopicOrPartitionError(f"there is no topic {topic!r}")
 
     def stored(self) -> Iterator[LogDirPartition]:
-        """Yield the sizes and offsets of every partition here, including offline ones, sorted by key."""
+        """Yield the sizes and offsets of every partition here, including offline ones, sorted by key.
+
+        While the disk is full, that is the reason of all partitions that have no other (R54).
+        """
+        shortage = self._store.shortage()
         for key in sorted([*self._hosted, *self._unopened]):
             hosted = self._hosted.get(key)
             if hosted is None:
-                yield LogDirPartition(*key, 0, 0, 0, 0, self._unopened[key][1])
+                yield LogDirPartition(*key, 0, 0, 0, 0, str(self._unopened[TopicPartition(*key)][1]))
             else:
-                yield hosted.stored()
+                stored = hosted.stored()
+                if shortage is not None and stored.offline_reason is None:
+                    stored = stored._replace(offline_reason=f"no space left in {self.path}: {shortage}")
+                yield stored
 
     def is_fully_in_sync(self, key: TopicPartition) -> bool:
         """Whether all replicas of a partition are in its ISR according to the newest image."""
@@ -213,9 +223,13 @@ class Partitions:
         """Return the replicas whose log is offline. They must not lead or be in the ISR (R24, R26).
 
         If a partition has only one replica, its damaged log is omitted: it still serves the part that is
-        sound, and no replica is better.
+        sound, and no replica is better. A log that is opened again soon is omitted, too (R55).
         """
-        found = [replica for replica, _ in self._unopened.values()]
+        found = [
+            replica
+            for replica, error in self._unopened.values()
+            if not isinstance(error, StorageExhaustedError)
+        ]
         for hosted in self._hosted.values():
             if hosted.offline_reason is not None and not (hosted.is_damaged and self._is_alone(hosted)):
                 found.append(DamagedReplica(hosted.topic_id, hosted.key.partition))
@@ -242,10 +256,11 @@ class Partitions:
             if hosted is not None and hosted.leader_epoch == state.leader_epoch and not hosted.is_busy:
                 yield hosted.report()
             elif hosted is None and key in self._unopened:
-                replica, _ = self._unopened[key]
-                yield ReplicaReport(
-                    replica.topic_id, key.partition, state.leader_epoch, NO_EPOCH, 0, True, 0, NO_OFFSET
-                )
+                replica, error = self._unopened[key]
+                if not isinstance(error, StorageExhaustedError):
+                    yield ReplicaReport(
+                        replica.topic_id, key.partition, state.leader_epoch, NO_EPOCH, 0, True, 0, NO_OFFSET
+                    )
 
     # --- following the image
 
@@ -356,10 +371,24 @@ class Partitions:
                 logger.error("no role taken %s", Fields(partition=key, error=error))
                 self._strip(hosted, error)
                 self._roleless[key] = None
+                self.has_failed.set()
 
-    def retry_roles(self) -> None:
-        """Assign roles again where the last attempt failed, perhaps because of a temporary error (EMFILE)."""
-        if self._roleless:
+    def retry(self) -> None:
+        """Open the logs again for which a resource was exhausted (R55), and assign roles again where the last
+        assignment failed."""
+        self.has_failed.clear()
+        exhausted = [
+            key for key, (_, error) in self._unopened.items() if isinstance(error, StorageExhaustedError)
+        ]
+        for key in exhausted:
+            topic_id = self._unopened[key][0].topic_id
+            state = self._image.partition(*key)
+            assert state is not None, f"{key} was deleted"
+            self._create(LocalPartition(key, topic_id, state), self._image)
+            if key in self._hosted:
+                del self._unopened[key]
+                self._roleless[key] = None
+        if self._roleless and self.may_take_roles():
             local = [one for one in self._local(self._image) if one.topic_partition in self._roleless]
             self._assign(local, self._image)
 
@@ -414,8 +443,11 @@ class Partitions:
             if log is None:
                 log = self._store.create_log(key, local.topic_id, self._log_config(settings))
         except (StorageError, OSError) as error:
-            self._unopened[key] = DamagedReplica(local.topic_id, key.partition), str(error)
-            logger.error("log not opened %s", Fields(partition=key, error=error))
+            if key not in self._unopened:
+                logger.error("log not opened %s", Fields(partition=key, error=error))
+            self._unopened[key] = DamagedReplica(local.topic_id, key.partition), error
+            if isinstance(error, StorageExhaustedError):
+                self.has_failed.set()
             return
         self._host(key, local.topic_id, log, partition_settings(settings))
 

@@ -10,12 +10,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from kafkalite.broker.partitions.inline_executor import InlineExecutor
 from kafkalite.log_fields import Fields
 
 logger = logging.getLogger(__name__)
+
+#: The time until logs whose sync was refused by an exhausted resource are synced again (R55).
+RETRY_S: Final = 1.0
 
 
 class SyncWork(Protocol):
@@ -54,6 +57,7 @@ class SyncScheduler(Generic[S]):
         self._executor = executor
         self._on_broken = on_broken
         self._dirty: dict[S, None] = {}
+        self._postponed: dict[S, None] = {}
         self._is_busy = False
         self._idle_callbacks: list[asyncio.Future[None]] = []
         self.round_count = 0
@@ -67,9 +71,21 @@ class SyncScheduler(Generic[S]):
             self._is_busy = True
             self._loop.call_soon(self._start_round)
 
+    def postpone(self, log: S) -> None:
+        """Mark ``log`` after RETRY_S, because a resource for its sync is exhausted."""
+        if not self._postponed:
+            self._loop.call_later(RETRY_S, self._mark_postponed)
+        self._postponed[log] = None
+
+    def _mark_postponed(self) -> None:
+        postponed, self._postponed = self._postponed, {}
+        for log in postponed:
+            self.mark(log)
+
     def forget(self, log: S) -> None:
         """Unmark ``log``, which is being deleted. If its sync is running, it continues."""
         self._dirty.pop(log, None)
+        self._postponed.pop(log, None)
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Run ``job`` in the executor's thread. The job must use one log only."""
@@ -81,6 +97,7 @@ class SyncScheduler(Generic[S]):
 
     async def drain(self, *, discard: bool = False) -> None:
         """Return when no round runs and no log is marked. With ``discard``, unmark all logs first."""
+        self._postponed.clear()
         if discard:
             self._dirty.clear()
         if self._is_busy:

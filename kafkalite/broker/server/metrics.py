@@ -34,7 +34,7 @@ class BrokerStatistics:
     uptime_ms: int
     connection_count: int  #: currently open
     connections_accepted: int
-    connections_refused: int  #: because of max.connections
+    connections_refused: int  #: because of max.connections or the limit of descriptors
     connections_reaped: int  #: idle or half-open
     protocol_errors: int  #: connections closed because of invalid bytes
     requests: dict[str, int]  #: by api name

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -123,7 +124,8 @@ class Connection(asyncio.BufferedProtocol):
         peer = _socket_address(transport.get_extra_info("peername"))
         local = _socket_address(transport.get_extra_info("sockname"))
         self.client = Client(peer, self._advertised or local, listener=self._listener)
-        if not self._server.admit(self):
+        socket = transport.get_extra_info("socket")
+        if not self._server.admit(self, None if socket is None else socket.fileno()):
             self._is_lost = True
             self._transport.abort()
             return
@@ -462,12 +464,14 @@ class Server:
         max_queued_bytes: int,
         max_request_partitions: int = MAX_ITEMS_PER_REQUEST,
         max_unproven_bytes: int | None = None,
+        max_descriptor: int | None = None,
         on_closed: Callable[[Client], None] | None = None,
     ) -> None:
         """``on_closed`` is called with the client of each connection that was served, after it has closed.
 
         ``max_unproven_bytes`` limits the frames of a peer until it has proved to be a node of the cluster
         (S1, S3), which it must do within HANDSHAKE_DEADLINE_MS. None requires no proof.
+        A connection whose descriptor is ``max_descriptor`` or above is refused (R55); None allows any.
         """
         self.dispatch = dispatch
         self._on_closed = on_closed
@@ -478,6 +482,7 @@ class Server:
         self.max_unproven_bytes = max_unproven_bytes
         self.is_open = False
         self._max_connections = max_connections
+        self._max_descriptor = sys.maxsize if max_descriptor is None else max_descriptor
         self._max_idle_ms = max_idle_ms
         #: The number of bytes that unfinished frames of all connections may still use.
         self.free_bytes = max_queued_bytes
@@ -519,13 +524,16 @@ class Server:
         for connection in list(self._connections):
             connection.resume_writing()
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: Connection, descriptor: int | None) -> bool:
+        """Whether to serve the connection. ``descriptor`` is its number; None if it has none."""
+        reason = None
         if len(self._connections) >= self._max_connections:
+            reason = f"{self._max_connections} connections are open"
+        elif descriptor is not None and descriptor >= self._max_descriptor:
+            reason = "the other descriptors are reserved"
+        if reason is not None:
             self.metrics.connections_refused += 1
-            logger.warning(
-                "connection refused %s",
-                Fields(peer=connection.client.peer, max_connections=self._max_connections),
-            )
+            logger.warning("connection refused %s", Fields(peer=connection.client.peer, reason=reason))
             return False
         self.metrics.connections_accepted += 1
         self._connections[connection] = None

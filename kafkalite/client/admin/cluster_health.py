@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -15,6 +16,7 @@ from kafkalite.client.cluster.connection import connect
 from kafkalite.client.cluster.routing import NO_NODE
 from kafkalite.errors import ConnectionFailedError, KafkaliteError, RequestTimeoutError
 from kafkalite.model import TopicPartition
+from kafkalite.protocol.messages.admin import DescribeLogDirsRequest
 from kafkalite.protocol.messages.metadata import (
     BrokerDescription,
     DescribeClusterRequest,
@@ -260,10 +262,30 @@ def describe_recovery(partition: RecoveringPartition) -> str:
     )
 
 
+async def look_at_disks(client: ClusterClient, view: ClusterView) -> list[str]:
+    """Return for each live broker why its logs refuse records, with the number of these logs. Brokers that
+    do not respond are omitted."""
+
+    async def look_at(node_id: int) -> list[str]:
+        try:
+            response = (await client.call(DescribeLogDirsRequest(None), node_id=node_id)).message
+        except KafkaliteError:
+            return []
+        reasons = Counter(each.offline_reason for each in response.partitions if each.offline_reason)
+        return [
+            f"broker {node_id} refuses records in {count:,} logs: {reason}"
+            for reason, count in reasons.most_common(3)
+        ]
+
+    found = await asyncio.gather(*(look_at(broker.node_id) for broker in view.live))
+    return [reason for each in found for reason in each]
+
+
 def problems(
     view: ClusterView,
     quorum: DescribeQuorumResponse | None = None,
     recovering: Iterable[RecoveringPartition] = (),
+    refusals: Iterable[str] = (),
 ) -> list[str]:
     """Return a one-line description of each problem of the cluster. Pure."""
     found: list[str] = []
@@ -277,4 +299,4 @@ def problems(
         state = state_of(broker)
         if state != LIVE:
             found.append(f"broker {broker.node_id} is {state}")
-    return found + _unwhole(view) + [describe_recovery(each) for each in recovering]
+    return found + _unwhole(view) + [describe_recovery(each) for each in recovering] + [*refusals]

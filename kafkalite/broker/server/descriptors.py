@@ -1,0 +1,47 @@
+"""How many file descriptors the process may open, and how many of them connections may use (R55).
+
+Files and connections share the descriptors. Without a limit for connections, a client that opens many leaves
+none for the log, and the node can neither roll a segment nor store a snapshot.
+"""
+
+# Tests: tests/broker/test_descriptors.py, tests/processes/test_descriptors.py
+
+from __future__ import annotations
+
+import resource
+from typing import Final, NamedTuple
+
+#: Descriptors that clients' connections leave free, at most; of a low limit, an eighth.
+RESERVED_DESCRIPTORS: Final = 256
+
+
+class DescriptorLimits(NamedTuple):
+    """What the connections of a process that may open ``limit`` descriptors may use."""
+
+    max_connections: int  #: of clients
+    max_client_descriptor: int  #: a client's connection with this number or a greater one is refused
+    max_peer_descriptor: int  #: the same for a connection to a controller's listener
+
+
+def raise_limit() -> None:
+    """Raise the process's limit of open files to the maximum that the system allows without privileges."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def current_limits(max_connections: int) -> DescriptorLimits:
+    """Return the limits of this process. ``max_connections`` is the configured number."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limits_of(max_connections, soft)
+
+
+def limits_of(max_connections: int, limit: int) -> DescriptorLimits:
+    """Return the limits of a process that may open ``limit`` descriptors.
+
+    Half of the descriptors are for files and for connections to other nodes. If files need more, new
+    connections are refused while only the reserve is left: a system assigns the lowest free number, so a
+    number in the reserve shows that all lower ones are in use.
+    """
+    reserve = min(limit // 8, RESERVED_DESCRIPTORS)
+    return DescriptorLimits(min(max_connections, max(limit // 2, 1)), limit - reserve, limit - reserve // 2)

@@ -62,7 +62,7 @@ class Target(NamedTuple):
 
 
 class OffsetValue(NamedTuple):
-    """The value of the record of a committed offset."""
+    """The value of the record of a committed offset. ``CommittedOffset`` documents its fields."""
 
     offset: int
     leader_epoch: int

@@ -191,10 +191,10 @@ def _unchanged(
 
 
 def checkpoint_high_watermarks(image: ClusterImage, command: CheckpointHighWatermarksRequest) -> Decision:
-    """Store the high watermarks that a leader reports, for use by later leaders.
+    """Store the high watermarks that a leader reports, all in one record, for use by later leaders.
 
-    One record has them all. Partitions that the sender does not lead in the stated epoch, or whose high
-    watermark has not grown, are skipped. Errors: BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH.
+    Partitions that the sender does not lead in the stated epoch, or whose high watermark has not grown, are
+    skipped. Errors: BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH.
     """
     try:
         broker_of(image, command.node_id, command.broker_epoch)

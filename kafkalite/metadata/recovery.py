@@ -145,8 +145,9 @@ def compare(
 ) -> Verdict:
     """Choose the leader from the reports of a partition without one. ``ends`` has those of live brokers.
 
-    Returns NO_LEADER unless a member of the ISR or ELR reports a log with all committed records. An unclean
-    election is then the only way to a leader.
+    Returns NO_LEADER until enough replicas have reported, or ``waited_ms`` reaches ``limit_ms``. Also returns
+    NO_LEADER if no member of the ISR or ELR reports a log with all committed records; then only an unclean
+    election gives a leader.
     """
     members = state.isr + state.elr
     sound = {node_id: end for node_id, end in ends.items() if not end.is_damaged}

@@ -135,7 +135,7 @@ class PartitionLeader:
         self.configure(isr, min_insync_replicas)
 
     def configure(self, isr: Iterable[int], min_insync_replicas: int) -> bool:
-        """Set the in-sync set and its minimum size. Returns whether the high watermark moved."""
+        """Set the in-sync set and ``min.insync.replicas``. Returns whether the high watermark moved."""
         self.isr = frozenset(isr)
         self._min_insync_replicas = min_insync_replicas
         return self._take_quorum()

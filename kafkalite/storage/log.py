@@ -424,7 +424,7 @@ class Log:
 
         Raises CorruptBatchError, with nothing written, if a batch is damaged, does not follow the previous
         one, or has a newer epoch than ``leader_epoch``, the leader's. Other errors are those of
-        ``append``; the batches before the failed one are then written.
+        ``append``; then the batches before the failed one are already written.
         """
         view = memoryview(batches)
         position, offset, epoch = 0, self.log_end_offset, self.latest_epoch

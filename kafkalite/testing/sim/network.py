@@ -50,7 +50,7 @@ class End(Protocol):
     def on_reset_by_peer(self) -> None: ...
 
     def on_own_death(self, *, is_polite: bool) -> None:
-        """Handle the death of this end's process. Like a kernel, send the end of the stream or a reset."""
+        """Handle the death of this process: send a reset, or EOF if ``is_polite`` and no data is unread."""
         ...
 
     def vanish(self) -> None:

@@ -296,7 +296,7 @@ class SimEnd(StreamEnd):
         self._take(Item("reset", b""))
 
     def on_own_death(self, *, is_polite: bool) -> None:
-        """Send the end of the stream, or a reset, after the data that the dead process wrote."""
+        """After the written data, send a reset, or EOF if ``is_polite`` and no data is unread."""
         self._is_closing = True
         self._out.send(Item("eof" if is_polite and not self._arrived else "reset", b""))
 

@@ -156,7 +156,7 @@ class BrokerConfig:
 
     # --- behaviour: replication
     replica_lag_time_max_ms: int = option_field(
-        10_000,
+        3_000,
         "A follower that has not caught up for this long is removed from the in-sync replicas.",
         minimum=1,
     )

@@ -281,3 +281,13 @@ async def test_r23_metadata_comes_from_a_broker_that_reaches_a_controller(fake_c
     client.request_refresh(urgent=True)
     await eventually(lambda: client.metadata.controller_id == -1)
     await client.close()
+
+
+async def test_outdated_metadata_is_used_if_no_other_broker_can_be_reached(fake_cluster: list[Any]) -> None:
+    first, second = fake_cluster
+    first.controller_id = -1
+    await second.stop()
+    client = _client(first.address, second.address)
+    await client.start()
+    assert client.metadata.addresses
+    await client.close()

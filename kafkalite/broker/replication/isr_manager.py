@@ -81,9 +81,9 @@ class IsrManager:
         return broker.broker_epoch if broker is not None and broker.is_live else None
 
     async def look_forever(self) -> None:
-        """Consider all partitions after ``look_around``, and every half ``replica.lag.time.max.ms``."""
+        """Consider all partitions after ``look_around``, and every quarter of ``replica.lag.time.max.ms``."""
         while True:
-            await first_of(self._clock.sleep_ms(max(self._lag_ms // 2, 1)), self._is_due.wait())
+            await first_of(self._clock.sleep_ms(max(self._lag_ms // 4, 1)), self._is_due.wait())
             if not self._is_due.is_set():
                 self._give_up_waiting()
             self._is_due.clear()

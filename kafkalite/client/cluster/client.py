@@ -411,7 +411,13 @@ class ClusterClient:
         tried: set[str] = set()
         others = self._open_connections()
         while len(outdated) < MAX_OUTDATED and (others or addresses - tried or not tried):
-            connection = others.pop(0) if others else await self._new_connection(tried)
+            try:
+                async with asyncio.timeout(STAGGER_S if outdated else None):
+                    connection = others.pop(0) if others else await self._new_connection(tried)
+            except (TimeoutError, ConnectionFailedError):
+                if not outdated:
+                    raise
+                break
             tried.add(connection.address)
             try:
                 async with asyncio.timeout(STAGGER_S if len(addresses) > 1 else None):

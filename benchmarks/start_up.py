@@ -130,14 +130,14 @@ def many_partitions() -> list[Row]:
 
 
 def create_objects(session: wire.Session, *, topics: int, partitions: int, others: int) -> None:
-    """Create ``topics`` with ``partitions`` each, a record in each, and ``others`` groups with an offset,
-    transactional ids, and producer ids with a record."""
+    """Create ``topics`` with ``partitions`` each, a record in those of the first thousand, and ``others`` groups
+    with an offset, transactional ids, and producer ids with a record."""
     names = [f"topic-{number}" for number in range(topics)]
     for first in range(0, topics, 100):
         new = [admin.NewTopic(name, partitions, 1, {}) for name in names[first : first + 100]]
         answer = session.call(admin.CreateTopicsRequest(600_000, False, new)).message
         assert all(topic.error_code == 0 for topic in answer.topics), answer
-    for name in names:
+    for name in names[:1_000]:  # their files stay open
         parts = [(name, number, build_batch([b"x"])) for number in range(partitions)]
         _produce(session, parts)
     for number in range(others):
@@ -171,11 +171,11 @@ def _retried(session: wire.Session, request: Any) -> None:
 def start_after_kill(*, topics: int, partitions: int = 1, others: int = 0) -> tuple[float, float]:
     """Return wall and CPU seconds of a start after kill -9, until the last group's offset is served."""
     with scratch_dir() as path:
-        first = ServerProcess("kafkalite", "--dir", path)
-        session = wire.Session(first.port)
-        create_objects(session, topics=topics, partitions=partitions, others=others)
-        session.close()
-        first.kill()
+        with server("kafkalite", "--dir", path) as first:
+            session = wire.Session(first.port)
+            create_objects(session, topics=topics, partitions=partitions, others=others)
+            session.close()
+            first.kill()
         start = time.perf_counter()
         with server("kafkalite", "--dir", path) as again:
             session = wire.Session(again.port)

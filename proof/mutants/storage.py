@@ -155,6 +155,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "recovery points are not written within a second",
         {f"{_STORE}.begin_checkpoint": _nothing},
     ),
+    Mutant(
+        "R24-kept-unsynced",
+        "a log is used before the bytes that its recovery keeps are synced",
+        {"kafkalite.storage.recovery:RecoverySync.run": _nothing},
+    ),
     Mutant("R24-torn-deleted", "a torn tail is not kept", {f"{_RECOVERY}._keep_torn": _no_files}),
     Mutant(
         "R25-missing-is-new",

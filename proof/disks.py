@@ -116,8 +116,10 @@ class _World:
         """Change the directory of a log while the process is down. A damaged log ends the history."""
         self.store.close(clean=self.rng.random() < 0.3)
         tp = self.rng.choice(list(_LOGS))
+        damages: list[Callable[[TopicPartition], None]] = [self._swap_segments]
         if self.written[tp].recorded_end:
-            self.rng.choice([self._flip, self._delete, self._swap, self._swap_segments])(tp)
+            damages += [self._flip, self._delete, self._swap]
+        self.rng.choice(damages)(tp)
         self._restart()
 
     def _flip(self, tp: TopicPartition) -> None:
@@ -149,11 +151,22 @@ class _World:
         self.fs.rename(_PATH + "/away", second)
 
     def _swap_segments(self, _: TopicPartition) -> None:
-        """Exchange two segments with the same name that both logs certainly have."""
-        first, second = (f"{_directory(tp)}/{0:020d}{layout.LOG_SUFFIX}" for tp in _LOGS)
-        if not self.fs.boot_count and all(written.recorded_end for written in self.written.values()):
+        """Exchange two segments with the same name that both logs certainly have.
+
+        A power loss may have removed the index blocks that name the first batches.
+        """
+        one, other = (self._segments(tp) for tp in _LOGS)
+        if not self.fs.boot_count and (names := sorted(one & other)):
+            name = self.rng.choice(names)
+            first, second = (f"{_directory(tp)}/{name}" for tp in _LOGS)
             for path, data in ((first, self.fs.read_bytes(second)), (second, self.fs.read_bytes(first))):
                 self.fs.write_atomically(path, data)
+
+    def _segments(self, tp: TopicPartition) -> set[str]:
+        """Return the names of the segments with a batch."""
+        end, directory = len(self.written[tp].batches), _directory(tp)
+        names = self.fs.list_dir(directory) if self.fs.exists(directory) else []
+        return {name for name in names if name.endswith(layout.LOG_SUFFIX) and int(name[:20]) < end}
 
     def _restart(self) -> None:
         self.store = self._open()

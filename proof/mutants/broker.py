@@ -31,7 +31,7 @@ def _append_unverified(
     return partition.append(batch, header, waiting._clock.wall_ms(), acks, is_verified=True)
 
 
-def _extend_from_now(registration: Any, _sent_ms: int, original: Any) -> None:
+def _extend_from_now(registration: Any, sent_ms: int, original: Any) -> None:
     original(registration, registration._clock.monotonic_ms())
 
 

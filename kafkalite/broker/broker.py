@@ -382,6 +382,7 @@ class Broker:
                 cluster_id=self._store.identity.cluster_id,
                 clock=self._clock,
                 rng=self._rng,
+                known_offset=self._store.metadata_offset,
                 is_deterministic=self._is_deterministic,
                 is_inline=is_inline,
             )

@@ -468,15 +468,20 @@ def accept_loss(paths: tuple[Path, ...], yes: bool) -> None:
     """Repair damaged logs that have no sound replica, and lose the records that cannot be read.
 
     Stop the broker first. PATH is the directory of a log. Every intact record keeps its offset, consumers
-    skip the others, and the damaged files are kept as *.damaged-N.
+    skip the others, and the damaged files are kept as *.damaged-N. If PATH is the __cluster_metadata of a
+    node that refuses it as an older copy, the node starts with that copy.
     """
     from kafkalite.storage.accept_loss import accept_loss as repair  # R45
     from kafkalite.storage.disk import RealFileSystem
     from kafkalite.storage.inspect import verify_log
+    from kafkalite.storage.log_store import METADATA_POINT
 
     filesystem = RealFileSystem()
     directories = [str(path.absolute()) for path in paths]
     for directory in directories:
+        if directory.endswith(f"/{METADATA_POINT}"):
+            invocation.say(f"{directory}: the node starts with this copy, even if it is an older one")
+            continue
         damage = verify_log(filesystem, directory).damage if filesystem.exists(directory) else None
         invocation.say(f"{directory}: {damage or 'no damage was found, or the directory is missing'}")
     if not yes:

@@ -160,6 +160,8 @@ def _take_over(
     node_id = command.node_id
     is_same_directory = earlier.directory_id in {"", command.directory_id}
     has_lost_all = not is_same_directory or is_restored_directory(command, earlier)
+    # The count of starts is missing or unreadable, so it says nothing of the directory's age.
+    has_lost_count = is_same_directory and command.start_count == 1
     was_clean = has_stopped_cleanly(command, earlier)
     damaged = {(replica.topic_id, replica.partition) for replica in command.damaged}
     live = image.live_brokers() - {node_id} if is_fenced else image.live_brokers() | {node_id}
@@ -174,7 +176,7 @@ def _take_over(
 
     def edit(topic: TopicImage, number: int, change: PartitionEdit) -> None:
         end_earlier_process(change, node_id)
-        if has_lost_all:
+        if has_lost_all and not (has_lost_count and len(change.before.replicas) == 1):
             change.forget(node_id)
         elif (topic.topic_id, number) in damaged:
             _forget_damaged(change, node_id)

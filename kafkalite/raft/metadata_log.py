@@ -54,11 +54,15 @@ class MetadataLog:
         self._node_id = node_id
         self._voters = None if voters is None else sorted(voters)
 
-    def open(self, new_directory_id: bytes, *, allow_new: bool = True) -> None:
+    def open(
+        self, new_directory_id: bytes, *, allow_new: bool = True, known_offset: int | None = None
+    ) -> None:
         """Read the files and truncate a torn tail; create or convert the files if necessary.
 
-        If ``allow_new`` is False, a directory without a journal is refused. Raises CorruptLogError,
-        StorageError, DataDirectoryError, StorageExhaustedError, LogOfflineError.
+        If ``allow_new`` is False, a directory without a journal is refused. ``known_offset``: no other node
+        has the metadata, and an earlier session had it up to there, so that a log that ends before is an
+        older copy (R25). Raises CorruptLogError, StorageError, DataDirectoryError, StorageExhaustedError,
+        LogOfflineError.
         """
         journal, snapshots = self.journal, self.snapshots
         if not journal.exists:
@@ -77,6 +81,14 @@ class MetadataLog:
             raise DataDirectoryError(
                 f"{self._directory} has a {JOURNAL_FILE} from {journal.first_index} on, and no snapshot",
                 hint=REPAIR_HINT,
+            )
+        if known_offset is not None and journal.last_index < known_offset:
+            last, path = journal.last_index, self._directory
+            raise DataDirectoryError(
+                f"the metadata in {path} ends at offset {last}, but this node had it up to {known_offset}: it"
+                f" is an older copy, {known_offset - last} records in doubt",
+                hint=f"restore the newest copy, or accept the loss with 'kl log accept-loss {path}': topics"
+                " and settings are then those of the older copy, and the logs of later topics stay untouched",
             )
 
     def _create(self, directory_id: bytes, *, allow_new: bool) -> None:

@@ -120,6 +120,7 @@ class RaftNode:
         listener: NodeListener,
         post: Post,
         allow_new: bool = True,
+        known_offset: int | None = None,
     ) -> None:
         self._node_id = node_id
         self._others = sorted(set(voters) - {node_id})
@@ -129,6 +130,7 @@ class RaftNode:
         self._listener = listener
         self._post = post
         self._allow_new = allow_new
+        self._known_offset = known_offset
         # The voter would mistake a longer time between two ticks for a pause of the process.
         self._max_tick_s = min(_MAX_TICK_S, settings.election_timeout_ms / 4_000)
         self._events: list[tuple[Any, ...]] = []
@@ -173,7 +175,11 @@ class RaftNode:
         Raises CorruptLogError, StorageError, DataDirectoryError.
         """
         journal, now = self.journal, self._runner.loop.time
-        self._files.open(self._rng.randbytes(DIRECTORY_ID_BYTES), allow_new=self._allow_new)
+        self._files.open(
+            self._rng.randbytes(DIRECTORY_ID_BYTES),
+            allow_new=self._allow_new,
+            known_offset=self._known_offset,
+        )
         identity, snapshot = journal.identity, self._snapshots.current
         self._eligibility = eligibility = Eligibility(
             self._node_id,

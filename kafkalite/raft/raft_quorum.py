@@ -52,8 +52,9 @@ class RaftQuorum(Quorum):
         rng: Rng,
         settings: RaftSettings | None = None,
         allow_new: bool = True,
+        known_offset: int | None = None,
     ) -> None:
-        """If ``allow_new`` is False, ``start`` refuses a directory without a journal."""
+        """``allow_new`` and ``known_offset`` are those of ``MetadataLog.open``, which ``start`` calls."""
         assert node_id in voters, "a node that is no voter needs an ObserverQuorum"
         super().__init__(node_id)
         self._settings = settings or RaftSettings()
@@ -81,6 +82,7 @@ class RaftQuorum(Quorum):
             listener=self,
             post=self._post,
             allow_new=allow_new,
+            known_offset=known_offset,
         )
 
     async def start(self) -> None:

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from kafkalite.errors import DataDirectoryError, LogOfflineError, StorageExhaustedError
+from kafkalite.errors import LogOfflineError, StorageExhaustedError
 from kafkalite.limits import MIB
 from kafkalite.log_fields import Fields
 from kafkalite.metadata import record_codec
@@ -70,13 +70,7 @@ class SingleNodeLog:
         Raises DataDirectoryError also if the log is missing or ends before ``known_offset`` (R25).
         """
         known_offset = self._known_offset
-        self._files.open(self._directory_id, allow_new=known_offset is None)
-        if known_offset is not None and self.journal.last_index < known_offset:
-            raise DataDirectoryError(
-                f"the metadata in {self._directory} ends at offset {self.journal.last_index}, but this node"
-                f" had it up to {known_offset}: it is an older copy",
-                hint=f"restore the newest copy of {self._directory}; nothing was changed",
-            )
+        self._files.open(self._directory_id, allow_new=known_offset is None, known_offset=known_offset)
         snapshot = self.snapshots.current
         entries = []
         records: list[MetadataRecord] = []

@@ -30,6 +30,7 @@ from kafkalite.storage.checkpoints import (
 from kafkalite.storage.damage import Intact, intact_runs
 from kafkalite.storage.filesystem import FileSystem, unlink_existing
 from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.log_store import METADATA_POINT
 from kafkalite.storage.recovery import is_own, read_log_state, restored_state
 from kafkalite.storage.recovery_points import RecoveryPointsFile
 from kafkalite.storage.segment import Segment
@@ -46,12 +47,15 @@ class AcceptedLoss(NamedTuple):
 
 
 def accept_loss(fs: FileSystem, directory: str) -> AcceptedLoss:
-    """Repair the log in ``directory``, whose parent is the data directory.
+    """Repair the log in ``directory``, whose parent is the data directory. For the directory of the metadata
+    log, accept that it is an older copy.
 
     Raises DataDirectoryError if the data directory is in use or ``directory`` cannot be a log, OSError,
     DiskFullError.
     """
     data_directory, name = layout.parent(directory), directory.rpartition("/")[2]
+    if name == METADATA_POINT:
+        return _accept_older_metadata(fs, directory)
     if layout.parse_log_directory_name(name) is None:
         raise DataDirectoryError(
             f"{directory} is not the directory of a log", hint="its name is <topic id>-<partition>"
@@ -77,6 +81,20 @@ def accept_loss(fs: FileSystem, directory: str) -> AcceptedLoss:
     finally:
         lock.release()
     return result
+
+
+def _accept_older_metadata(fs: FileSystem, directory: str) -> AcceptedLoss:
+    """Forget how far this node had the metadata, so that it starts with the copy in ``directory`` (R25)."""
+    data_directory = layout.parent(directory)
+    lock = fs.lock(layout.join(data_directory, layout.LOCK_FILE))
+    try:
+        points = RecoveryPointsFile(fs, data_directory)
+        points.open()
+        known_offset = points.points.get(METADATA_POINT, RecoveryPoint()).recovery_point
+        points.write({METADATA_POINT: None})
+    finally:
+        lock.release()
+    return AcceptedLoss(directory, 0, known_offset, 0, [])
 
 
 def _read_marker(fs: FileSystem, data_directory: str) -> CleanShutdown | None:

@@ -384,6 +384,18 @@ def test_r51_a_count_of_starts_that_does_not_grow_is_an_older_copy(cluster, star
     assert (1 in cluster.state().elr) == (not is_restored and directory is None)
 
 
+@pytest.mark.parametrize(("starts", "is_led"), [(1, True), (2, False)])
+def test_r51_a_lost_count_says_nothing_of_the_only_replica(cluster, starts, is_led):
+    cluster.register(1, clean=True, starts=5)
+    cluster.unfence(1)
+    for node_id in (3, 2):
+        cluster.fence(node_id)
+    cluster.create("alone")
+    cluster.register(1, clean=True, starts=starts)
+    cluster.unfence(1)
+    assert (cluster.image.topics["alone"].partitions[0].leader == 1) == is_led
+
+
 def test_r51_without_the_rule_an_older_copy_leads(cluster, mutant):
     mutant("R51-older-copy")
     for node_id in (3, 2, 1):

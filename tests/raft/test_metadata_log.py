@@ -50,6 +50,13 @@ def test_a_voter_refuses_a_directory_of_other_voters():
         opened(disk_of(True, ALL), [1, 2, 4])
 
 
+def test_r25_an_older_copy_names_the_command_that_accepts_it():
+    disk = disk_of(True, {1: DIRECTORY})
+    with pytest.raises(DataDirectoryError, match=r"7 records in doubt.*'kl log accept-loss /meta'"):
+        opened(disk, [1], known_offset=8)
+    assert opened(disk, [1], known_offset=1).directory == DIRECTORY
+
+
 def test_a_lost_journal_is_refused_unless_the_node_may_rejoin():
     with pytest.raises(DataDirectoryError, match="--rejoin"):
         opened(MemoryFileSystem(), [1, 2, 3], allow_new=False)

@@ -122,6 +122,20 @@ def accept_loss_again(fs: MemoryFileSystem) -> int:
     return accept_loss(fs, DIRECTORY).lost_records
 
 
+def test_an_older_copy_of_the_metadata_is_accepted(fs: MemoryFileSystem) -> None:
+    store = open_store(fs)
+    store.note_metadata_offset(17)
+    store.close(clean=False)
+    store = open_store(fs)
+    store.note_metadata_offset(17)
+    store.close()
+    store = open_store(fs)
+    assert store.metadata_offset == 17
+    store.close(clean=False)
+    accept_loss(fs, PATH + "/__cluster_metadata")
+    assert open_store(fs).metadata_offset == 0
+
+
 def test_the_damaged_files_are_kept(fs: MemoryFileSystem, written: list[tuple[int, bytes]]) -> None:
     flip(fs, 75, 2)
     damaged = fs.read_bytes(path(75))

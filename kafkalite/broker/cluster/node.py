@@ -77,11 +77,14 @@ class ClusterNode:
         cluster_id: str,
         clock: Clock,
         rng: Rng,
+        known_offset: int | None,
         is_deterministic: bool,
         is_inline: bool,
     ) -> None:
-        """``path`` is the data directory. If ``is_inline``, no threads are used. If ``is_deterministic``,
-        all randomness comes from ``rng`` (simulation). Raises DataDirectoryError.
+        """``path`` is the data directory, and ``known_offset`` the offset up to which it had the metadata.
+
+        If ``is_inline``, no threads are used. If ``is_deterministic``, all randomness comes from ``rng``
+        (simulation). Raises DataDirectoryError.
         """
         assert config.cluster_secret is not None, "checked with the settings"
         self._config = config
@@ -121,6 +124,7 @@ class ClusterNode:
                     snapshot_min_bytes=config.metadata_log_max_record_bytes_between_snapshots,
                 ),
                 allow_new=config.controller_quorum_rejoin or not self._voters_file.is_known,
+                known_offset=known_offset if len(self._voters) == 1 else None,
             )
         else:
             self._source = MetadataSource(self._voters, self.authenticator, f"metadata-{config.node_id}")

@@ -13,7 +13,7 @@ from typing import Final
 from kafkalite.groups.member import NO_PARTITIONS, Partitions, TopicIdPartition
 
 Subscribers = Mapping[str, frozenset[str]]
-"""{member: ids of its subscribed topics}, ordered by instance id or member id."""
+"""{member: ids of its subscribed topics}, ordered by the member's instance id, or member id without one."""
 Counts = Mapping[str, int]
 """{topic id: partition count}"""
 Targets = Mapping[str, Partitions]
@@ -103,7 +103,7 @@ def _uniform_mixed(members: Subscribers, counts: Counts, previous: Targets) -> d
 
 
 def _level(owned: dict[str, set[TopicIdPartition]], subscribers: Mapping[str, list[str]]) -> None:
-    """Move partitions in ``owned`` to subscribers that have at least two fewer, until none can be moved.
+    """Move partitions in ``owned`` to a subscriber that has at least two fewer, while there is one.
 
     Each move decreases the sum of the squared loads, so the loop ends.
     """

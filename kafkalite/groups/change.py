@@ -131,7 +131,7 @@ class GroupChange:
         self._record(record_codec.EVENT, event, self.group_epoch % record_codec.JOURNAL_SIZE)
 
     def _choose_assignor(self) -> str:
-        """Return the assignor that most members requested; if undecided, the first in the configuration."""
+        """Return the assignor that most members requested. In a tie, the configuration's order decides."""
         known = self._settings.assignors
         votes = Counter(
             member.subscription.assignor

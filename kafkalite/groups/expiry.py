@@ -62,7 +62,7 @@ class Expiry:
         return min(dues, default=None)
 
     def tick(self, now: Instant, topics: Topics) -> list[StateRecord]:
-        """Return the records of the changes due at ``now``, or only about the first MAX_RECORDS_PER_TICK."""
+        """Return the records of the changes that are due at ``now``, at most about MAX_RECORDS_PER_TICK."""
         records: list[StateRecord] = []
         if topics is not self._topics:
             self._compare_topics(records, now, topics)
@@ -160,7 +160,7 @@ class Expiry:
         return expired
 
     def tombstones(self, group: Group) -> list[StateRecord]:
-        """Return the tombstones that delete a group without members, except those of its offsets."""
+        """Return tombstones for the records of a group without members, except the records of its offsets."""
         group_id = group.group_id
         keys = [key_of(EVENT, group_id, slot) for slot in group.event_slots]
         return [StateRecord(key, None) for key in [*keys, key_of(GROUP, group_id)]]

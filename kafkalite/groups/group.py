@@ -49,8 +49,8 @@ class Session:
 class Group:
     """The state of one group.
 
-    Invariants: ``owners`` maps each partition that a member owns or has yet to release to its only owner
-    (R38). ``instances`` maps the instance ids of ``members`` to member ids. ``sessions`` and ``members``
+    Invariants: ``owners`` has the only owner (R38) of each partition that a member owns or must still
+    release. ``instances`` maps the instance ids of ``members`` to member ids. ``sessions`` and ``members``
     have the same keys.
     """
 
@@ -76,7 +76,7 @@ class Group:
 
     @property
     def journal(self) -> list[GroupEvent]:
-        """The causes of the last generations, from oldest to newest."""
+        """The causes of the newest generations (at most JOURNAL_SIZE), from oldest to newest."""
         return sorted(self._events.values(), key=lambda event: event.group_epoch)
 
     @property
@@ -103,7 +103,7 @@ class Group:
             self.names.update((topic_id, name) for name, (topic_id, _) in state.topics.items())
 
     def replay_subscription(self, member_id: str, subscription: Subscription | None, now: Instant) -> None:
-        """Replay a member's subscription, or its removal if None."""
+        """Replay the record of a member's subscription. None means that the record was deleted."""
         member = self._member(member_id, now)
         instance_id = member.subscription.instance_id
         if instance_id is not None and self.instances.get(instance_id) == member_id:
@@ -141,7 +141,7 @@ class Group:
         self._put(member_id, member._replace(current=current))
 
     def replay_event(self, slot: int, event: GroupEvent | None) -> None:
-        """Replay the cause of a generation, or its removal if None."""
+        """Replay the record of a generation's cause. None means that the record was deleted."""
         if event is None:
             self._events.pop(slot, None)
         else:

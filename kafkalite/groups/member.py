@@ -42,7 +42,7 @@ class CurrentAssignment(NamedTuple):
     """The partitions that a member may own at present.
 
     Invariants: ``assigned`` and ``revoking`` are disjoint. The member owns no partition that is in neither.
-    No partition is in a set of two members (R38). ``revoking`` gains partitions only together with a new
+    No partition is in sets of two members (R38). ``revoking`` gains partitions only together with a new
     ``member_epoch``, so a heartbeat at that epoch shows that the member has received them.
     """
 

@@ -102,7 +102,7 @@ class OffsetRules:
             )
 
     def check_member(self, request: _Commit | OffsetFetchRequest) -> None:
-        """Raise a BrokerError unless the sender is a current member, or the group has none (R35, R39)."""
+        """Raise a BrokerError unless the sender is a current member or the group has no member (R35, R39)."""
         group = self._groups.get(request.group_id)
         if not isinstance(request, OffsetFetchRequest):
             check_instance(group, request.instance_id, request.member_id)
@@ -145,7 +145,7 @@ class OffsetRules:
         return shape.topic_id
 
     def fetch(self, request: OffsetFetchRequest, topics: Topics) -> Decision:
-        """Return the committed offsets. Raises if the member is unknown or its epoch is stale."""
+        """Return the committed offsets. Raises the errors of ``check_member`` for a member's request."""
         if request.member_id and request.member_epoch >= 0:
             self.check_member(request)
         group = self._groups.get(request.group_id)
@@ -205,7 +205,7 @@ def offset_tombstone(group_id: str, topic: str, partition: int) -> StateRecord:
 def _result(
     entry: CommittedOffset, topic_id: str, commit_ms: int, error: BrokerError | None
 ) -> CommittedOffset:
-    """Return the response entry for one offset of a commit. It omits the metadata text."""
+    """Return the response entry, without the metadata text, for one offset of a commit."""
     value = OffsetValue(entry.offset, entry.leader_epoch, None, commit_ms, topic_id)
     return _fetched(entry.topic, entry.partition, value, error)
 

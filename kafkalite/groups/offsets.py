@@ -97,7 +97,10 @@ class PendingOffsets:
             self._forget(producer_id, key)
 
     def end(self, producer_id: int, *, is_commit: bool) -> list[tuple[OffsetKey, bytes | None]]:
-        """End the producer's transaction. Return each (key, value) that takes effect, none if aborted."""
+        """End the producer's transaction. Return (key, encoded offset) of each offset that takes effect.
+
+        An encoded offset of None removes the committed offset. The list is empty after an abort.
+        """
         effective: list[tuple[OffsetKey, bytes | None]] = []
         for key, (order, packed) in self._by_producer.pop(producer_id, {}).items():
             producers = self._producers[key]

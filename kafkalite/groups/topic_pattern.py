@@ -132,7 +132,7 @@ class TopicPattern:
         return len(self._takes) - 1
 
     def _build(self, node: _Node, after: int) -> int:
-        """Add the states that match ``node`` and then continue at ``after``. Return the first one."""
+        """Add states that match ``node`` and then continue at state ``after``. Return the first state."""
         match node:
             case _Characters():
                 return self._state((node.allowed, after), [])

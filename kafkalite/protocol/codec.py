@@ -169,7 +169,7 @@ def decode(cls: type[M], data: Buffer) -> M:
 def _open(
     envelope: Buffer, width: int, what: str, max_items: int, max_partitions: int = sys.maxsize
 ) -> list[Any]:
-    """Return the fields of the envelope. The last one is the body: unpacked, or a Stream to read it from."""
+    """Return the fields of the envelope. The last field is the unpacked body, or a Stream that reads it."""
     if len(envelope) > SMALL_ENVELOPE_BYTES:
         stream = Stream(envelope, max_items, max_partitions)
         opened: list[Any] = stream.guarded(lambda stream: stream.open(width, what))
@@ -223,7 +223,7 @@ class Stream:
             ) from error
 
     def open(self, width: int, what: str) -> list[Any]:
-        """Return the ``width`` fields of the envelope. The last one is this stream, yet to be read."""
+        """Return the ``width`` fields of the envelope. In place of the last field, return this stream."""
         self.expect_width(width, what)
         return [*(self.value() for _ in range(width - 1)), self]
 
@@ -244,7 +244,7 @@ class Stream:
         return count
 
     def spend_partitions(self, count: int, where: str) -> None:
-        """Subtract partitions that a request names from its limit. Raises RemoteProtocolError below 0."""
+        """Count ``count`` more partitions of the request. Raises RemoteProtocolError above the limit."""
         self._partitions_left -= count
         if self._partitions_left < 0:
             raise RemoteProtocolError(
@@ -382,7 +382,10 @@ def _list(item: Plan, where: str) -> Plan:
 
 
 def _distinct(item: Plan, where: str, is_limited: bool) -> Plan:
-    """Return the plan for a list that names no partition twice (S23). ``is_limited``: count its items."""
+    """Return the plan for a list of ``item`` that rejects a repeated partition (S23).
+
+    If ``is_limited``, the items count toward the request's partition limit.
+    """
     items = _list(item, where)
     check_items, read_items = items.check, items.read
 

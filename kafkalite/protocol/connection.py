@@ -102,8 +102,8 @@ class ServerConnection:
     """The server's end of a connection.
 
     ``max_envelope_bytes`` and ``max_payload_bytes`` (inclusive) apply after the client has sent ApiVersions.
-    ``max_partitions`` (inclusive) limits the partitions that one request may name. To bound the time of one
-    call, it returns at most ``requests_per_turn`` requests, or decodes a part of a large one.
+    ``max_partitions`` (inclusive) limits the partitions that one request may name. To bound its time, each
+    call returns at most ``requests_per_turn`` requests, or decodes a part of one large request.
     ``next_requests`` returns the rest.
     """
 
@@ -160,8 +160,8 @@ class ServerConnection:
         """Return the requests completed by ``byte_count`` bytes in the last ``get_buffer()``.
 
         While ``has_more``, call ``hold`` instead. Raises RemoteProtocolError if the stream is damaged; then
-        close the connection. If there are complete requests before the damage, they are returned instead,
-        followed by a fatal BadRequest with NO_CORRELATION_ID.
+        close the connection. If there are complete requests before the damage, the call instead returns them
+        and a fatal BadRequest with NO_CORRELATION_ID.
         """
         reader = self._reader
         reader.received(byte_count)
@@ -200,7 +200,7 @@ class ServerConnection:
         self.has_more = bool(frames) or self._unread is not None
 
     def next_requests(self) -> list[Request | BadRequest]:
-        """Return the next requests; an empty list while a large request is being decoded."""
+        """Return the next requests. The list is empty while a large request is being decoded."""
         events: list[Request | BadRequest] = []
         frames = self._unread_frames
         if self._unread is not None:
@@ -226,7 +226,7 @@ class ServerConnection:
         return events
 
     def eof(self) -> None:
-        """Called at the end of the client's stream. Raises RemoteProtocolError if a frame is incomplete."""
+        """Raise RemoteProtocolError if a frame is incomplete. Called at the end of the client's stream."""
         if self._is_open and self._reader.is_mid_frame:
             raise RemoteProtocolError("the stream ended inside a frame")
 
@@ -235,7 +235,8 @@ class ServerConnection:
     ) -> list[Buffer]:
         """Return the buffers of the response to ``request``, to be written in order.
 
-        ``throttle_ms`` is the time by which this response was delayed. Raises LocalProtocolError.
+        ``throttle_ms`` is the time by which this response was delayed. Raises LocalProtocolError if a value
+        has a wrong type or the response is too large.
         """
         envelope = codec.encode((request.correlation_id, throttle_ms, message))
         return encode_frame(envelope, payload_parts)
@@ -251,7 +252,7 @@ class ServerConnection:
         return encode_frame(codec.encode((request.correlation_id, 0, error)))
 
     def _understand(self, frame: Frame) -> Request | BadRequest | None:
-        """Return the request in ``frame``. None if it is large; then ``_unread`` decodes it in turns."""
+        """Return the request in ``frame``, or None if it is large: ``_unread`` then decodes it in turns."""
         head = codec.decode_request_head(frame.envelope, self._max_partitions)
         key, version = head.api_key, head.api_version
         if not self.has_handshake and key != ApiKey.API_VERSIONS:
@@ -369,7 +370,7 @@ class ClientConnection:
         return [self._understand(frame) for frame in self._reader.buffer_updated(byte_count)]
 
     def eof(self) -> None:
-        """Called at the end of the server's stream. Raises RemoteProtocolError if a frame is incomplete."""
+        """Raise RemoteProtocolError if a frame is incomplete. Called at the end of the server's stream."""
         if self._reader.is_mid_frame:
             raise RemoteProtocolError("the stream ended inside a frame")
 

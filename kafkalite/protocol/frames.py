@@ -60,7 +60,7 @@ def encode_frame(envelope: bytes, payload_parts: Iterable[Buffer] = ()) -> list[
 
 
 class _Lender(BytesIO):
-    """A BytesIO whose buffer a memoryview uses. ``close`` does nothing: it would fail at finalization."""
+    """A BytesIO whose buffer a memoryview uses. ``close`` does nothing: it would fail while that exists."""
 
     __slots__ = ()
 

@@ -16,7 +16,8 @@ _LINE: Final = f"{ABORTED} %d %d %d %d"
 
 
 class Aborted(NamedTuple):
-    """One aborted transaction. ``last_offset`` is its marker's offset, inclusive. ``bound`` is inclusive."""
+    """One aborted transaction. ``last_offset`` is the offset of its marker. ``bound`` is at most the first
+    offset of every later entry."""
 
     producer_id: int
     first_offset: int
@@ -46,11 +47,12 @@ class AbortedIndex:
         return zip(*columns, strict=True)
 
     def lines(self) -> Iterator[str]:
-        """Yield one line per entry, for a snapshot. There may be any number of entries."""
+        """Yield one line per entry, for a snapshot."""
         return map(_LINE.__mod__, self._rows())
 
     def add_line(self, text: str) -> None:
-        """Add the entry of a line of ``lines``, given without its first word. Raises ValueError."""
+        """Add the entry that ``text`` contains: a line of ``lines`` without its first word. Raises
+        ValueError."""
         producer_id, first_offset, last_offset, bound = map(int, text.split())
         self.add(Aborted(producer_id, first_offset, last_offset, bound))
 
@@ -65,7 +67,7 @@ class AbortedIndex:
         return f"<AbortedIndex {list(self)}>"
 
     def add(self, entry: Aborted) -> None:
-        """Add an aborted transaction. Called once for each transaction, in the order of their markers."""
+        """Add an aborted transaction. Call it once for each transaction, in the order of their markers."""
         producer_id, first_offset, last_offset, bound = entry
         self._producer_ids.append(producer_id)
         self._first_offsets.append(first_offset)

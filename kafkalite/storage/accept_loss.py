@@ -107,7 +107,8 @@ def _read_marker(fs: FileSystem, data_directory: str) -> CleanShutdown | None:
 
 @dataclass(slots=True)
 class _Content:
-    """The new content of one segment: its intact batches, and gap batches. ``is_same``: nothing changed."""
+    """The new content of one segment: its intact batches, and gap batches. ``is_same``: the existing file has
+    the same batches."""
 
     base_offset: int
     parts: list[bytes] = field(default_factory=list)
@@ -212,13 +213,14 @@ class _Repair:
         )
 
     def _runs(self, segment: Segment, view: memoryview, at: int) -> Iterator[Intact]:
-        """Yield the runs of intact batches in a segment; none if it belongs to another log (R42)."""
+        """Yield the runs of intact batches in a segment. A segment of another log has none (R42)."""
         if not is_own(self._fs, segment, self._point.end):
             return
         yield from intact_runs(view, 0, at)
 
     def _repair_segment(self, segment: Segment, at: int, limit: int) -> int:
-        """Fill the gaps of one segment from offset ``at`` to ``limit``, and return its new end offset."""
+        """Fill the gaps of one segment from offset ``at`` to ``limit`` (exclusive). Return the segment's end
+        offset."""
         size = segment.file.size()
         view = segment.file.map(size)
         content = _Content(segment.base_offset)
@@ -288,7 +290,8 @@ class _Repair:
                 self._fs.unlink(layout.join(self._directory, name))
 
     def _remove_derived(self, names: list[str], first_lost: int) -> None:
-        """Remove the leader epochs and the later producer snapshots; the next start derives them again."""
+        """Remove the leader epochs and the producer snapshots above ``first_lost``; the next start derives
+        them again."""
         for name in names:
             offset = layout.parse_producers_file_name(name)
             if name == layout.LEADER_EPOCHS_FILE or (offset is not None and offset > first_lost):

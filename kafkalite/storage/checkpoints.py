@@ -52,18 +52,19 @@ class LogState(NamedTuple):
     truncated_to: int = NO_OFFSET
 
     def is_older_than(self, point: RecoveryPoint) -> bool:
-        """Whether this state is older than the one that the log had when ``point`` was written."""
+        """Whether this state is older than the log's state at the time when ``point`` was written."""
         return self.truncations < point.truncations or self.log_start_offset < point.log_start_offset
 
     def cap(self, end_offset: int, truncations: int) -> int:
-        """Return the offset, at most ``end_offset``, below which a file with this count is valid."""
+        """Return the offset, at most ``end_offset``, below which a file with the count ``truncations`` is
+        valid."""
         return end_offset if truncations >= self.truncations else min(end_offset, self.truncated_to)
 
 
 class Fingerprint(NamedTuple):
     """The CRC fields of a segment's first and last batch, which identify the segment and its end.
 
-    ``position`` is that of the last batch in the file. A segment of another log has another first batch. A
+    ``position`` is the last batch's position in the file. A segment of another log has another first batch. A
     segment that was cut, zeroed or replaced by an older version has another last batch, or none (R42).
     """
 
@@ -90,7 +91,7 @@ class CompactionPoints(NamedTuple):
     """The offsets (exclusive) up to which a log is compacted.
 
     ``passes``: (compacted up to, wall clock time in milliseconds), both ascending. A pass may be omitted if
-    another one follows soon; its offsets then count as compacted later.
+    another one follows soon; its offsets then count as compacted by the later pass.
     """
 
     truncations: int = 0

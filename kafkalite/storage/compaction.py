@@ -64,7 +64,8 @@ _MAX_REMEMBERED: Final = 100_000
 
 
 def map_key(key: bytes) -> bytes:
-    """Return the map key for ``key``. Different keys have different map keys."""
+    """Return the map key that stands for ``key``: the key itself, or a hash if it is long. Different keys
+    have different map keys."""
     if len(key) <= _SHORT_KEY_BYTES:
         return key
     return hashlib.blake2b(key, digest_size=_SHORT_KEY_BYTES + 1).digest()
@@ -159,8 +160,8 @@ stayed or a tombstone may be removed."""
 class LatestOffsets:
     """Maps each map key to the offset of its latest record in the batches that were read.
 
-    ``end_offset`` (exclusive) is that of the last batch read. ``is_full`` means that there is no memory for
-    further keys.
+    ``end_offset`` (exclusive) is the end of the last batch that was read. ``is_full``: it has the maximum
+    number of keys, so no further batch should be read.
     """
 
     __slots__ = ("_max_keys", "end_offset", "offsets")
@@ -226,7 +227,7 @@ class Rewriter:
     def __init__(
         self, facts: Facts, latest: LatestOffsets, end_offset: int, horizons: Horizons, remembered: Remembered
     ) -> None:
-        """Batches from ``end_offset`` on, the base offset of a batch, stay unchanged.
+        """Batches from ``end_offset`` (the base offset of a batch) on stay unchanged.
 
         A tombstone may be removed only if it is in ``remembered``, because then ``latest`` has every older
         record of its key.
@@ -318,7 +319,7 @@ class Rewriter:
         return self._keep(batch, header, is_kept=True)
 
     def _keep(self, batch: memoryview, header: BatchHeader, *, is_kept: bool) -> list[Written]:
-        """Keep all records of a batch. Unless ``is_kept``, clear the producer id of a transactional batch."""
+        """Keep all records of a batch. If it is transactional, clear its producer id unless ``is_kept``."""
         if not header.is_transactional:
             return self._whole(batch, header)
         if is_kept:
@@ -361,7 +362,7 @@ class Rewriter:
         return self._keep(batch, header, is_kept=is_kept)
 
     def _pin(self, key: bytes | None) -> None:
-        """Record that a record of ``key`` stays although a later one has replaced it."""
+        """Remember that a superseded record of ``key`` is kept in the log."""
         if len(self._pinned) < _MAX_PINNED_KEYS:
             self._pinned.add(key)
             self._remember(key, self._latest[key])

@@ -125,7 +125,8 @@ class CompactionPass:
         take: Callable[[memoryview], None],
         write: Callable[[], Job | None] = lambda: None,
     ) -> Steps:
-        """Pass all batches of ``segment`` to ``take`` in chunks. Yield the jobs of ``write`` in between."""
+        """Pass all batches of ``segment`` to ``take`` in chunks. After each chunk, yield the job that
+        ``write`` returns, if any."""
         file, position, want, offset = segment.file, 0, chunk_bytes, segment.base_offset
         while position < segment.size_bytes:
             data = yield partial(file.read_at, position, min(want, segment.size_bytes - position))

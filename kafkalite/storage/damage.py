@@ -42,7 +42,7 @@ class Damage:
 
 
 def repair_hint(directory: str) -> str:
-    """Return what an operator can do about a damaged log without another replica."""
+    """Return what an operator can do about a damaged log that has no other replica."""
     return f"restore {directory}, or stop the broker and accept the loss with '{ACCEPT_COMMAND} {directory}'"
 
 

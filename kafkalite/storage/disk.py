@@ -169,7 +169,8 @@ class RealFileSystem:
     __slots__ = ("_min_free_bytes", "_owner", "_threads")
 
     def __init__(self, *, min_free_bytes: int = 0, owner: str = "") -> None:
-        """``File.allocate`` keeps ``min_free_bytes`` free for small files, at most a tenth of the disk (R54).
+        """``File.allocate`` keeps ``min_free_bytes``, but at most a tenth of the disk, free for small files
+        (R54).
 
         ``owner`` is the name of the node in errors.
         """

@@ -1,7 +1,7 @@
 """The interface to the disk. ``disk`` implements it with real files, ``memory_filesystem`` in memory.
 
 Paths are text with ``/``. Every method may raise OSError, DiskFullError if the disk is full, and
-TooManyOpenFilesError if no file descriptor is left; the last leaves names and contents unchanged. After any
+TooManyOpenFilesError if no file descriptor is left, which leaves names and contents unchanged. After any
 error of ``File.sync``, the unsynced data of that file must be considered lost (R26).
 """
 
@@ -95,8 +95,8 @@ class FileSystem(Protocol):
         ...
 
     def boot_id(self) -> str:
-        """Return an id that changes with each start of the system, which may lose unsynced bytes. Empty if it
-        is unknown."""
+        """Return the id of the system's current boot, or "" if it is unknown. A reboot may lose unsynced
+        bytes."""
         ...
 
     def read_bytes(self, path: str) -> bytes: ...
@@ -109,8 +109,8 @@ class FileSystem(Protocol):
         ...
 
     def run_all(self, jobs: Sequence[Callable[[], None]]) -> list[Exception | None]:
-        """Run jobs that wait for the disk, concurrently if that is faster. Return the exception of each job
-        or None, in order.
+        """Run jobs that wait for the disk, concurrently if that is faster. Return one item per job, in order:
+        its exception, or None.
 
         No two jobs may use the same file. A disk serves many concurrent syncs together.
         """

@@ -82,7 +82,7 @@ def encode_block(magic: bytes, block: Block, entry_bytes: int) -> bytes:
 
 
 def decode_blocks(magic: bytes, data: bytes, entry_bytes: int) -> Iterator[tuple[Block, int]]:
-    """Yield the intact blocks up to the first bad one, each with its end position."""
+    """Yield (block, position behind it in ``data``) of the intact blocks before the first bad one."""
     position = 0
     while position + BLOCK_HEADER_BYTES <= len(data):
         fields = _HEADER.unpack_from(data, position)

@@ -119,7 +119,8 @@ class _ReadOnly:
 
 
 def damage_of(fs: FileSystem, directory: str) -> Damage | None:
-    """Return the damage that the next start would find if only the process ended. Changes nothing."""
+    """Return the damage that a start would find after a crash of the process, not of the system. Changes
+    nothing."""
     data_directory, name = layout.parent(directory), directory.rpartition("/")[2]
     parsed = layout.parse_log_directory_name(name)
     point = RecoveryPoint()
@@ -305,7 +306,8 @@ class _Tally(NamedTuple):
 def _verify_segment(
     fs: FileSystem, path: str, base_offset: int, is_last: bool, findings: list[Finding]
 ) -> _Tally:
-    """Check batches and index entries, and add findings. A bad end of the last segment may be a torn tail."""
+    """Check batches and index entries, and add findings. Bad bytes at the end of the last segment may be a
+    torn tail."""
     starts: dict[int, int] = {}  # base offset -> position
     timestamps: dict[int, int] = {}  # base offset -> max timestamp
     end_offset, size_bytes, record_count = base_offset, 0, 0

@@ -49,7 +49,7 @@ class LeaderEpochs:
         return [entry for entry in self.entries() if entry.start_offset < end_offset]
 
     def assign(self, leader_epoch: int, start_offset: int) -> None:
-        """Begin ``leader_epoch`` at ``start_offset``. It must not be older than the latest epoch.
+        """Begin ``leader_epoch``, which must not be older than the latest epoch, at ``start_offset``.
 
         Replaces entries that have no batches (R5).
         """
@@ -82,7 +82,8 @@ class LeaderEpochs:
         del self.start_offsets[index:]
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Remove the epochs that end at or below ``start_offset``. The first one left then starts there."""
+        """Remove the epochs that end at or below ``start_offset``. The oldest remaining epoch then starts
+        there."""
         index = bisect_right(self.start_offsets, start_offset) - 1
         if index >= 0:
             del self.epochs[:index]

@@ -87,7 +87,8 @@ class Appended(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """Complete batches, with one buffer for each segment. The first may begin before the requested offset."""
+    """Complete batches, with one buffer for each segment. The first batch may begin before the requested
+    offset."""
 
     buffers: list[memoryview]
     size_bytes: int
@@ -220,7 +221,8 @@ class Log:
         *,
         may_lack_unsynced: bool = False,
     ) -> tuple[Log, RecoverySync | None]:
-        """Do ``recover`` without its syncs, and return them too. They must succeed before the log is used."""
+        """Return the log as ``recover`` does, and the syncs (or None) that must succeed before the log is
+        used."""
         opened = recover(fs, directory, config, point or RecoveryPoint(), identity, may_lack_unsynced)
         log = cls(fs, directory, config)
         log._take(opened)
@@ -243,7 +245,8 @@ class Log:
     def mark_damaged(
         self, cause: str, *, sound_end_offset: int | None = None, records_in_doubt: int | None = None
     ) -> Damage:
-        """Take the log offline because of damage (R24). Return the damage that was found first.
+        """Take the log offline because of damage (R24), and return the damage. If the log was already
+        damaged, change nothing and return the earlier damage.
 
         Records below ``sound_end_offset`` can still be read. None means the log start: no record can be
         trusted. ``records_in_doubt`` is as in ``Damage``.
@@ -543,7 +546,7 @@ class Log:
         return self._active
 
     def maybe_roll(self, now_ms: int) -> bool:
-        """Roll if the active segment has batches and is older than ``segment.ms``. Return whether it was.
+        """Roll if the active segment has batches and is older than ``segment.ms``. Return whether it rolled.
 
         Raises the errors of ``roll``.
         """
@@ -610,8 +613,9 @@ class Log:
     def offset_for_bytes(self, start_offset: int, end_offset: int, max_bytes: int) -> BytesEnd:
         """Return the offset up to which [start_offset, end_offset) can be read with ``max_bytes`` of batches.
 
-        A batch counts completely if any of its offsets is in the range. The first is included regardless of
-        its size. Offsets outside the log have no bytes. Raises LogOfflineError if the files are damaged.
+        A batch counts completely if any of its offsets is in the range. The first batch is included
+        regardless of its size. Offsets outside the log have no bytes. Raises LogOfflineError if the files are
+        damaged.
         """
         self._open()
         start, end = max(start_offset, self.log_start_offset), min(end_offset, self.log_end_offset)
@@ -860,7 +864,8 @@ class Log:
             self.on_moved(self._directory, self.recovery_point)
 
     def retention_offset(self, now_ms: int, *, up_to: int) -> int:
-        """Return the log start that retention.ms and retention.bytes require. Roll if all may be deleted.
+        """Return the log start that retention.ms and retention.bytes require. If all segments may be deleted,
+        roll first.
 
         ``up_to`` is the high watermark (exclusive). Raises the errors of ``roll``.
         """
@@ -971,7 +976,8 @@ class Log:
         return states is None or states.get(producer_id) is not None
 
     def fits(self, work: CompactionPass | SwapWork | SegmentScrub) -> bool:
-        """Whether the log was neither truncated nor closed nor taken offline since the pass began."""
+        """Whether ``work`` is still valid: since it began, the log was not truncated, closed or taken
+        offline."""
         is_usable = self.offline_reason is None and not self._is_closed
         return is_usable and work.truncations == self._state.truncations
 

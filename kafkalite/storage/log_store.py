@@ -256,7 +256,7 @@ class LogStore:
     def _sync_recovered(self, recovered: Sequence[tuple[TopicPartition, Log, RecoverySync]]) -> None:
         """Run the syncs of all recoveries together. A log that cannot be synced is not used (R24).
 
-        Raises StorageExhaustedError: the logs that it concerns are not open.
+        Raises StorageExhaustedError after removing the logs whose syncs raised it.
         """
         exhausted: StorageExhaustedError | None = None
         errors = self._fs.run_all([unsynced.run for _, _, unsynced in recovered])
@@ -295,7 +295,7 @@ class LogStore:
 
         If ``clean``, everything is synced and checkpointed before the marker is written (R21). A log that
         cannot be synced is omitted from the marker and will be recovered. The marker then has no broker
-        epoch, which would claim that every acknowledged record is on this disk.
+        epoch, because an epoch claims that every acknowledged record is on this disk.
         """
         if self._closed:
             return
@@ -456,7 +456,7 @@ class LogStore:
 
     @property
     def metadata_offset(self) -> int | None:
-        """The metadata offset that earlier sessions have at least reached; None if there was no session.
+        """A metadata offset that an earlier session has reached; None if there was no session.
 
         0 if only the logs prove that there was a session. Metadata that ends before it is refused (R25).
         """
@@ -473,7 +473,8 @@ class LogStore:
             self._on_moved(METADATA_POINT, RecoveryPoint(offset))
 
     def checkpoint(self) -> None:
-        """Write the recovery points that moved. Raises OSError, StorageExhaustedError: the old ones stay."""
+        """Write the recovery points that moved. Raises OSError or StorageExhaustedError; the old points then
+        stay."""
         work = self.begin_checkpoint()
         if work is not None:
             work()

@@ -34,12 +34,12 @@ class OffsetIndex:
 
     @property
     def last_position(self) -> int:
-        """The position of the last entry, or 0, the start of the segment, without one."""
+        """The position of the last entry. If there is none: 0, the start of the segment."""
         return self.positions[-1] if self.positions else 0
 
     @property
     def last_relative_offset(self) -> int:
-        """The relative offset of the last entry, or 0 without one."""
+        """The relative offset of the last entry, or 0 if there is none."""
         return self.relative_offsets[-1] if self.relative_offsets else 0
 
     def append(self, relative_offset: int, position: int) -> None:
@@ -51,12 +51,12 @@ class OffsetIndex:
         self.positions.append(position)
 
     def position_before_offset(self, relative_offset: int) -> int:
-        """Return the position of the last entry at or below ``relative_offset``, or 0 without one."""
+        """Return the position of the last entry at or below ``relative_offset``, or 0 if there is none."""
         index = bisect_right(self.relative_offsets, relative_offset)
         return self.positions[index - 1] if index else 0
 
     def position_before_position(self, position: int) -> int:
-        """Return the largest indexed batch start at or below ``position``, or 0 without one."""
+        """Return the largest indexed batch start at or below ``position``, or 0 if there is none."""
         index = bisect_right(self.positions, position)
         return self.positions[index - 1] if index else 0
 

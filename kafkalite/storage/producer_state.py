@@ -87,7 +87,8 @@ class ProducerState:
     transaction_start_offset: int = NO_OFFSET  #: NO_OFFSET if no transaction is open here
 
     def is_from_current_coordinator(self, coordinator_epoch: int) -> bool:
-        """Whether the coordinator of a marker is at least as new as that of the last marker (R32)."""
+        """Whether ``coordinator_epoch``, which a marker has, is at least the epoch of the producer's last
+        marker (R32)."""
         return coordinator_epoch >= self.coordinator_epoch
 
     def fence(self, marker_epoch: int) -> None:
@@ -284,7 +285,7 @@ class ProducerStates:
     ) -> None:
         """Add a batch whose ``attributes`` have the transactional or the control bit.
 
-        Only as much of ``batch`` as a marker contains is read. Raises CorruptBatchError for a malformed
+        At most the length of a marker is read from ``batch``. Raises CorruptBatchError for a malformed
         marker.
         """
         if attributes & CONTROL_BIT:

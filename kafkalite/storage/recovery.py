@@ -234,7 +234,7 @@ def diagnose(
     point: RecoveryPoint,
     identity: PartitionIdentity | None,
 ) -> Damage | None:
-    """Return the damage that ``recover`` would find if only the process ended. Raises the same errors.
+    """Return the damage that ``recover`` would find with ``may_lack_unsynced`` False. Raises the same errors.
 
     The caller passes a file system that ignores changes.
     """
@@ -805,7 +805,7 @@ class _Recovery:
 
     def _cut_files(self, saved: list[EpochEntry] | None, changed: bool) -> RecoverySync | None:
         """Truncate the files to their contents. Return the syncs of everything that is not proven to be
-        synced.
+        synced. ``changed``: recovery has removed a file.
 
         The active segment keeps its zeros for the next batches, because releasing them can take milliseconds.
         """

@@ -64,7 +64,7 @@ class RecoveryPointsFile:
             )
 
     def write(self, changes: Mapping[str, Change]) -> bool:
-        """Make the changed points durable. Returns whether there were any.
+        """Make the changed points durable. Returns False if nothing had to be written.
 
         After OSError or StorageExhaustedError the file has the old points; the next write adds ``changes``.
         """

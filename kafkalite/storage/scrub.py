@@ -22,7 +22,8 @@ CHUNK_BYTES: Final = 256 * KIB
 
 
 class Finding(NamedTuple):
-    """The damage of a segment. ``sound_end_offset`` is exclusive. ``records_in_doubt`` is the segment's."""
+    """The damage of a segment. ``sound_end_offset`` is exclusive. ``records_in_doubt`` counts only offsets of
+    this segment."""
 
     cause: str
     sound_end_offset: int

@@ -195,7 +195,7 @@ class Segment:
         return segment
 
     def take_file(self, file: File, size_bytes: int, next_offset: int) -> None:
-        """Use ``file`` as this segment's. It had another name, and all its batches are in the indexes."""
+        """Use ``file``, which was written under another name. The indexes already have all its batches."""
         self._file = file
         self.size_bytes, self.next_offset = size_bytes, next_offset
         self._set_allocated(size_bytes)
@@ -558,7 +558,8 @@ class Segment:
         return position, offset
 
     def take_saved_indexes(self, up_to: int) -> tuple[int, int]:
-        """Load the entries below ``up_to`` (exclusive) on which both index files agree.
+        """Load the index entries below offset ``up_to``, up to the first block on which the two index files
+        disagree.
 
         Return (end_offset, end_position): a batch boundary that is proven to be synced and is not below the
         last entry. Other content is removed from the files and written again later.
@@ -627,7 +628,8 @@ class Segment:
         return NO_OFFSET if self._last_base_offset == _UNKNOWN else self._last_position
 
     def has(self, block: Block) -> bool:
-        """Whether the file has the batches that ``block`` names (R42). True for a block of another log."""
+        """Whether the file has the batches that ``block`` names (R42). Also True if the block belongs to
+        another log or names no last batch."""
         if block.owner != self.owner or not block.tail_crc:
             return True
         found = self.fingerprint(block.tail_position)

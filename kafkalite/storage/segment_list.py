@@ -91,7 +91,7 @@ class SegmentList:
         return buffers, size_bytes, next_offset
 
     def find_bytes(self, start_offset: int, end_offset: int, max_bytes: int) -> BytesEnd:
-        """Implements ``Log.offset_for_bytes`` for a range that is not empty and within the log."""
+        """Implements ``Log.offset_for_bytes`` for a non-empty range within the log."""
         first, last = self.number_of(start_offset), self.number_of(end_offset - 1)
         start = self.segments[first].find(start_offset)
         stop = self.segments[last].end_position(self.segments[last].find(end_offset - 1))

@@ -28,7 +28,7 @@ class WithReservedId(NamedTuple):
 
 
 class MarkersWritten(NamedTuple):
-    """Reports that the transaction's marker is committed in these partitions, or that they are deleted."""
+    """Reports partitions in which the transaction's marker is committed, or which were deleted."""
 
     transactional_id: str  #: or the application id of a transaction group
     producer_id: int

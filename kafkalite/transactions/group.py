@@ -38,7 +38,7 @@ class TransactionGroup:
         self.name = name
         self.last_batch_id = NO_BATCH  #: this batch and all lower ones are decided
         self.last_winners: tuple[str, ...] = ()
-        self.retired_ms = NO_TIMESTAMP  #: wall clock of the retirement; afterwards no batch is accepted
+        self.retired_ms = NO_TIMESTAMP  #: wall clock of the retirement; the next decided batch revokes it
         self.writers: dict[int, Transaction] = {}  #: by producer id
         self.open: dict[int, None] = {}
         self.free: dict[int, None] = {}  #: reusable producer ids; the one unused for longest comes first
@@ -66,7 +66,7 @@ class TransactionGroup:
         )
 
     def open_writers(self) -> Iterator[Transaction]:
-        """Yield the writers with open transactions in the order in which they joined."""
+        """Yield the open transactions in the order in which their writers joined."""
         return (self.writers[producer_id] for producer_id in self.open)
 
     def ongoing(self, batch_id: int) -> list[Transaction]:
@@ -85,7 +85,7 @@ class TransactionGroup:
     def free_identity(self) -> Identity | None:
         """Return the identity of the writer that completed last, or None.
 
-        So the others stay idle and expire.
+        The writers that completed earlier stay idle, so that they expire.
         """
         for producer_id in reversed(self.free):
             return self.writers[producer_id].identity
@@ -94,8 +94,8 @@ class TransactionGroup:
     def winners(self, batch_id: int, named: Sequence[TxnWinner]) -> dict[int, Transaction]:
         """Return {producer id: transaction} of the writers that a request names as winners of the batch.
 
-        Raises InvalidTxnStateError unless each of them is Ongoing with the named epoch: its timeout may have
-        aborted it, or the writer has joined again.
+        Raises InvalidTxnStateError unless each transaction is Ongoing with the named epoch: it may have timed
+        out, or the writer may have joined again.
         """
         found = {}
         for winner in named:
@@ -119,7 +119,7 @@ class TransactionGroup:
         _, self.last_batch_id, self.last_winners, self.retired_ms = result
 
     def put(self, writer: Transaction) -> None:
-        """Replay the record of a writer's transaction, which replaces the earlier one of its producer id."""
+        """Replay a transaction record. ``writer`` replaces any earlier transaction of its producer id."""
         producer_id = writer.producer_id
         assert producer_id != NO_PRODUCER_ID
         earlier = self.writers.get(producer_id)

@@ -136,7 +136,7 @@ class TransactionMachine:
         raise TypeError(f"a transaction coordinator does not handle {type(command).__name__}")
 
     def tick(self, now: Instant, topics: Topics) -> Decision:
-        """Return the first records that abort overdue transactions (R34) and remove expired names."""
+        """Return records that abort overdue transactions (R34) and remove expired names, up to a limit."""
         records: list[StateRecord] = []
         size_bytes = 0
         for record in self._due_records(now):
@@ -475,7 +475,8 @@ class TransactionMachine:
 
 
 def _check_not_ending(transaction: Transaction) -> None:
-    """Raise while markers are being written, or if the transaction is a group writer's and not Ongoing."""
+    """Raise ConcurrentTransactionsError while markers are being written, or InvalidTxnStateError if the
+    transaction of a group's writer has ended."""
     if transaction.state in PREPARED:
         raise ConcurrentTransactionsError(
             f"the markers of {transaction.name!r}'s last transaction are being written"
@@ -500,7 +501,7 @@ def abort_overdue(transaction: Transaction, wall_ms: int) -> Transaction:
 
 
 def _latest(transaction: Transaction) -> StateRecord:
-    """Return the record of the transaction; for a completed writer without an epoch left, its removal."""
+    """Return the record of the transaction, or its tombstone if a completed writer has no epoch left."""
     if transaction.is_writer and not transaction.is_open and transaction.needs_producer_id:
         return removal(transaction.key)
     return transaction_record(transaction)
@@ -511,7 +512,7 @@ def _initialized(transaction: Transaction) -> Decision:
 
 
 def _ended(transaction: Transaction) -> EndTxnResponse:
-    """Return the response with the identity to use next. A group's writer gets none and must join again."""
+    """Return the response with the producer's next identity, or NO_IDENTITY for a group's writer."""
     return EndTxnResponse(
         *_OK, *(NO_IDENTITY if transaction.writer_name != NO_WRITER else transaction.identity)
     )
@@ -524,7 +525,7 @@ def _fenced(name: str, requester: Identity) -> ProducerFencedError:
 
 
 def _reserved(reserved_producer_id: int) -> int:
-    """Return the argument. Raises the retriable CoordinatorNotAvailableError if no id was reserved."""
+    """Return the argument. Raises CoordinatorNotAvailableError (retriable) if it is NO_PRODUCER_ID."""
     if reserved_producer_id == NO_PRODUCER_ID:
         raise CoordinatorNotAvailableError("no producer id is available at present")
     return reserved_producer_id

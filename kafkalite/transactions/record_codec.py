@@ -62,11 +62,11 @@ class GroupResult(NamedTuple):
     name: str
     last_batch_id: int
     winners: tuple[str, ...]
-    retired_ms: int = NO_TIMESTAMP  #: wall clock of the retirement; afterwards no batch is accepted
+    retired_ms: int = NO_TIMESTAMP  #: wall clock of the retirement; the next decided batch revokes it
 
 
 def transaction_record(transaction: Transaction) -> StateRecord:
-    """Return the record that stores ``transaction`` as the latest one of its key."""
+    """Return the record that stores ``transaction`` under its key."""
     value = [
         _VERSION,
         *transaction[1:3],
@@ -82,12 +82,12 @@ def transaction_record(transaction: Transaction) -> StateRecord:
 
 
 def removal(key: Key) -> StateRecord:
-    """Return the tombstone of a transactional id or a writer. ``result_record`` returns that of a group."""
+    """Return the tombstone of a transactional id or a writer; for a group, use ``result_record``."""
     return StateRecord(_key(key), None)
 
 
 def result_record(result: GroupResult) -> StateRecord:
-    """Return the record of an application's last decision; if the batch is NO_BATCH, its tombstone."""
+    """Return the record that stores ``result``, or its tombstone if the last batch is NO_BATCH."""
     key = msgpack.packb([int(KeyType.GROUP), result.name])
     if result.last_batch_id == NO_BATCH:
         return StateRecord(key, None)
@@ -98,7 +98,10 @@ def result_record(result: GroupResult) -> StateRecord:
 
 
 def parse_record(record: StateRecord) -> Transaction | GroupResult | Key:
-    """Return the decoded record, or its Key if it is a tombstone. Raises StorageError if malformed."""
+    """Return the decoded record. Raises StorageError if it is malformed.
+
+    A tombstone is returned as its Key; that of a group as a GroupResult with NO_BATCH.
+    """
     try:
         return _parse(record)
     except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:

@@ -140,7 +140,7 @@ class TransactionTable:
         return now.monotonic_ms + max(self._expiration_ms - idle_ms, 0)
 
     def is_over(self, name: str) -> bool:
-        """Whether ``name`` is a retired group. It accepts no batch, and expires as a whole (R32)."""
+        """Whether ``name`` is a retired group, which expires as a whole when it is unused (R32)."""
         group = self.groups.get(name)
         return group is not None and group.is_retired
 

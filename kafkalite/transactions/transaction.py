@@ -61,7 +61,7 @@ def in_order(partitions: Iterable[TxnPartition]) -> list[TxnPartition]:
 
 
 class Identity(NamedTuple):
-    """A producer id and an epoch of it."""
+    """A producer id and one of its epochs."""
 
     producer_id: int
     producer_epoch: int
@@ -73,8 +73,8 @@ NO_IDENTITY: Final = Identity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 class Transaction(NamedTuple):
     """The latest transaction of a transactional id or of a group's writer.
 
-    Invariants: ``partitions`` and ``start_ms`` are set only while it is open (Ongoing or prepared), and
-    ``next_producer_id`` only while it is prepared.
+    Invariants: ``partitions`` and ``start_ms`` are set only while the transaction is open (Ongoing or
+    prepared), and ``next_producer_id`` only while it is prepared.
     """
 
     name: str  #: the transactional id; for a group's writer, the application id
@@ -138,7 +138,7 @@ class Transaction(NamedTuple):
 
     @property
     def epoch_after_end(self) -> int:
-        """The producer epoch after the decision to commit or abort. No two transactions share one (R31)."""
+        """The producer epoch after the decision to commit or abort (R31)."""
         return self.producer_epoch + 1
 
     def prepared(
@@ -149,7 +149,7 @@ class Transaction(NamedTuple):
         ended: Identity = NO_IDENTITY,
         next_producer_id: int = NO_PRODUCER_ID,
     ) -> Transaction:
-        """Return the decided transaction with the next epoch (R31), complete if it has no partitions."""
+        """Return the decided transaction with the next epoch (R31); complete if it has no partitions."""
         state = TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT
         decided = self._replace(
             state=state,
@@ -161,7 +161,7 @@ class Transaction(NamedTuple):
         return decided if self.partitions else decided.completed(wall_ms)
 
     def completed(self, wall_ms: int) -> Transaction:
-        """Return the prepared transaction as complete. The caller must know that all markers are written."""
+        """Return the prepared transaction as complete. Call it only if all markers are written."""
         producer_id, producer_epoch = self.identity
         return self._replace(
             producer_id=producer_id,
@@ -178,7 +178,7 @@ class Transaction(NamedTuple):
     ) -> Transaction:
         """Return an Empty transaction for a new producer of this transactional id (R34).
 
-        It has the next epoch; if none is left, ``reserved_producer_id`` with epoch 0.
+        It has the next epoch, or if no epoch is left, ``reserved_producer_id`` with epoch 0.
         """
         identity = Identity(self.producer_id, self.producer_epoch + 1)
         if self.needs_producer_id:

@@ -108,7 +108,10 @@ class OffsetsForBytesRequest(Struct):
 
 
 class OffsetForBytes(PartitionResult):
-    """The end of the batches, from the start of a range, that ``max_bytes`` allow; at least one batch."""
+    """The end of the longest run of batches from the range's start with at most ``max_bytes``.
+
+    The first batch is always included.
+    """
 
     end_offset: int  #: exclusive: the end of a batch, or of the range; NO_OFFSET after an error
     size_bytes: int  #: the full size of the batches from start_offset to this end_offset

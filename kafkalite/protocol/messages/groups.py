@@ -36,7 +36,7 @@ class AssignedTopic(Struct):
 
 
 class ConsumerGroupHeartbeatRequest(Struct):
-    """A member's heartbeat, with its subscription and partitions. A field of None is unchanged.
+    """A member's heartbeat, with its subscription and partitions. A field that is None is unchanged.
 
     The first request of a member, and each request after the member was fenced, sets every field.
     """

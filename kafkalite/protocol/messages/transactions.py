@@ -23,7 +23,7 @@ class TxnPartitionResult(PartitionResult):
 
 
 class AddPartitionsToTxnRequest(Struct):
-    """Sent by a partition's leader before it appends the first batch, so that it will get the marker."""
+    """Sent by a partition's leader before it appends the first batch, so that the partition gets a marker."""
 
     transactional_id: str
     producer_id: int
@@ -159,7 +159,7 @@ class JoinTxnGroupRequest(Struct):
 
 
 class JoinTxnGroupResponse(ApiResponse):
-    """The producer id and epoch to use; none if ``is_finished``, because the batch was decided before."""
+    """The producer id and epoch to use. Not set if ``is_finished``: the batch was decided before."""
 
     producer_id: int
     producer_epoch: int
@@ -168,7 +168,7 @@ class JoinTxnGroupResponse(ApiResponse):
 
 
 class TxnWinner(Struct):
-    """A writer with the producer id and epoch of its attempt. Another attempt of the name never wins."""
+    """A winning writer: its name, and the producer id and epoch of the one attempt that is committed."""
 
     member: str
     producer_id: int
@@ -182,7 +182,7 @@ class EndTxnGroupRequest(Struct):
 
 
 class EndTxnGroupResponse(ApiResponse):
-    """The decision on a batch, which is the same if the request is repeated."""
+    """The decision on a batch. A repeated request gets the same decision."""
 
     batch_id: int
     winners: list[str]  #: the names of the winners in the deciding call

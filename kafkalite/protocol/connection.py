@@ -156,6 +156,11 @@ class ServerConnection:
         """Return a writable buffer of at least one byte for the next bytes of the stream."""
         return self._reader.get_buffer(size_hint)
 
+    @property
+    def held_bytes(self) -> int:
+        """The size of the buffers of an unfinished large request."""
+        return self._reader.held_bytes
+
     def buffer_updated(self, byte_count: int) -> list[Request | BadRequest]:
         """Return the requests completed by ``byte_count`` bytes in the last ``get_buffer()``.
 
@@ -317,7 +322,11 @@ class ClientConnection:
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     ) -> None:
         self.client_id = client_id
-        self._reader = FrameReader(max_envelope_bytes=max_envelope_bytes, max_payload_bytes=max_payload_bytes)
+        self._reader = FrameReader(
+            max_envelope_bytes=max_envelope_bytes,
+            max_payload_bytes=max_payload_bytes,
+            first_buffer_bytes=max(max_envelope_bytes, max_payload_bytes),  # a server sends what it announces
+        )
         self._next_id = 0
         self._awaited: dict[int, Api] = {}
         self._versions: dict[int, int] | None = None

@@ -8,12 +8,12 @@
     |u32 be  |u32 be  | msgpack      | raw record batches  |
     +--------+--------+--------------+---------------------+
 
-A frame is received in at most two buffers. Small frames gather in a staging buffer of fixed size, many per
-read. A larger part gets a buffer of exactly its size, into which the transport reads. So a payload is checked
-and written to disk without being copied.
+Small frames gather in a staging buffer of fixed size, many per read. A larger part gets a buffer of its own,
+into which the transport reads. Its last buffer has exactly its size, so a payload is checked and written to
+disk without being copied.
 
-Both lengths are checked before any byte of the frame is kept (S1). The exactly sized buffers are zero pages
-until bytes arrive, so a peer that announces 100 MiB and sends nothing costs address space, not memory.
+Both lengths are checked before any byte of the frame is kept (S1). The buffer of a larger part grows as its
+bytes arrive, so a peer that announces 100 MiB and sends nothing costs 64 KiB (S3).
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ from kafkalite.protocol.structs import Struct
 # The size of the staging buffer: about two hundred requests of the usual 80 bytes. If a payload gets its own
 # buffer, the bytes of it that arrived with the header are copied, at most this many.
 STAGING_BYTES: Final = 16 * KIB
+# The first size of the buffer of a larger part, and the factor by which it grows.
+FIRST_BUFFER_BYTES: Final = 64 * KIB
+BUFFER_GROWTH: Final = 4
 
 _HEADER: Final = Layout(">II")
 _NO_PAYLOAD: Final = memoryview(bytearray())
@@ -95,10 +98,12 @@ class FrameReader:
         "_end",
         "_envelope",
         "_filled",
+        "_first_buffer_bytes",
         "_payload_bytes",
         "_staging",
         "_start",
         "_target",
+        "_target_bytes",
         "max_envelope_bytes",
         "max_payload_bytes",
     )
@@ -109,19 +114,29 @@ class FrameReader:
         max_envelope_bytes: int = MAX_ENVELOPE_BYTES,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         staging_bytes: int = STAGING_BYTES,
+        first_buffer_bytes: int = FIRST_BUFFER_BYTES,
     ) -> None:
+        """A part that is larger than ``first_buffer_bytes`` is copied when its buffer grows."""
         assert staging_bytes >= FRAME_HEADER_BYTES
         self.max_envelope_bytes = max_envelope_bytes
         self.max_payload_bytes = max_payload_bytes
         self._staging = memoryview(bytearray(staging_bytes))
         self._start = 0
         self._end = 0
-        # The exactly sized buffer that is being filled: for an envelope while _envelope is None, else for a
-        # payload.
+        self._first_buffer_bytes = max(first_buffer_bytes, staging_bytes)
+        # The buffer that is being filled: for an envelope while _envelope is None, else for a payload.
         self._target: memoryview | None = None
+        self._target_bytes = 0  # the size to which it grows
         self._filled = 0
         self._envelope: Buffer | None = None
         self._payload_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """The size of the buffers of an unfinished frame that does not fit the staging buffer."""
+        if self._target is None:
+            return 0
+        return len(self._target) + (len(self._envelope) if self._envelope is not None else 0)
 
     @property
     def is_mid_frame(self) -> bool:
@@ -195,8 +210,9 @@ class FrameReader:
         return None
 
     def _fill_target(self, size_bytes: int) -> None:
-        """Begin a target buffer of this size, and move the bytes that it needs from the staging buffer."""
-        self._target = untouched_buffer(size_bytes)
+        """Begin a target buffer for this size, and move the bytes that it needs from the staging buffer."""
+        self._target_bytes = size_bytes
+        self._target = untouched_buffer(min(size_bytes, self._first_buffer_bytes))
         self._filled = self._end - self._start
         self._target[: self._filled] = self._staging[self._start : self._end]
         self._start = self._end = 0
@@ -204,6 +220,11 @@ class FrameReader:
     def _finish_target(self) -> Frame | None:
         assert self._target is not None
         if self._filled < len(self._target):
+            return None
+        if self._filled < self._target_bytes:
+            grown = untouched_buffer(min(self._target_bytes, self._filled * BUFFER_GROWTH))
+            grown[: self._filled] = self._target
+            self._target = grown
             return None
         whole, self._target = self._target, None
         if self._envelope is None:

@@ -11,7 +11,15 @@ import pytest
 
 from kafkalite.errors import LocalProtocolError, RemoteProtocolError
 from kafkalite.limits import KIB, MAX_ENVELOPE_BYTES, MAX_PAYLOAD_BYTES, MIB
-from kafkalite.protocol.frames import STAGING_BYTES, Frame, FrameReader, encode_frame, untouched_buffer
+from kafkalite.protocol.frames import (
+    BUFFER_GROWTH,
+    FIRST_BUFFER_BYTES,
+    STAGING_BYTES,
+    Frame,
+    FrameReader,
+    encode_frame,
+    untouched_buffer,
+)
 
 Feed = Callable[..., list[Frame]]
 
@@ -85,7 +93,7 @@ def test_a_stream_of_mixed_sizes_in_any_chunks(feed: Feed, chunk: int) -> None:
 
 
 def test_a_large_payload_is_received_into_its_own_exact_buffer() -> None:
-    reader = FrameReader()
+    reader = FrameReader(first_buffer_bytes=MAX_PAYLOAD_BYTES)
     header = struct.pack(">II", 1, 1 * MIB) + b"\x90"
     reader.get_buffer()[: len(header)] = header
     assert reader.buffer_updated(len(header)) == []
@@ -181,8 +189,25 @@ def test_announced_but_unsent_payloads_cost_no_memory(feed: Feed) -> None:
     readers = [FrameReader() for _ in range(10)]
     for reader in readers:
         feed(reader, [struct.pack(">II", 1, 100 * MIB) + b"\x90" + b"begun"])
-        assert len(reader.get_buffer()) == 100 * MIB - 5
+        assert reader.held_bytes == FIRST_BUFFER_BYTES + 1
     assert _resident_bytes() - before < 1 * MIB
+
+
+def test_s3_the_buffer_of_a_large_payload_grows_with_its_bytes() -> None:
+    reader = FrameReader()
+    payload = bytes(range(256)) * (4 * KIB + 1)
+    wire = memoryview(struct.pack(">II", 1, len(payload)) + b"\x90" + payload)
+    sent, frames = 0, []
+    while sent < len(wire):
+        room = reader.get_buffer()
+        size = min(len(room), len(wire) - sent, 10_000)
+        room[:size] = wire[sent : sent + size]
+        sent += size
+        assert reader.held_bytes <= max(BUFFER_GROWTH * sent, FIRST_BUFFER_BYTES) + 1
+        frames += reader.buffer_updated(size)
+    (frame,) = frames
+    assert frame.payload == payload
+    assert reader.held_bytes == 0
 
 
 def test_an_untouched_buffer_is_writable_zeros() -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from kafkalite.broker.server.client import Client
+from kafkalite.broker.server.heap import release_free_memory
 from kafkalite.broker.server.metrics import Metrics
 from kafkalite.broker.server.responses import Pending, Refusal, Reply, Response
 from kafkalite.clock import Clock
@@ -47,6 +48,7 @@ FLUSH_BYTES: Final = 1 * MIB  # size of the responses that are collected before 
 # a millisecond.
 REQUESTS_PER_TURN: Final = 16
 UNHURRIED_REQUESTS: Final = 8  # a connection that never sends more at once never waits for a turn
+RELEASE_BYTES: Final = 16 * MIB  # of abandoned frames, before free memory is returned to the system
 LARGE_REQUEST_BYTES: Final = 64 * KIB  # a larger request takes a turn of its own
 
 
@@ -94,6 +96,7 @@ class Connection(asyncio.BufferedProtocol):
         self._queue: deque[_Slot] = deque()
         self._backlog: deque[Request | BadRequest] = deque()
         self._receiving_bytes = 0  # bytes of a frame that spans several reads
+        self._held_bytes = 0  # the buffers of that frame, which grow as its bytes arrive
         self._is_reading = True
         self._is_writable = server.is_open  # while False, received bytes are kept
         self._is_ending = False  # whether reading has ended, so that the last response closes the connection
@@ -154,10 +157,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.received_requests += count
         if self._receiving_bytes:
-            self._server.free_bytes += self._receiving_bytes
+            self._server.free_bytes += self._held_bytes
             if self._receiving_bytes + nbytes >= LARGE_REQUEST_BYTES:
                 self._server.wait_for_turn(self)
-            self._receiving_bytes = 0
+            self._receiving_bytes = self._held_bytes = 0
         if count == 1 and self._is_writable and not self._queue and not self._backlog:
             self._serve_one(requests[0])
         elif self._backlog or not self._has_room():
@@ -187,9 +190,11 @@ class Connection(asyncio.BufferedProtocol):
             self._update_reading()
 
     def _keep_receiving(self, nbytes: int) -> None:
-        """Count ``nbytes`` of an unfinished frame against the limit that all connections share (S3)."""
+        """Count the buffers of an unfinished frame against the limit that all connections share (S3)."""
         self._receiving_bytes += nbytes
-        self._server.free_bytes -= nbytes
+        held_bytes = self._wire.held_bytes
+        self._server.free_bytes -= held_bytes - self._held_bytes
+        self._held_bytes = held_bytes
         limit = self._server.max_unproven_bytes
         if limit is not None and self.client.node_id is None and self._receiving_bytes > limit:
             logger.warning("connection closed %s", Fields(peer=self.client.peer, reason="no proof"))
@@ -228,9 +233,9 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
         self._server.forget(self)
-        if self._receiving_bytes:
-            self._server.free_bytes += self._receiving_bytes
-            self._receiving_bytes = 0
+        self._server.free_bytes += self._held_bytes
+        self._server.abandoned_bytes += self._held_bytes
+        self._held_bytes = 0
         queue, self._queue = self._queue, deque()
         self._backlog.clear()
         for slot in queue:
@@ -486,6 +491,7 @@ class Server:
         self._max_idle_ms = max_idle_ms
         #: The number of bytes that unfinished frames of all connections may still use.
         self.free_bytes = max_queued_bytes
+        self.abandoned_bytes = 0  #: of frames that were never completed, since memory was last released
         self._busy: list[Connection] = []
         self._turns: deque[Connection] = deque()
         self.is_turning = False  # a turn is scheduled
@@ -591,6 +597,9 @@ class Server:
                 self.metrics.connections_reaped += 1
                 logger.info("connection closed %s", Fields(peer=connection.client.peer, reason=reason))
                 connection.abort()
+        if self.abandoned_bytes >= RELEASE_BYTES:
+            self.abandoned_bytes = 0
+            release_free_memory()
 
     def close_listeners(self) -> None:
         for listener in self._listeners:

@@ -1,0 +1,21 @@
+"""Returns free memory of the C heap to the system.
+
+The C library keeps freed blocks below the top of its heap for later use. After a burst of large frames that
+were never completed, that would be as much memory as all of them used.
+"""
+
+# Tests: tests/processes/test_memory.py
+
+from __future__ import annotations
+
+import ctypes
+
+
+def release_free_memory() -> None:
+    """Return all free pages of the heap to the system; without effect if the C library is not glibc.
+
+    It takes about 0.1 ms for each MiB that is returned.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -61,7 +61,8 @@ class KafkaliteDataSource(DataSource):
         return writer
 
     def _parsed_for_either(self) -> SourceOptions:
-        """Parse the options as those of a batch or else of a stream. Spark calls ``schema`` for both."""
+        """Parse the options as those of a batch or, if that fails, of a stream. Spark calls ``schema`` for
+        both."""
         from sparkbridge.errors import SparkOptionError
         from sparkbridge.options import SourceOptions
 

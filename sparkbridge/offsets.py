@@ -78,7 +78,8 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """The end of a batch, at which the next one starts. ``from_`` has the batch's start in new partitions."""
+    """The end of a batch, at which the next one starts. ``from_`` has the batch's start in the partitions
+    that its start offset lacks."""
 
     positions: Positions
     ids: dict[str, str] = field(default_factory=dict)

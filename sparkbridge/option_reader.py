@@ -60,7 +60,8 @@ def row(
     convert: Callable[[Any, str], Any] | None = None,
     **bounds: Any,
 ) -> SparkOption:
-    """Declare an option. ``kind`` None means the type of ``default``. A default of "" means none.
+    """Declare an option. If ``kind`` is None, it is the type of ``default``. If ``default`` is "", the option
+    has no default, and its value is None while it is not set.
 
     ``convert(parsed value, name)``, if given, returns the final value. ``bounds`` are passed to ``Option``.
     """
@@ -69,7 +70,8 @@ def row(
 
 
 def declared(*rows: SparkOption) -> Any:
-    """Return a dataclass field that declares these options. If there is only one, it sets the field."""
+    """Return a dataclass field that declares these options. If there is only one, the field gets its
+    value."""
     return field(metadata={"options": rows})
 
 

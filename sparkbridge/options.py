@@ -410,7 +410,8 @@ def _check_subscription(given: OptionReader) -> None:
 
 
 def _starting(given: OptionReader, group_id: str | None) -> StartingSpec:
-    """Return the start, from startingTimestamp, else startingOffsetsByTimestamp, else startingOffsets."""
+    """Return the start from the first option that is set: startingTimestamp, startingOffsetsByTimestamp,
+    startingOffsets."""
     is_latest = given.value("startingOffsetsByTimestampStrategy") == "latest"
     spec: StartingSpec | None = None
     for name in ("startingTimestamp", "startingOffsetsByTimestamp"):
@@ -436,7 +437,8 @@ def _starting(given: OptionReader, group_id: str | None) -> StartingSpec:
 
 
 def _ending(given: OptionReader) -> EndingSpec | None:
-    """Return the end, from endingTimestamp, else endingOffsetsByTimestamp, else endingOffsets.
+    """Return the end from the first option that is set: endingTimestamp, endingOffsetsByTimestamp,
+    endingOffsets.
 
     Return None for a stream without an end.
     """

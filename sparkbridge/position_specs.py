@@ -105,7 +105,8 @@ def parse_ending_times(text: str, option: str) -> EndingSpec:
 def _parse(
     text: str, option: str, read: Any, examples: str
 ) -> tuple[Where | None, dict[str, Where], dict[TopicPartition, Where]]:
-    """Return positions (for all, by topic, by partition). ``read`` parses one; None means invalid."""
+    """Return positions (for all, by topic, by partition). ``read`` parses one position, and returns None if
+    it is invalid."""
 
     def place(value: Any, whose: str) -> Where:
         is_readable = isinstance(value, str | int) and not isinstance(value, bool)

@@ -66,9 +66,9 @@ def _consequences(
 ) -> list[MetadataRecord]:
     """Return the partition records that ``changes`` of configs require. All must be committed in one entry.
 
-    A smaller min.insync.replicas lets a leader commit without replicas that are in the ELR. These are removed
-    from it before any leader can use the new value. If unclean elections become allowed, leaders are elected
-    for partitions that have none.
+    A smaller min.insync.replicas lets a leader commit without replicas that are in the ELR. These replicas
+    are removed from the ELR before any leader can use the new value. If unclean elections become allowed,
+    leaders are elected for partitions that have none.
     """
     keys = {record.key for record in changes if isinstance(record, ConfigRecord)}
     if not keys & {"min.insync.replicas", "unclean.leader.election.enable"}:

@@ -78,7 +78,8 @@ def edit_partitions(
     is_affected: Callable[[TopicImage, PartitionState], bool],
     edit: Callable[[TopicImage, int, PartitionEdit], None],
 ) -> list[MetadataRecord]:
-    """Call ``edit(topic, partition number, change)`` for each affected partition. Return the records."""
+    """Call ``edit(topic, partition number, change)`` for each partition for which ``is_affected`` returns
+    True. Return the records that store the changes."""
     records: list[MetadataRecord] = []
     for topic in image.topics.values():
         min_isr: int | None = None

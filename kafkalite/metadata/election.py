@@ -95,7 +95,7 @@ class PartitionEdit:
             self.set_isr(_without(self.isr, node_id))
 
     def suspect(self, node_id: int) -> None:
-        """Mark an eligible ``node_id`` that has restarted uncleanly as unverified (R46)."""
+        """If ``node_id`` is eligible, mark it as unverified, because it has restarted uncleanly (R46)."""
         if node_id in self.elr:
             self.unverified = _both(self.elr, (*self.unverified, node_id))
 
@@ -128,12 +128,13 @@ class PartitionEdit:
             self.elr, self.last_known_elr = (node_id,), ()
 
     def renew_epoch(self) -> None:
-        """Begin a new leader epoch of the same leader, so that it ignores earlier fetches of replicas."""
+        """Begin a new leader epoch of the same leader, so that the leader ignores earlier fetches of
+        replicas."""
         if self.leader != NO_LEADER:
             self._leader_changed = True
 
     def hand_over(self, node_id: int, live: Container[int]) -> None:
-        """Remove ``node_id``, which will stop, as leader and ISR member, if another ISR member is live."""
+        """If another ISR member is live, remove ``node_id``, which will stop, as leader and ISR member."""
         if self.leader == node_id:
             self._elect_from(_without(self.isr, node_id), live)
         others = _without(self.isr, node_id)

@@ -54,7 +54,8 @@ MAX_ELECTIONS_PER_BALANCE: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class BalanceLeaders:
-    """Elect preferred leaders if too many other brokers lead. The reply is the number of elections."""
+    """Elect preferred leaders where other brokers lead too many partitions. The reply is the number of
+    elections."""
 
 
 def alter_partition(image: ClusterImage, command: AlterPartitionRequest) -> Decision:
@@ -220,8 +221,9 @@ def elect_leaders(
     """Elect leaders on request (KIP-183, KIP-460).
 
     A preferred election makes the first replica the leader if it is live and in sync; otherwise the error is
-    PREFERRED_LEADER_NOT_AVAILABLE. An unclean election is for a partition without a leader. It elects the
-    replica with the most complete log among those in ``ends_of(partition)``, or else any live one, even if
+    PREFERRED_LEADER_NOT_AVAILABLE. An unclean election is for a partition without a leader. It elects a live
+    replica that is in sync, or eligible and verified. If there is none, it elects the replica with the most
+    complete log among those in ``ends_of(partition)``, or any live replica if none has reported, even if
     committed records may be lost. If no replica is live, the error is ELIGIBLE_LEADERS_NOT_AVAILABLE. Other
     errors: ELECTION_NOT_NEEDED, UNKNOWN_TOPIC_OR_PARTITION. The response to a request for all partitions
     contains only those that needed an election.

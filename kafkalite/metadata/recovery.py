@@ -116,8 +116,9 @@ def is_compared(
 ) -> bool:
     """Whether enough replicas have reported to know which has the most complete log (R46).
 
-    All members of the ISR and ELR must have reported, or min.insync.replicas of them if no reported log is
-    damaged. At least two replicas must have reported, unless no second one does so within COMPARE_WAIT_MS.
+    Either at least ``min_isr`` (2 or more) members of the ISR and ELR have reported, and no reported log is
+    damaged. Or all members have reported, and at least two replicas have, or ``waited_ms`` is at least
+    COMPARE_WAIT_MS.
     """
     members = state.isr + state.elr
     reported = [node_id for node_id in members if node_id in ends]
@@ -143,7 +144,7 @@ def compare(
     waited_ms: int,
     limit_ms: int,
 ) -> Verdict:
-    """Choose the leader from the reports of a partition without one. ``ends`` has those of live brokers.
+    """Choose the leader of a partition that has none from ``ends``, the reports of live brokers.
 
     Returns NO_LEADER until enough replicas have reported, or ``waited_ms`` reaches ``limit_ms``. Also returns
     NO_LEADER if no member of the ISR or ELR reports a log with all committed records; then only an unclean
@@ -192,7 +193,8 @@ def verdict_on(
     waited_ms: int,
     settings: ControllerSettings,
 ) -> tuple[PartitionEdit, Verdict] | None:
-    """Return the verdict and an edit of the partition; None if it has a leader or does not exist."""
+    """Return the verdict on the partition ``key`` and an edit of it without changes. Return None if the
+    partition has a leader or does not exist."""
     topic, state = image.topics_by_id.get(key[0]), image.partition_of(*key)
     if topic is None or state is None or state.leader != NO_LEADER:
         return None
@@ -238,7 +240,7 @@ def committed_end(
 def replace_short_leaders(image: ClusterImage, command: ReplaceShortLeaders) -> Decision:
     """Decide a ReplaceShortLeaders.
 
-    Its reply is as that class states, or the BrokerError of ``broker_of``.
+    The reply is the one described at ``ReplaceShortLeaders``, or the BrokerError of ``broker_of``.
     """
     try:
         broker = broker_of(image, command.node_id, command.broker_epoch)
@@ -279,8 +281,9 @@ def has_committed_nothing(state: PartitionState, min_isr: int) -> bool:
     """Whether the leader has certainly committed nothing since its election by comparison (R50).
 
     When its ISR reaches min.insync.replicas, the ELR is emptied, and replicas that join the ELR later are
-    verified. So an ELR of only unverified replicas proves that the ISR has stayed below. Otherwise both logs
-    may have committed records, and an operator must choose.
+    verified. So an ELR of only unverified replicas proves that the ISR has stayed below. Otherwise the
+    leader's log and the log of a replica that refuses to truncate may both have committed records, and an
+    operator must choose.
     """
     return len(state.isr) < min_isr and bool(state.elr) and state.elr == state.unverified
 

@@ -25,7 +25,8 @@ class _Session:
 
 
 class BrokerSessions:
-    """The broker sessions by node id. Invariant: a node has at most one, for its newest broker epoch."""
+    """The broker sessions by node id. Invariant: a node has at most one session, for its newest broker
+    epoch."""
 
     def __init__(self, session_timeout_ms: int) -> None:
         self._session_timeout_ms = session_timeout_ms
@@ -44,13 +45,13 @@ class BrokerSessions:
             session.is_connected = False
 
     def on_refused(self, node_id: int, broker_epoch: int, now_ms: int) -> None:
-        """End the session if it has no connection, because the broker's host has refused another one."""
+        """End the session if it has no connection, because the broker's host has refused a new connection."""
         session = self._sessions.get(node_id)
         if session is not None and session.broker_epoch == broker_epoch and not session.is_connected:
             session.deadline_ms = min(session.deadline_ms, now_ms)
 
     def expect(self, node_id: int, broker_epoch: int, now_ms: int) -> None:
-        """Give a live broker a session without a connection, unless it has one of this broker epoch."""
+        """Give a live broker a session without a connection, unless it has a session of this broker epoch."""
         session = self._sessions.get(node_id)
         if session is None or session.broker_epoch != broker_epoch:
             deadline_ms = now_ms + self._session_timeout_ms

@@ -101,7 +101,8 @@ def _decide_each(
     decide: Callable[[T], tuple[TopicResult, Iterable[MetadataRecord]]],
     refused: Callable[[str, BrokerError], TopicResult] = _refused,
 ) -> Decision:
-    """Decide each (name, item) in a request, in order. A repeated or refused name changes nothing."""
+    """Return the decision on all (name, item) of a request, made in order by ``decide(item)``. A repeated or
+    refused name changes nothing; ``refused`` makes its result, and ``response`` the reply."""
     problem = too_many(len(topics), "topics")
     if problem is not None:
         return Decision(response(*outcome(problem), []))

@@ -266,7 +266,7 @@ Their default is None, which stands for the default of the topic option.
 
 
 def topic_defaults(settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
-    """Return {topic option: typed default} from broker settings. Ignores None and all other settings.
+    """Return {topic option: typed default} from broker settings. Ignores None and settings of other kinds.
 
     Raises ConfigError for a value that the option does not allow. -1 minutes or hours means -1 ms.
     """

@@ -92,7 +92,8 @@ def _refuse_pickle(*_: Any) -> Any:
 
 
 def _patch_library() -> None:
-    """Disable the library's pickle, and make it read the clock of the adapter that last called ``enter``."""
+    """Disable the library's pickle, and make the library read the clock of the adapter that last called
+    ``enter``."""
     check_library()
     for name in ("loads", "load", "dumps", "dump"):
         setattr(pysyncobj.pickle, name, _refuse_pickle)
@@ -138,7 +139,7 @@ class AdapterHost(Protocol):
         ...
 
     def skip(self, index: int) -> None:
-        """Called for the committed entry ``index`` if it is a no-op."""
+        """Note that the committed entry ``index`` is a no-op, for which ``apply`` is not called."""
         ...
 
     def install(self, snapshot: Snapshot) -> None:
@@ -262,9 +263,10 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return None if leader is None else leader.id
 
     def matches(self) -> dict[int, tuple[int, float]]:
-        """As the leader, return {peer: (last index at which its log agrees, loop time of its last response)}.
+        """As the leader, return {peer: (last index up to which the peer's log agrees, loop time of its last
+        response)}.
 
-        0 and -1.0 if unknown.
+        The values are 0 and -1.0 if they are unknown.
         """
         match, seen = self._SyncObj__raftMatchIndex, self._SyncObj__lastResponseTime
         return {peer: (match.get(node, 0), seen.get(node, -1.0)) for peer, node in self._nodes.items()}
@@ -296,17 +298,19 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
     # --- hooks for ``voter`` -------------------------------------------------------------------------------
 
     def _before_election(self, now: float) -> None:
-        """Called in each tick of a follower or candidate, before the library checks the election deadline."""
+        """Seek the right to vote, or request pre-votes if an election is due. Called in each tick of a
+        follower or candidate, before the library checks the election deadline."""
 
     def _on_resigned(self) -> None:
-        """Called when this node has stopped leading."""
+        """End all waiting reads. Called when this node has stopped leading."""
 
     def _may_append_to(self, peer: int) -> bool:
         """Whether the leader may send entries to ``peer``."""
         return True
 
     def _on_abstaining_ack(self, peer: int, match_index: int) -> None:
-        """Called when a peer that abstains has acknowledged all entries up to ``match_index``."""
+        """Note that an abstaining peer has all entries up to ``match_index``. Called at its
+        acknowledgement."""
 
     def set_deadline(self, deadline: float) -> None:
         """Start an election at this loop time, unless a leader's message arrives first."""
@@ -489,7 +493,8 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             self._on_resigned()
 
     def abandon(self) -> None:
-        """Complete all proposals and reads, because the adapter is not used any more."""
+        """Complete all proposals, whose outcome is unknown, and all reads, because the adapter is not used
+        any more."""
         self._report_unknown_outcomes()
         self._refuse_proposals()
         self._on_resigned()

@@ -101,7 +101,8 @@ class ControllerNode:
         *,
         is_refused: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
-        """``is_refused(address)`` returns whether the host there responds that no process listens."""
+        """``is_refused(address)`` returns whether the host responds that no process listens at
+        ``address``."""
         self.image: ClusterImage = EMPTY
         self.publishers: list[Publisher] = []  #: append publishers before ``start``
         self._quorum = quorum
@@ -347,7 +348,7 @@ class ControllerNode:
         )
 
     def on_disconnect(self, node_id: int) -> None:
-        """Called when the connection on which the broker sent its heartbeats has closed."""
+        """Record that the broker's heartbeat connection has closed, and check whether its process is gone."""
         self._sessions.on_disconnect(node_id)
         self._probe()
 

@@ -35,7 +35,8 @@ UNKNOWN: Final = b""  # a voter that rejoined knows only the node ids of the boo
 
 
 class Eligibility:
-    """Decides whether one node may vote. Pure: the caller persists a change before it assigns it here."""
+    """Decides whether one node may vote. Pure: the caller persists a change before it assigns the change
+    here."""
 
     def __init__(
         self,
@@ -102,16 +103,17 @@ class Eligibility:
         return self.bootstrap_now(is_log_shared=is_log_shared)
 
     def has_never_voted(self, peer_id: int) -> bool:
-        """Whether the peer has answered this round's inquiry that its directory never belonged to a voter."""
+        """Whether the peer has responded, in this round, that its directory never belonged to a voter."""
         return peer_id in self._never_voted
 
     @property
     def is_round_complete(self) -> bool:
-        """Whether all other voters have answered this round's inquiry that they have never voted."""
+        """Whether all other voters have responded, in this round, that they have never voted."""
         return self._never_voted.keys() == self._others
 
     def bootstrap_now(self, *, is_log_shared: bool) -> BootstrapVoters | None:
-        """Return all voters' directories if no other has ever voted and all have this log, else None."""
+        """Return the directories of all voters if the round is complete and ``is_log_shared``. Otherwise, or
+        if this node may vote already, return None."""
         if self.is_voter or not is_log_shared or not self.is_round_complete:
             return None
         return dict(sorted({**self._never_voted, self._node_id: self.directory}.items()))

@@ -59,10 +59,10 @@ class MetadataLog:
     ) -> None:
         """Read the files and truncate a torn tail; create or convert the files if necessary.
 
-        If ``allow_new`` is False, a directory without a journal is refused. ``known_offset``: no other node
-        has the metadata, and an earlier session had it up to there, so that a log that ends before is an
-        older copy (R25). Raises CorruptLogError, StorageError, DataDirectoryError, StorageExhaustedError,
-        LogOfflineError.
+        If ``allow_new`` is False, a directory without a journal is refused. ``known_offset``, if given, is
+        the offset that an earlier session of the only node had reached: a log that ends below it is an older
+        copy, and is refused (R25). Raises CorruptLogError, StorageError, DataDirectoryError,
+        StorageExhaustedError, LogOfflineError.
         """
         journal, snapshots = self.journal, self.snapshots
         if not journal.exists:

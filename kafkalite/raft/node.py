@@ -78,25 +78,25 @@ class NodeListener(Protocol):
     """Receives the events of the node in order. ``Post`` makes the calls on the listener's loop."""
 
     def on_entry(self, index: int, offset: int, records: bytes) -> None:
-        """Called when a committed entry has taken effect."""
+        """Apply the records of an entry that is committed and takes effect."""
         ...
 
     def on_void(self, index: int) -> None:
-        """Called when an entry is committed but void, or a no-op."""
+        """Note that the entry ``index`` is committed without effect: it is void or a no-op."""
         ...
 
     def on_snapshot(self, index: int, offset: int, records: bytes) -> None:
-        """Called when a snapshot replaces the state."""
+        """Replace the state by the snapshot's ``records``."""
         ...
 
     def on_leader(self, leader_id: int | None, term: int) -> None: ...
 
     def on_snapshot_wanted(self) -> None:
-        """Called when the log has grown so much that the listener should call ``RaftNode.take_snapshot``."""
+        """Call ``RaftNode.take_snapshot`` soon, because the log has grown."""
         ...
 
     def on_failure(self, error: BaseException) -> None:
-        """Called when the node has stopped permanently."""
+        """Refuse further calls, because the node has stopped permanently."""
         ...
 
 

@@ -45,7 +45,7 @@ class StateMachine(Protocol):
         ...
 
     def fail(self, error: BaseException) -> None:
-        """Called when the quorum has failed and will deliver nothing more."""
+        """Stop waiting for entries: the quorum has failed and will deliver nothing more."""
         ...
 
 
@@ -107,7 +107,8 @@ class Quorum(ABC):
 
     @abstractmethod
     async def read_index(self) -> int:
-        """Confirm that this node leads. Return an offset that covers all entries committed before (R19).
+        """Confirm that this node leads. Return an offset that covers all entries committed before the call
+        (R19).
 
         Raises NotControllerError, or RequestTimedOutError if no majority responds.
         """

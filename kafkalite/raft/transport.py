@@ -45,7 +45,7 @@ class RaftTransport:
         self._on_message = on_message
 
     def attach(self, peer_id: int, link: PeerLink) -> None:
-        """Use ``link`` for messages to ``peer_id`` from now on. Ignored if the peer is not a voter."""
+        """Use ``link`` for messages to ``peer_id`` from now on. Has no effect if the peer is not a voter."""
         if peer_id not in self._peers:
             self._refuse("a link to %d, which is no voter", peer_id)
             return

@@ -205,7 +205,7 @@ class Voter(RaftAdapter):
         return self._is_log_new() or self._log_holders == self._nodes.keys()
 
     def _seek_eligibility(self, now: float) -> None:
-        """Once per heartbeat interval, bootstrap if the responses allow it, or ask the other voters again."""
+        """Once per heartbeat interval, bootstrap if the responses allow it. Otherwise, send new inquiries."""
         if now < self._next_inquiry:
             return
         self._next_inquiry = now + self.conf.appendEntriesPeriod

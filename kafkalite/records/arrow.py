@@ -119,7 +119,7 @@ def timestamps(values: Any) -> tuple[memoryview, int, int]:
 
 
 def timestamp_parts(timestamps_ms: memoryview, base_timestamp_ms: int, widest_delta_ms: int) -> list[Buffer]:
-    """Return the pieces of the timestamp column, with the arguments of ``columns.timestamp_parts``."""
+    """Return the pieces of the timestamp column, as ``columns.timestamp_parts`` does."""
     numbers = pa.Array.from_buffers(pa.int64(), len(timestamps_ms), [None, pa.py_buffer(timestamps_ms)])
     try:
         deltas = pc.subtract_checked(numbers, pa.scalar(base_timestamp_ms, pa.int64()))

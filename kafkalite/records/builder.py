@@ -276,8 +276,8 @@ class RecordBatchBuilder:
     ) -> bytearray:
         """Return the batch of all records so far, in a new buffer that a leader may stamp in place.
 
-        ``transactional`` means that it is part of the producer's open transaction. Raises RecordError if
-        there is no record, and BatchTooLargeError if the batch exceeds a limit.
+        ``transactional`` means that the batch is part of the producer's open transaction. Raises RecordError
+        if there is no record, and BatchTooLargeError if the batch exceeds a limit.
         """
         singles = self._singles()
         chunks = self._chunks if singles is None else [*self._chunks, singles]
@@ -314,8 +314,8 @@ def build_batch(
 ) -> bytearray:
     """Build one batch from whole columns. This is the fastest conversion from lists to bytes.
 
-    Arguments and errors are those of ``RecordBatchBuilder``, its ``extend`` and its ``build``. An unsealed
-    batch has no CRC yet; ``stamp_producer`` writes it.
+    Arguments and errors are those of ``RecordBatchBuilder``, its ``extend`` and its ``build``. If
+    ``is_sealed`` is False, the batch has no CRC until ``stamp_producer`` writes it.
     """
     chunk = _chunk(values, keys, timestamps_ms, headers)
     if chunk is None:

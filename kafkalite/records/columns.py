@@ -185,7 +185,8 @@ def concatenate(columns: Sequence[tuple[int, BinaryColumn | None]]) -> BinaryCol
 
 
 def null_column(count: int) -> BinaryColumn:
-    """Return a column of ``count`` nulls with offsets, for batches that nil would make too short (S22)."""
+    """Return a column of ``count`` nulls with explicit offsets. With nil instead, a batch may be too short
+    (S22)."""
     return BinaryColumn(count, uniform_offsets(0, count), (), 0, bytes((count + 7) // 8))
 
 
@@ -443,7 +444,8 @@ def decode_headers(column: memoryview, count: int) -> list[Headers]:
 
 
 def check_header_count(column: memoryview, count: int) -> int:
-    """Return where the first record's headers begin. Raises CorruptBatchError unless there are ``count``."""
+    """Return where the first record's headers begin. Raises CorruptBatchError unless the column has ``count``
+    items."""
     length, position = _array_length(column)
     if length != count:
         raise CorruptBatchError(f"headers of {length} records in a batch of {count}")

@@ -73,7 +73,8 @@ class Partitioner(Protocol):
         ...
 
     def on_batch_closed(self, topic: str, partition: int, /) -> None:
-        """Called when the batch that gathered records for this partition is closed."""
+        """Change to another partition if this partitioner fills one batch at a time. Called when the batch
+        for ``partition`` is closed."""
         return
 
 

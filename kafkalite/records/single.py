@@ -34,7 +34,8 @@ def build_single(
 ) -> bytes:
     """Return an uncompressed batch of one record without headers. ``timestamp_ms`` is not checked.
 
-    ``producer`` is its id, its epoch and the record's sequence. ``transactional`` is as in ``build_batch``.
+    ``producer`` is (producer id, producer epoch, the record's sequence). ``transactional`` is as in
+    ``build_batch``.
     """
     attributes = COLUMNAR | TRANSACTIONAL_BIT if transactional else COLUMNAR
     key_column = NIL if key is None else b"%b%b%b" % (_column_head(len(key)), key, NIL)
@@ -66,8 +67,8 @@ def read_single(data: bytes, start: int, end: int) -> tuple[bytes, bytes | None]
     """Return (key, value) of an uncompressed batch of one record.
 
     Its body is ``data`` from ``start`` (inclusive) to ``end`` (exclusive). Returns None if the record has
-    headers, no key, or a key or value of more than 255 bytes; ``RecordBatch`` reads these batches. The caller
-    has checked the header's fields and the CRC.
+    headers, has no key, or has a key or value of more than 255 bytes; ``RecordBatch`` reads these batches.
+    The caller has checked the header's fields and the CRC.
     """
     if end - start < _KEY_HEAD.size:
         return None

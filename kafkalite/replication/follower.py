@@ -50,7 +50,8 @@ class NextFetch(Enum):
 
 
 class FollowerStep(NamedTuple):
-    """The effect of a response. ``is_ignored``: it did not answer the latest fetch, and changed nothing."""
+    """The effect of a response. ``is_ignored``: the response did not answer the latest fetch, and changed
+    nothing."""
 
     appended_bytes: int = 0
     truncated_to: int | None = None
@@ -247,7 +248,7 @@ class PartitionFollower:
 def diverging_at(last_epoch: int, fetch_offset: int, leaders: EpochEnd) -> EpochEnd | None:
     """Return the epoch end to send instead of records, or None if the follower's log is a prefix (R4).
 
-    Called by the leader. ``leaders`` is the leader's lookup of the follower's last epoch.
+    Called by the leader. ``leaders`` is the end of the follower's last epoch in the leader's log.
     """
     if leaders.leader_epoch < last_epoch or leaders.end_offset < fetch_offset:
         return leaders
@@ -255,5 +256,6 @@ def diverging_at(last_epoch: int, fetch_offset: int, leaders: EpochEnd) -> Epoch
 
 
 def truncation_target(leaders_end_offset: int, own: EpochEnd, log_end_offset: int) -> int:
-    """Return where a follower truncates (R4). ``own`` is its lookup of the epoch that the leader sent."""
+    """Return the offset to which a follower truncates (R4). ``own`` is the end, in the follower's log, of the
+    epoch that the leader sent."""
     return min(leaders_end_offset, own.end_offset, log_end_offset)

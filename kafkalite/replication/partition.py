@@ -91,7 +91,7 @@ _NO_BROKER: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class PartitionSettings:
-    """The topic options that a partition itself uses, in addition to its log's, under Kafka's names."""
+    """The topic options that a partition uses in addition to those of its log, under Kafka's names."""
 
     min_insync_replicas: int = 1
     message_timestamp_before_max_ms: int = _NOTHING_CAN_BE_OLDER
@@ -110,11 +110,12 @@ class Observer(Protocol):
     """Receives the events of a partition."""
 
     def on_appended(self, last_offset: int, size_bytes: int, high_watermark: int) -> None:
-        """Called after every append that is not a duplicate."""
+        """Notify readers and schedule a sync. Called after every append that is not a duplicate."""
         ...
 
     def on_high_watermark_moved(self) -> None:
-        """Called if ``propose_isr`` moved the high watermark. The other operations return that."""
+        """Notify readers. Called if ``propose_isr`` moved the high watermark; other operations return whether
+        they moved it."""
         ...
 
 
@@ -284,10 +285,10 @@ class Partition:
     def become_leader(self, state: PartitionState, *, now_ms: int = 0, known_high_watermark: int = 0) -> bool:
         """Lead in the epoch of ``state``, or apply its in-sync set if this replica leads in it already.
 
-        ``known_high_watermark`` is the one in the metadata. A log that ends below it has lost committed
-        records: it goes offline as damaged (R48). Otherwise the high watermark begins at the largest known
-        one. In the current epoch, an older ``state`` changes nothing. Returns whether the high watermark
-        moved.
+        ``known_high_watermark`` is the high watermark in the metadata. A log that ends below it has lost
+        committed records, and goes offline as damaged (R48). Otherwise the high watermark begins at the
+        largest known one. In the current epoch, an older ``state`` changes nothing. Returns whether the high
+        watermark moved.
         """
         assert state.leader == self._broker_id, f"{self.key} is led by {state.leader}"
         leader = self._leader
@@ -336,8 +337,8 @@ class Partition:
         """Follow ``state.leader``; if it is -1, wait for a leader. Uncommitted records stay until the new
         leader's response shows where the logs diverge (R4).
 
-        ``known_high_watermark`` is the one in the metadata. A member of the ISR or ELR has all records below
-        it, and truncates neither below it nor below its own high watermark (R49).
+        ``known_high_watermark`` is the high watermark in the metadata. A member of the ISR or ELR has all
+        records below it, and truncates neither below it nor below its own high watermark (R49).
         """
         assert state.leader != self._broker_id, f"{self.key} is led here"
         follower = self._follower
@@ -496,7 +497,8 @@ class Partition:
         return self._write(leader, batch, parse_header(batch), now_ms)
 
     def _appending(self) -> PartitionLeader:
-        """Return the leader's state. Raises an error unless it may append as with acks=all."""
+        """Return the leader's state. Raises an error unless this replica leads and may append as with
+        acks=all."""
         leader = self._leading()
         if self.log.offline_reason is not None:
             raise self._offline()
@@ -548,7 +550,8 @@ class Partition:
             )
 
     def _refuse_timestamps(self, header: BatchHeader, now_ms: int) -> None:
-        """Raise InvalidTimestampError (KIP-937), unless the batch has no timestamps."""
+        """Raise InvalidTimestampError for timestamps out of bounds (KIP-937). Accept a batch without
+        timestamps."""
         if header.base_timestamp_ms == NO_TIMESTAMP and header.max_timestamp_ms == NO_TIMESTAMP:
             return
         raise InvalidTimestampError(
@@ -669,8 +672,9 @@ class Partition:
         return self.log.end_offset_for_epoch(leader_epoch)
 
     def deletion_end(self, before_offset: int) -> int:
-        """Return the new log start for a DeleteRecords request. LATEST is the high watermark. Raises
-        OffsetOutOfRangeError (negative, or above the high watermark), NotLeaderOrFollowerError."""
+        """Return the new log start for a DeleteRecords request. If ``before_offset`` is LATEST, return the
+        high watermark. Raises OffsetOutOfRangeError (negative, or above the high watermark),
+        NotLeaderOrFollowerError."""
         high_watermark = self._leading().high_watermark
         if before_offset == LATEST:
             before_offset = high_watermark
@@ -710,8 +714,8 @@ class Partition:
         """Record the position that a follower reports (R3, R4, R7, R8).
 
         A diverging or refused fetch does not count. Raises NotLeaderOrFollowerError (also for a broker
-        without a replica), FencedLeaderEpochError, UnknownLeaderEpochError, StaleBrokerEpochError (an
-        earlier incarnation of it), OffsetOutOfRangeError (the follower ends before this log starts).
+        without a replica), FencedLeaderEpochError, UnknownLeaderEpochError, StaleBrokerEpochError (an earlier
+        incarnation of the broker), OffsetOutOfRangeError (the follower ends before this log starts).
         """
         leader = self._leading()
         if leader_epoch != leader.leader_epoch:

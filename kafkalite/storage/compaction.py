@@ -319,7 +319,8 @@ class Rewriter:
         return self._keep(batch, header, is_kept=True)
 
     def _keep(self, batch: memoryview, header: BatchHeader, *, is_kept: bool) -> list[Written]:
-        """Keep all records of a batch. If it is transactional, clear its producer id unless ``is_kept``."""
+        """Keep all records of a batch. If it is transactional, clear its producer id unless ``is_kept``: a
+        producer's state refers to it."""
         if not header.is_transactional:
             return self._whole(batch, header)
         if is_kept:

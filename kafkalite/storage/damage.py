@@ -107,9 +107,9 @@ def intact_runs(view: memoryview, position: int, from_offset: int) -> Iterator[I
     """Yield the runs of intact batches at or behind ``position``, in order of offsets.
 
     ``from_offset`` is the offset that is expected at ``position``. The CRC does not cover a batch's base
-    offset, so two kinds of batch are skipped although their CRC is correct: a batch directly behind another
-    one with a higher offset than expected, whose base offset is damaged; and batches with lower offsets than
-    expected, which are copies of earlier batches.
+    offset, so two kinds of batch are skipped although their CRC is correct: a batch that is directly behind
+    another one but has a higher offset than expected, because its base offset is damaged; and batches with
+    lower offsets than expected, which are copies of earlier batches.
     """
     found = find_batch(view, position, from_offset)
     while found is not None:

@@ -65,7 +65,8 @@ class FileSystem(Protocol):
     """A file system. A name is durable only after ``sync_dir`` of its directory."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and writing. Raises FileNotFoundError if it is missing, unless ``create``."""
+        """Open for reading and writing. If the file is missing, create it if ``create``, or raise
+        FileNotFoundError."""
         ...
 
     def exists(self, path: str) -> bool: ...

@@ -390,7 +390,7 @@ class Log:
         leader_epoch: int,
         header: BatchHeader | None = None,
     ) -> Appended:
-        """Append one batch as the leader. Its offset and epoch are written into it in place. It is not
+        """Append one batch as the leader. Offset and epoch are written into ``batch`` itself. Nothing is
         synced.
 
         If ``header`` is given, the caller has checked the batch's length and CRC. Raises CorruptBatchError,
@@ -1158,8 +1158,8 @@ class Log:
         self._active = None
 
     def _write_failed(self, error: BaseException, *, is_partial: bool = False) -> StorageError:
-        """Return the StorageError for a failed write. It is final and takes the log offline (R26), unless
-        the error is transient and nothing was written: then ``is_partial`` is False."""
+        """Return the StorageError for a failed write. ``is_partial``: bytes may have been written. Then, or
+        if the error is not transient, it is final and takes the log offline (R26)."""
         if not is_partial:
             if isinstance(error, StorageExhaustedError):
                 return error

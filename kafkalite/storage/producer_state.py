@@ -140,8 +140,8 @@ class ProducerStates:
         """Return None if ``batch`` is next in sequence. If it is a repetition, return the first copy (R28).
 
         Raises InvalidRecordError (no sequence), UnknownProducerIdError, InvalidProducerEpochError,
-        OutOfOrderSequenceNumberError. The last is also raised for the sequences of one of the last five
-        batches with other content, and for earlier sequences, because the batch may not be in the log.
+        OutOfOrderSequenceNumberError. The last error also means that the sequences are those of one of the
+        last five batches but the content differs, or are earlier ones: then the batch may not be in the log.
         """
         first = header.base_sequence
         if first < 0 or header.producer_epoch < 0:

@@ -220,7 +220,8 @@ class StateWork:
 
 
 def run_together(works: Sequence[SyncWork]) -> list[Exception | None]:
-    """Run all rounds with as few disk operations as possible. Return each exception or None, in order."""
+    """Run all rounds with as few disk operations as possible. Return the exception, or None, of each round in
+    order."""
     if not works:
         return []
     fs = works[0].fs

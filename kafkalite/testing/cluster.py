@@ -85,8 +85,8 @@ class Node:
 
 
 class Cluster:
-    """A cluster of brokers numbered from 1. Each is also a controller, unless there are ``controllers``,
-    which are numbered from 101.
+    """A cluster of brokers numbered from 1. If ``controllers`` is 0, each is also a controller. Otherwise,
+    that many separate controllers are numbered from 101.
 
     With ``storage="memory"``, ``crash`` loses unsynced data. With ``"disk"``, the data is in a temporary
     directory. Other keywords are settings of every node, by Python name. With several brokers, election and
@@ -183,7 +183,8 @@ class Cluster:
         await self.close()
 
     async def start(self, *node_ids: int) -> None:
-        """Start the named nodes, or all, unless they run. A restarted node has its former addresses."""
+        """Start the named nodes, or all. Skips nodes that run already. A restarted node has its former
+        addresses."""
         starting = [
             asyncio.ensure_future(self._start(node)) for node in self._named(node_ids) if not node.is_running
         ]
@@ -309,7 +310,8 @@ class Cluster:
     async def wait_until(
         self, condition: Callable[[], object], *, timeout_ms: int = READ_TIMEOUT_MS, what: str = ""
     ) -> None:
-        """Return when ``condition()`` is true. Raises AssertionError after ``timeout_ms``."""
+        """Return when ``condition()`` is true. After ``timeout_ms``, raises AssertionError, which names
+        ``what``."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_ms / 1000
         while not condition():
@@ -385,7 +387,8 @@ class Cluster:
     # --- faults and time
 
     def intercept(self, api: ApiKey, fault: Fault | None, *, node_id: int | None = None) -> None:
-        """Pass every request of ``api`` to ``fault`` first, on one node or all. None removes the fault."""
+        """Pass every request of ``api`` to ``fault`` first, on ``node_id`` or else on all nodes. If ``fault``
+        is None, remove the fault."""
         if fault is None:
             self._faults.pop((node_id, api), None)
         else:

@@ -22,7 +22,8 @@ Fault: TypeAlias = "Callable[[Request, Proceed, Clock], Response | Pending | Non
 
 
 class _Disconnection(Pending):
-    """A response that is never sent. Its connection is aborted when ``done`` is resolved, or at once.
+    """A response that is never sent. Its connection is aborted when ``done`` is resolved, or at once if
+    ``done`` is None.
 
     The server's continuation is an object with a ``connection``, which is how the connection is found.
     """
@@ -53,18 +54,20 @@ def _limited(count: int, act: Callable[[Request, Proceed, Clock], Response | Pen
 
 
 def drop_next(count: int = 1) -> Fault:
-    """Ignore requests. Later responses of the connection wait, because the missing one comes first."""
+    """Return a fault that never responds to the next ``count`` requests. Later responses on the same
+    connection are not sent either, because responses keep the order of requests."""
     return _limited(count, lambda request, proceed, clock: Pending())
 
 
 def fail_next(count: int = 1, error_code: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> Fault:
-    """Refuse whole requests with ``error_code`` instead of handling them."""
+    """Return a fault that refuses the next ``count`` requests as a whole with ``error_code``."""
     refusal = Refusal(int(error_code), "refused by a test")
     return _limited(count, lambda request, proceed, clock: refusal)
 
 
 def disconnect_next(count: int = 1, *, after: bool = False) -> Fault:
-    """Abort the connection instead of handling the request; if ``after``, instead of responding."""
+    """Return a fault that aborts the connection instead of handling a request. If ``after``, the request is
+    handled, and the connection is aborted instead of responding."""
 
     def act(_request: Request, proceed: Proceed, _clock: Clock) -> Response | Pending:
         done = proceed() if after else None
@@ -74,7 +77,7 @@ def disconnect_next(count: int = 1, *, after: bool = False) -> Fault:
 
 
 def delay_next(count: int = 1, *, delay_ms: int) -> Fault:
-    """Handle requests ``delay_ms`` later, on the broker's clock."""
+    """Return a fault that handles each request ``delay_ms`` later, on the broker's clock."""
 
     def act(_request: Request, proceed: Proceed, clock: Clock) -> Response | Pending:
         pending = Pending()

@@ -119,9 +119,10 @@ class ServerProcess:
 
 
 class ProcessCluster:
-    """Server processes 1 to ``brokers``. Each is also a controller, unless there are ``controllers``.
+    """Server processes 1 to ``brokers``. If ``controllers`` is 0, each is also a controller. Otherwise, there
+    are that many separate controllers.
 
-    ``settings`` apply to every node, ``node_settings`` to one. Both have dotted names.
+    ``settings`` apply to every node, ``node_settings[node id]`` to one node. Both have dotted names.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class ProcessCluster:
             await self.wait(is_whole=True, brokers=len(self._broker_ids), limit_s=START_LIMIT_S)
 
     async def close(self) -> None:
-        """Kill every running node. ``stop`` shuts them down in order."""
+        """Kill every running node. Use ``stop`` for an orderly shutdown."""
         await asyncio.gather(*(node.end(signal.SIGKILL) for node in self.nodes.values()))
         for proxy in self._proxies.values():
             await proxy.close()
@@ -293,7 +294,8 @@ class ProcessCluster:
         return await look_from(addresses, timeout_ms=_ANSWER_MS)
 
     async def _looked_at(self, requested: RequestedState) -> tuple[ClusterView, list[str]]:
-        """Return one broker's view, and the unmet conditions: of every view if all must be in sync."""
+        """Return one broker's view and the unmet conditions. If all replicas must be in sync, the conditions
+        of every broker's view are returned."""
         views = [await self.view()]
         if requested.is_fully_in_sync:
             ids = [node_id for node_id, node in self.nodes.items() if node.address in self.running_addresses]

@@ -79,7 +79,8 @@ class Direction:
         self._set(_bytes_per_s=bytes_per_s)
 
     def cut_after(self, count_bytes: int) -> None:
-        """Reset one connection after ``count_bytes`` more, most likely in the middle of a frame."""
+        """Pass ``count_bytes`` more, then reset the connection that sends the next data, most likely within a
+        frame."""
         self._set(_bytes_until_cut=count_bytes)
 
     def heal(self) -> None:

@@ -24,7 +24,8 @@ CALL_TIMEOUT_S: Final = 60.0
 
 
 def in_loop(method: Callable[Concatenate[Cluster, P], T]) -> Callable[Concatenate[SyncCluster, P], T]:
-    """Return a blocking version of ``method``, which is no coroutine, that runs in the cluster's thread."""
+    """Return a method that runs ``method``, a plain function, in the cluster's thread and waits for its
+    result."""
 
     @wraps(method)
     def call(twin: SyncCluster, /, *args: P.args, **kwargs: P.kwargs) -> T:

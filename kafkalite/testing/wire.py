@@ -89,7 +89,8 @@ class WireClient(asyncio.BufferedProtocol):
         return self._responses.popleft()
 
     async def call(self, message: Any, *payload: Any) -> Any:
-        """Send one request and return the message of its response. Its payload is set in ``last_payload``."""
+        """Send one request and return its response's message. The response's payload is stored in
+        ``last_payload``."""
         self.send(message, *payload)
         response = await self.response()
         self.last_payload = response.payload

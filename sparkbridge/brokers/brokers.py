@@ -198,7 +198,7 @@ class Brokers:
         )
 
     def patient_until_s(self, deadline_s: float, patience_s: float) -> float:
-        """Return ``deadline_s``; if there are other brokers to try, at most ``patience_s`` from now."""
+        """Return ``deadline_s``, but at most ``patience_s`` from now if there are other brokers to try."""
         if len(self._addresses()) < 2:
             return deadline_s
         return min(deadline_s, time.monotonic() + patience_s)
@@ -366,8 +366,8 @@ class Brokers:
         ``entries_of(partition, leader epoch)`` returns the request entries of a partition, and ``request_of``
         makes a request from entries. If a partition has several entries, the leader gets several requests in
         parallel, because a request names each partition once (S23). A response must have ``partitions``, each
-        with topic, partition and error code. Returns these by partition, in the order of the entries.
-        ``what`` names the call in errors. Raises the same errors as ``until_answered``.
+        with topic, partition and error code. Returns these response entries by partition, in the order of the
+        request entries. ``what`` names the call in errors. Raises the same errors as ``until_answered``.
         """
         found: dict[TopicPartition, list[Any]] = {}
         wanted = list(dict.fromkeys(wanted))

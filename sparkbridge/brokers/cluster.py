@@ -193,7 +193,7 @@ class SparkCluster:
             state.brokers.avoid_last_responder()
 
     def snapshot(self, topics: Mapping[str, Sequence[int] | None]) -> dict[str, TopicSnapshot]:
-        """Return the log start and end of the given partitions (None: all of the topic), by topic.
+        """Return the log start and end of the partitions in ``topics`` (None: all of the topic), by topic.
 
         Missing topics are omitted. With read_committed the end is the last stable offset. Both are -1 for
         partitions that were not requested. The metadata is always fetched again, because a topic may have

@@ -101,7 +101,8 @@ class LongPolls:
                 self._brokers.refresh({tp.topic for tp in positions}, limit_s)
 
     def _ask(self, watched: Positions, limit_s: float) -> bool:
-        """Send a poll to each leader without a suitable one, and cancel the other polls.
+        """Cancel the polls that do not cover the partitions of ``watched``, then send a new poll to each
+        leader that has none.
 
         Returns False if a partition of ``watched`` could not be polled.
         """
@@ -147,7 +148,7 @@ class LongPolls:
         self._polls[address] = _Poll(connection, wanted, connection.send(request, limit_s))
 
     def _select(self, until_s: float) -> Collection[str]:
-        """Wait until ``until_s`` for responses and errors of polls. Return the addresses that have one."""
+        """Wait until ``until_s`` for responses and errors of polls. Return the addresses of these polls."""
         with selectors.DefaultSelector() as selector:
             for address, poll in self._polls.items():
                 if not poll.reply.is_done:

@@ -18,12 +18,14 @@ _METADATA: Final = "_spark_metadata"
 
 
 def checkpoint_path(directory: str, pipeline: Pipeline, sink: Sink) -> str:
-    """Return the checkpoint of ``sink``: ``directory`` for ``[sink]``, else a subdirectory of this name."""
+    """Return the checkpoint of ``sink``: ``directory`` for ``[sink]``, or the subdirectory NAME for
+    ``[sinks.NAME]``."""
     return directory if pipeline.has_one_sink else f"{directory.rstrip('/')}/{sink.name}"
 
 
 def require_own_checkpoint(directory: str, pipeline: Pipeline) -> None:
-    """Raise PipelineError if the checkpoint belongs to other sinks, so that all data would be read again."""
+    """Raise PipelineError if the checkpoint belongs to other sinks: the pipeline would read all data
+    again."""
     if is_url(directory):
         return
     home = Path(directory)

@@ -85,7 +85,8 @@ class Run:
     def wait(
         self, on_batch: Callable[[RunningQuery, BatchProgress], None], on_tick: Callable[[], None]
     ) -> None:
-        """Wait until all queries have ended. If one fails, stop the others and raise PipelineError."""
+        """Wait until all queries have ended. If one fails, stop the others and raise PipelineError. Calls
+        ``on_batch`` for each finished batch, and ``on_tick`` several times a second."""
         try:
             alive = list(self.queries)
             while alive:
@@ -121,7 +122,8 @@ class Run:
 
 
 def output_path(file: PipelineFile, sink: Sink, setting: Setting) -> str:
-    """Return the output path of a Parquet sink: a URL, or a path relative to ``outputs`` or to the file."""
+    """Return the output path of a Parquet sink. Relative paths start at ``setting.outputs`` or, if that is
+    None, at the file's directory."""
     if is_url(sink.parquet):
         return sink.parquet
     return str((setting.outputs or file.directory) / Path(sink.parquet).expanduser())

@@ -75,7 +75,8 @@ def read(path: Path, overrides: Sequence[str] = ()) -> PipelineFile:
 
 
 def apply_override(document: dict[str, Any], override: str) -> None:
-    """Apply ``sink.topic=out``. The value is TOML, or else a plain string. Raises PipelineError."""
+    """Apply an override such as ``sink.topic=out``. A value that is not TOML is a plain string. Raises
+    PipelineError."""
     name, equals, text = override.partition("=")
     parts = [part.strip() for part in name.split(".")]
     if not equals or not all(parts):
@@ -138,7 +139,7 @@ def _looks_like_one(path: Path) -> bool:
 
 
 def find_line(text: str, table: str, key: str) -> int:
-    """Return the line (from 1) of ``key`` in ``[table]``, else of the heading; 0 if neither is found.
+    """Return the line (from 1) of ``key`` in ``[table]``, or of the heading if there is no ``key``, or 0.
 
     It searches the text, because tomllib keeps no line numbers.
     """
@@ -165,7 +166,7 @@ def find_line(text: str, table: str, key: str) -> int:
 def _headings(text: str, number: int, listed: str) -> list[tuple[str, int, list[str]]]:
     """Return (name, line number, lines of the body) of each table in ``text``.
 
-    Of the array of tables ``listed``, only table ``number`` keeps its name.
+    Of the array of tables ``[[listed]]``, only table ``number`` (from 1) is found under its name.
     """
     found: list[tuple[str, int, list[str]]] = [("", 0, [])]
     seen = 0
@@ -227,7 +228,8 @@ def _table_problem(table: Table, path: Path) -> tuple[str, str] | None:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether ``path``, which may be a pattern, matches a file or directory. Always True with ``{a,b}``."""
+    """Whether ``path``, which may be a pattern, matches a file or directory. A path with ``{a,b}`` is not
+    checked: True."""
     if path.exists() or "{" in str(path):
         return True
     return any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
@@ -241,7 +243,7 @@ def _nearest_file(path: Path) -> str:
 
 
 def _function_problem(function: FunctionRef, path: Path) -> tuple[str, str] | None:
-    """Return (message, hint) unless ``path`` defines ``function``. The file is parsed, but not run."""
+    """Return (message, hint), or None if ``path`` defines ``function``. The file is parsed, but not run."""
     try:
         tree = ast.parse(path.read_text("utf-8"), str(path))
     except FileNotFoundError:

@@ -201,6 +201,7 @@ def execute_demo(
     listener: Listener | None = None,
     on_filled: Callable[[dict[str, int]], None] = _nothing,
 ) -> Report:
-    """Send the demo's input to ``setting.servers``, then run the pipeline as ``execute`` does."""
+    """Send the demo's input to ``setting.servers``, pass the number of records of each topic to
+    ``on_filled``, then run the pipeline as ``execute`` does."""
     on_filled(demo.fill(file, setting.servers))
     return execute(spark, file, setting, has_checks=has_checks, listener=listener)

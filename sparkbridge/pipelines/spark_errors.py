@@ -44,7 +44,12 @@ _TAIL: Final = re.compile(r"(?:\s*SQLSTATE: \w+)*[;.]?\s*(?:line \d+,? pos \d+)?
 
 
 def cause(error: BaseException) -> str:
-    """Return the cause as text: kafkalite's last error, else Python's, else Spark's error condition."""
+    """Return the cause of ``error`` as one line of text.
+
+    Searches the error's full text for the last kafkalite or sparkbridge error, then the last Python error of
+    a traceback, then the first Spark error condition, then the last Java exception. Otherwise returns the
+    first line.
+    """
     text = _all_text(error)
     if ours := _last(_OURS, text):
         return ours["text"].strip()
@@ -85,7 +90,8 @@ def last_words(log: str) -> str:
 
 
 def place(error: BaseException) -> str:
-    """Return where the user's Python code failed, such as `` (transform.py:12)``; "" if it did not."""
+    """Return where the user's Python code failed, such as `` (transform.py:12)``, or "" if it did not
+    fail."""
     trace, found = error.__traceback__, ""
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -96,7 +102,7 @@ def place(error: BaseException) -> str:
 
 
 def _place_in_worker(traceback: str) -> str:
-    """Return the last place in the traceback, such as `` (transform.py:12)``; "" if in a library."""
+    """Return the last place in the traceback, such as `` (transform.py:12)``, or "" if it is in a library."""
     frames = _FRAME.findall(traceback)
     if not frames or any(part in frames[-1][0] for part in ("site-packages", "pyspark", "kafkalite")):
         return ""

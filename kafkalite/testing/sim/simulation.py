@@ -150,7 +150,8 @@ class Simulation:
             self.lines.append(line)
 
     def probe(self, name: str, times: int = 1) -> None:
-        """Count ``times`` runs of a rare code path: a run without them proves nothing about that path."""
+        """Count ``times`` executions of a rare code path. A simulation without any proves nothing about that
+        path."""
         self.probes[name] += times
 
     def violate(self, violation: Violation) -> None:

@@ -5,6 +5,7 @@ The next event is random. ``run_disk_seed`` returns one of these violations:
 - A record is gone that was synced before a power loss, or written before a kill or a stop (R24).
 - A batch differs from the appended one, or records are gone after damage, and the log is not damaged (R24,
   R25, R42, R43).
+- After its loss was accepted, a log lacks another batch than the damaged one (R45).
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Final
 from kafkalite.errors import StorageError
 from kafkalite.model import TopicPartition
 from kafkalite.records.builder import build_batch
-from kafkalite.records.header import HEADER_BYTES, stamp, total_length
+from kafkalite.records.gaps import is_gap
+from kafkalite.records.header import HEADER_BYTES, parse_header, stamp, total_length
 from kafkalite.storage import layout
+from kafkalite.storage.accept_loss import accept_loss
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_store import LogStore
@@ -47,6 +50,7 @@ class _World:
         self.fs = MemoryFileSystem(crashable=True)
         self.written = {tp: _Written() for tp in _LOGS}
         self.is_over = False
+        self.flipped: tuple[TopicPartition, int] | None = None
         self.store = self._open()
         steps: dict[Callable[[], None], float] = {
             self._append: 10,
@@ -124,7 +128,7 @@ class _World:
 
     def _flip(self, tp: TopicPartition) -> None:
         directory = _directory(tp)
-        places: list[tuple[str, int]] = []
+        places: list[tuple[str, int, int]] = []
         for name in self.fs.list_dir(directory):
             if not name.endswith(layout.LOG_SUFFIX):
                 continue
@@ -133,10 +137,11 @@ class _World:
                 length = total_length(data, position)
                 if length < HEADER_BYTES:
                     break  # space that is reserved
-                places.append((name, self.rng.randrange(position + _CRC_FROM, position + length)))
+                places.append((name, self.rng.randrange(position + _CRC_FROM, position + length), offset))
                 position += length
                 offset += 1
-        name, position = self.rng.choice(places)
+        name, position, offset = self.rng.choice(places)
+        self.flipped = tp, offset
         file = self.fs.open(f"{directory}/{name}")
         file.write_at(position, bytes([file.read_at(position, 1)[0] ^ 1 << self.rng.randrange(8)]))
         file.close()
@@ -175,10 +180,26 @@ class _World:
             self._compare(log, written)
             self.is_over |= log.is_damaged
             written.durable_end = log.synced_end_offset
+        if self.is_over and self.flipped is not None:
+            self._accept_loss(*self.flipped)
+
+    def _accept_loss(self, tp: TopicPartition, flipped: int) -> None:
+        self.store.close(clean=False)
+        accept_loss(self.fs, _directory(tp))
+        log = self._open().logs()[tp]
+        data, position = _content(log), 0
+        found: set[int] = set()
+        while position < len(data):
+            header = parse_header(memoryview(data), position)
+            if not is_gap(header):
+                found.add(header.base_offset)
+            position += total_length(data, position)
+        if missing := self.written[tp].batches.keys() - found - {flipped}:
+            raise ViolationError(f"{log.directory}: batches {sorted(missing)} were lost with {flipped}")
 
     def _compare(self, log: Log, written: _Written) -> None:
         try:
-            found = b"".join(map(bytes, log.read(0, max_bytes=2**30, up_to=log.log_end_offset).buffers))
+            found = _content(log)
         except StorageError:
             found = b""
         offset = position = 0
@@ -192,6 +213,10 @@ class _World:
         missing = [one for one in written.batches if one >= offset]
         if missing and not log.is_damaged:
             raise ViolationError(f"{log.directory}: batches {missing} are gone, and it is not damaged")
+
+
+def _content(log: Log) -> bytes:
+    return b"".join(map(bytes, log.read(0, max_bytes=2**30, up_to=log.log_end_offset).buffers))
 
 
 def _directory(tp: TopicPartition) -> str:

@@ -84,6 +84,7 @@ def _directed(mutant: str) -> Attempt | None:
         from proof.raft import schedules as raft_schedules
 
         return raft_schedules.DIRECTED.get(mutant)
+    from proof import hostile
     from proof.core import directed as core_directed
     from proof.damage import directed as damage_directed
     from proof.groups import directed as group_directed
@@ -98,6 +99,7 @@ def _directed(mutant: str) -> Attempt | None:
         txn_log.DIRECTED,
         cluster_directed.DIRECTED,
         damage_directed.DIRECTED,
+        hostile.DIRECTED,
     )
     return next((schedules[mutant] for schedules in directed if mutant in schedules), None)
 

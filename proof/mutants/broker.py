@@ -42,7 +42,42 @@ def _no_damage(partition: Any) -> None:
     pass
 
 
+def _all_at_once(_server: Any, connection: Any) -> None:
+    if not connection.is_waiting:
+        connection.is_waiting = True
+        while connection.has_more:
+            connection.take_turn()
+        connection.is_waiting = False
+
+
+def _expire_as_final(waiting: Any) -> None:
+    for index in waiting._waiting:
+        waiting.results[index] = waiting._fail(waiting.results[index], RuntimeError("not acknowledged"))
+    waiting._waiting.clear()
+    waiting._finish_if_complete()
+
+
 MUTANTS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "S22-unreadable",
+        "a batch that no reader can unpack is appended",
+        {"kafkalite.broker.handlers.produce:check_readable": _nothing},
+    ),
+    Mutant(
+        "S23-repeated",
+        "a request may name a partition any number of times",
+        {"kafkalite.protocol.codec:_refuse_repeated": _nothing},
+    ),
+    Mutant(
+        "S24-all-at-once",
+        "all requests of a connection are served before those of others",
+        {"kafkalite.broker.server.server:Server.wait_for_turn": _all_at_once},
+    ),
+    Mutant(
+        "R30-unknown-is-final",
+        "an unknown outcome is reported as UNKNOWN_SERVER_ERROR",
+        {"kafkalite.broker.server.responses:PendingResults._expire": _expire_as_final},
+    ),
     Mutant(
         "R44-damaged-served",
         "a coordinator serves the state that the sound part of a damaged log gives",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, Final
 
 from kafkalite.errors import (
@@ -100,6 +101,10 @@ def _only_remember(self: Log, leader_epoch: int) -> None:
     self._latest_epoch = leader_epoch
 
 
+def _first_run(*arguments: Any, original: Callable[..., Any]) -> Any:
+    return islice(original(*arguments), 1)
+
+
 class _UnsyncedNames:
     """A file system whose directories are never synced."""
 
@@ -165,6 +170,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R25-missing-is-new",
         "a log whose directory is missing is created again",
         {f"{_STORE}._missing_log": _nothing},
+    ),
+    Mutant(
+        "R45-behind-dropped",
+        "accepting a loss drops the intact batches behind the damage",
+        {"kafkalite.storage.accept_loss:intact_runs": _first_run},
     ),
     Mutant(
         "R42-no-fingerprint",

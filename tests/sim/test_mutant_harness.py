@@ -53,7 +53,7 @@ def test_a_mutant_is_gone_when_its_block_ends(name: str) -> None:
 
 
 def test_every_mutant_cites_a_rule_that_is_defined() -> None:
-    defined = set(re.findall(r"^### (R\d+):", (ROOT / "docs" / "rules.md").read_text(), re.MULTILINE))
+    defined = set(re.findall(r"^### ([RS]\d+):", (ROOT / "docs" / "rules.md").read_text(), re.MULTILINE))
     cited = {name.partition("-")[0] for name in effects()} - {"RAFT"}
     assert cited <= defined
 

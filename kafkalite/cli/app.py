@@ -124,7 +124,7 @@ def _invoke(command: click.Command, name: str, arguments: list[str], invocation:
 
 
 def _pipe_closed() -> int:
-    """Handle that the reader of stdout closed it: stop output. Return exit code 0: this is no error."""
+    """Stop output, because the reader of stdout closed the pipe. Return exit code 0: this is no error."""
     silence_stdout()
     return exit_codes.OK
 

@@ -32,11 +32,14 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A workload: ``record_count`` records with ``value_bytes`` per value, ``send_count`` per send."""
+    """A workload: ``record_count`` records, each with a value of ``value_bytes`` bytes.
+
+    ``records_per_send`` records are sent at a time.
+    """
 
     record_count: int
     value_bytes: int
-    send_count: int
+    records_per_send: int
     partition_count: int
     settings: dict[str, Any]  #: producer settings by dotted name
     topic_configs: dict[str, str]
@@ -55,7 +58,7 @@ class Outcome:
             "broker": broker,
             "records": self.records,
             "value_bytes": workload.value_bytes,
-            "records_per_send": workload.send_count,
+            "records_per_send": workload.records_per_send,
             "partitions": workload.partition_count,
             "seconds": self.seconds,
             "records_per_second": self.records / self.seconds if self.seconds else 0.0,
@@ -197,11 +200,11 @@ def _values(workload: Workload) -> list[bytes]:
 async def _produce(current: Invocation, topic: str, workload: Workload) -> Outcome:
     outcome = Outcome()
     pool = _values(workload)
-    batch = [pool[number % len(pool)] for number in range(workload.send_count)]
+    batch = [pool[number % len(pool)] for number in range(workload.records_per_send)]
     async with connect.producer(current, **workload.settings) as producer:
         await producer.partitions_for(topic)
         started = time.perf_counter()
-        if workload.send_count == 1:
+        if workload.records_per_send == 1:
             await _single_sends(producer, topic, pool, workload.record_count, outcome)
         while outcome.records < workload.record_count:
             part = batch[: workload.record_count - outcome.records]

@@ -87,9 +87,10 @@ def cluster() -> None:
 async def _view_of_all(
     client: ClusterClient,
 ) -> tuple[ClusterView, DescribeQuorumResponse | None, list[RecoveringPartition], list[str]]:
-    """Return the cluster view, the controller quorum, the partitions in recovery, and refused records.
+    """Return (cluster view, controller quorum, partitions in recovery, result of ``look_at_disks``).
 
-    The quorum is None, and the list is empty, if there is no active controller or their request fails.
+    Without an active controller, the quorum is None and no partition is in recovery. The same holds for
+    either of the two if the request for it fails.
     """
     view = await look(client)
     refusals = await look_at_disks(client, view)
@@ -363,7 +364,7 @@ def _election_result(each: ElectedPartition) -> str:
 async def _named_partitions(client: ClusterClient, names: Iterable[str]) -> list[ElectionPartition]:
     """Return the partitions of ``names``, which are topics or partitions such as ``events-0``.
 
-    Raises NotFoundError.
+    Raises NotFoundError for an unknown name.
     """
     view = await look(client)
     known = [each.name for each in view.partitions]
@@ -421,7 +422,7 @@ def shutdown(node_id: int, no_wait: bool, secret_file: Path | None) -> None:
 
 
 async def _until_gone(client: ClusterClient, node_id: int, *, is_alone: bool) -> None:
-    """Wait until the brokers report ``node_id`` as fenced. If ``is_alone``, wait until it cannot respond."""
+    """Wait until the brokers report ``node_id`` as fenced or, if ``is_alone``, no broker responds."""
     import asyncio
 
     from kafkalite.errors import ClientError

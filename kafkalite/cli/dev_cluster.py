@@ -69,8 +69,8 @@ def new_layout(count: int, port: int) -> Layout:
 def read_or_make_layout(directory: Path, count: int, port: int | None, default_port: int) -> Layout:
     """Return the layout stored in ``directory``, or store a new one.
 
-    ``port`` None means the stored one or ``default_port``. Raises ConfigError if ``count`` or ``port`` differ
-    from the stored layout.
+    If ``port`` is None, a new layout has ``default_port``, and a stored layout may have any port. Raises
+    ConfigError if ``count`` or ``port`` differ from the stored layout.
     """
     file = directory / _CLUSTER_FILE
     if not file.exists():
@@ -101,7 +101,7 @@ def read_or_make_layout(directory: Path, count: int, port: int | None, default_p
 def node_settings(
     layout: Layout, node_id: int, host: str, directory: Path, overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the settings of one node, numbered from 1. A test compares them with docker-compose.yml."""
+    """Return the settings of node ``node_id`` (from 1). A test compares them with docker-compose.yml."""
     count = len(layout.client_ports)
     voters = [f"{number}@127.0.0.1:{port}" for number, port in enumerate(layout.controller_ports, 1)]
     port = layout.client_ports[node_id - 1]
@@ -239,7 +239,8 @@ class DevCluster:
 async def run(cluster: DevCluster, when_up: Any) -> None:
     """Run the cluster until a signal arrives or all nodes have ended.
 
-    A second signal kills the nodes. Raises the same errors as ``start``.
+    ``when_up`` is awaited when the cluster has started; ``kl dev`` creates topics in it. A second signal
+    kills the nodes. Raises the same errors as ``start``.
     """
 
     def kill_nodes() -> None:

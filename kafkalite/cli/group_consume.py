@@ -104,7 +104,7 @@ class GroupJob:
         return bool(held) and all((consumer.position(tp) or 0) >= self._ends[tp] for tp in held)
 
     def _is_idle(self, consumer: Consumer) -> bool:
-        """Whether this member has had no partition for _IDLE_S seconds. Prints a warning once."""
+        """Whether this member has had no partition for _IDLE_S seconds. Prints a warning when this begins."""
         now = time.monotonic()
         if consumer.assignment():
             self._held_at = now

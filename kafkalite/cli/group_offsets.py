@@ -60,7 +60,10 @@ Strategy = Callable[[TopicPartition, Place], "int | None"]
 
 
 def strategy_of(chosen: Mapping[str, Any], offsets: Mapping[TopicPartition, int]) -> Strategy:
-    """Return the strategy of the one option in ``chosen``, or raise UsageError. ``offsets``: --from-file."""
+    """Return the strategy that the only given option in ``chosen`` selects.
+
+    ``offsets`` are the offsets of --from-file. Raises UsageError unless exactly one option is given.
+    """
     given = [name for name in _STRATEGIES if chosen[name] not in (None, False)]
     flags = ", ".join("--" + name.replace("_", "-") for name in _STRATEGIES)
     if len(given) != 1:

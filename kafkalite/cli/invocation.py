@@ -87,14 +87,14 @@ def duration_ms(text: str) -> int:
 
 
 def apply(function: F, *decorators: Callable[[F], F]) -> F:
-    """Decorate ``function`` with these decorators. The first is the outermost."""
+    """Decorate ``function`` with ``decorators``. The first decorator is the outermost."""
     for decorator in reversed(decorators):
         function = decorator(function)
     return function
 
 
 def number_option(*names: str, minimum: int = 1, **attributes: Any) -> Callable[[F], F]:
-    """Add an option whose value is an integer of at least ``minimum``, called N in the help."""
+    """Return a decorator that adds an option N, an integer of at least ``minimum``."""
     return click.option(*names, type=click.IntRange(min=minimum), metavar="N", **attributes)
 
 
@@ -145,7 +145,7 @@ def client_options(function: F) -> F:
 
 
 def output_choice(formats: Sequence[str], more: str = "Output format.") -> Callable[[F], F]:
-    """Add -o with these formats. Its help text begins with ``more``."""
+    """Return a decorator that adds the option -o for ``formats``. Its help text begins with ``more``."""
     return click.option(
         "-o",
         "--output",
@@ -245,7 +245,8 @@ def topic_names(
 ) -> tuple[str, ...]:
     """Return the topics given as arguments or, as in Kafka's scripts, by ``--topic``, without duplicates.
 
-    For ``--topic``, prints the short form: ``command``, topics, ``rest``. Raises UsageError without topics.
+    If ``--topic`` was used, prints a shorter command line on stderr, which consists of ``command``, the
+    topics and ``rest``. Raises UsageError if no topic is given.
     """
     names = tuple(dict.fromkeys((*positional, *flags)))
     if not names:

@@ -19,7 +19,7 @@ class LazyCommand(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """A group of commands. ``lazy`` maps each name to its location, which is imported when it runs."""
+    """A group of commands. ``lazy`` has them by name. A command is imported when it is first used."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -47,7 +47,7 @@ _FILE: Final = click.Path(path_type=Path)
 
 
 def part(name: str) -> Any:
-    """Return the module ``name`` of sparkbridge.pipelines. Raises UsageError if it is not installed."""
+    """Return the module ``name`` of sparkbridge.pipelines. Raises UsageError if Spark is not installed."""
     if find_spec("sparkbridge") is None:
         raise UsageError(
             "pipelines need the extra 'spark' of kafkalite", hint='pip install "kafkalite[cli,spark]"'
@@ -335,7 +335,7 @@ def _trigger(text: str | None, once: bool) -> str:
 
 @contextlib.contextmanager
 def brokers(current: invocation.Invocation, *, is_demo: bool) -> Iterator[str]:
-    """Yield the given bootstrap servers. For a demo without them, start an embedded broker."""
+    """Yield the given bootstrap servers. If none are given and ``is_demo``, run an embedded broker."""
     if not is_demo or current.bootstrap_source != "default":
         yield current.bootstrap_servers
         return

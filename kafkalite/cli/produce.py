@@ -273,7 +273,11 @@ class _Job:
             bar.advance_records(sum(len(block.values) for block in blocks))
 
     def _judge(self, blocks: list[Block], outcomes: list[Any]) -> None:
-        """Count the acknowledged and failed records of ``blocks``. If any failed, raise the first error."""
+        """Count the acknowledged and failed records of ``blocks``. ``outcomes`` has one entry per block.
+
+        If records failed, raises PartialFailureError if earlier records were acknowledged, otherwise the
+        first error.
+        """
         failures: list[BaseException] = []
         for block, outcome in zip(blocks, outcomes, strict=True):
             if isinstance(outcome, BaseException):

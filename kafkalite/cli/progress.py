@@ -19,7 +19,7 @@ class Progress:
 
 
 class _Bar(Progress):
-    """Shows the number of records, and the progress in bytes if their total is known, else in records."""
+    """Shows the number of records, and a bar that counts bytes if ``total_bytes`` is known, else records."""
 
     def __init__(self, stream: Any, title: str, total_bytes: int | None, total_records: int | None) -> None:
         from rich.console import Console

@@ -6,7 +6,7 @@
            | "@" time [ ":" [time | "end"] ] | "@:" time in times; the right one is exclusive
     bound  = "start" | "end" | N | "+N" | "-N"           +N: N after the log start; -N: N before the log end
 
-A single ``+10`` or ``42`` never ends; ``:end`` stops at the log end at the time of resolution. Both
+A single ``+10`` or ``42`` has no end; ``:end`` stops at the log end at the time of resolution. Both
 times may be relative to now (``-1h``); a right-hand ``+5m`` is relative to the left one.
 """
 
@@ -37,7 +37,7 @@ class Anchor(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One side of a range. ``number`` is an offset, a count or ms since the epoch, as ``anchor`` says."""
+    """One side of a range. ``number`` is an offset, a count or ms since 1970, depending on ``anchor``."""
 
     anchor: Anchor
     number: int = 0
@@ -98,7 +98,7 @@ def _bound(text: str) -> Bound | None:
 def _time_range(text: str, now_ms: int, zone: tzinfo | None) -> OffsetRange | None:
     """Parse one time, or two times that are separated by the first colon at which both parts are valid.
 
-    One time is tried first, so that ``@09:30`` is half past nine.
+    One time is tried first, so that ``@09:30`` is half past nine. Returns None if the text is neither.
     """
     whole = _time(text, now_ms, zone)
     if whole is not None:

@@ -71,7 +71,7 @@ def to_line(record: Record) -> bytes:
 def decode_bytes(document: Any, what: str) -> bytes | None:
     """Return the bytes that ``encode_bytes`` encoded, or other JSON in its shortest form.
 
-    ``what`` names the field in errors. Raises ValueError.
+    JSON's null becomes None. ``what`` names the field in errors. Raises ValueError.
     """
     if document is None:
         return None

@@ -168,9 +168,9 @@ def format_directory(
 async def serve(config: BrokerConfig, when_up: Callable[[Broker], Awaitable[None]]) -> None:
     """Run a broker until SIGTERM, SIGINT or its own failure, then stop it cleanly.
 
-    ``when_up`` is awaited after the start. A broker that cannot start, or fails, because a resource is
-    exhausted (R55, R54) is started again after RESTART_INTERVAL_S. A second signal exits at once. Raises any
-    other error of a broker that failed.
+    ``when_up`` is awaited after the start. If a resource is exhausted, so that the broker cannot start (R55)
+    or fails (R54), it is started again after RESTART_INTERVAL_S. If it fails for another reason, raises its
+    error. A second signal ends the process at once.
     """
     import asyncio
 
@@ -215,7 +215,7 @@ async def _serve_once(
 
 @contextmanager
 def stop_signals(before_exit: Callable[[], None] = lambda: None) -> Iterator[asyncio.Future[Any]]:
-    """Yield a future that SIGTERM or SIGINT completes. A second signal calls ``before_exit`` and exits."""
+    """Yield a future that SIGTERM or SIGINT completes. At a second signal, exit after ``before_exit()``."""
     import asyncio
 
     stop = asyncio.Event()
@@ -241,7 +241,7 @@ def stop_signals(before_exit: Callable[[], None] = lambda: None) -> Iterator[asy
 
 
 async def finishes_first(work: Coroutine[Any, Any, object], stopped: asyncio.Future[Any]) -> bool:
-    """Run ``work`` until it ends or ``stopped`` completes. Return whether it ended. Raises its errors."""
+    """Run ``work`` until it ends or ``stopped`` completes. Return whether ``work`` ended. Raises its error."""
     import asyncio
 
     task = asyncio.ensure_future(work)

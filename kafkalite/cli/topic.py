@@ -34,7 +34,7 @@ def topic() -> None:
 
 
 async def _each(names: tuple[str, ...], act: Callable[[str], Awaitable[None]]) -> None:
-    """Call ``act`` for each name. With several names, print each error. At the end, call ``_raise_any``."""
+    """Call ``act`` for each name. Of several names, print each error. Raises the errors of ``_raise_any``."""
     failures: list[KafkaliteError] = []
     for name in names:
         try:
@@ -47,7 +47,7 @@ async def _each(names: tuple[str, ...], act: Callable[[str], Awaitable[None]]) -
 
 
 def _raise_any(failures: list[KafkaliteError], count: int) -> None:
-    """Raise the first failure if all of ``count`` topics failed, PartialFailureError if only some did."""
+    """Raise the first failure if all ``count`` topics failed, and PartialFailureError if only some failed."""
     if failures and len(failures) == count:
         raise failures[0]
     if failures:

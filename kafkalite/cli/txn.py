@@ -178,7 +178,10 @@ async def _abort(admin: Admin, name: str) -> None:
 def _hanging(
     name: str | None, hanging: str | None, producer_id: int | None, start_offset: int | None
 ) -> tuple[TopicPartition, int, int] | None:
-    """Return the hanging transaction to abort; None if ``name`` is given instead. Raises UsageError."""
+    """Return the hanging transaction to abort: (partition, producer id, first offset).
+
+    Returns None if ``name`` is given instead. Raises UsageError.
+    """
     if hanging is None:
         if name is None:
             raise UsageError("no transaction given: name a TRANSACTIONAL_ID, or --hanging TOPIC-PARTITION")

@@ -29,7 +29,7 @@ _HEADERS: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("va
 
 
 class Records(NamedTuple):
-    """Records as Arrow columns of equal length; None if absent. ``timestamps`` are int64 milliseconds."""
+    """Records as Arrow columns of equal length. An absent column is None. ``timestamps`` are int64 ms."""
 
     values: Any
     keys: Any = None
@@ -56,14 +56,17 @@ def _arrays(column: Any) -> list[Any]:
 
 
 def joined(parts: Sequence[Records]) -> Records:
-    """Join the parts, in chunks if there are several. Either all parts have timestamps or none."""
+    """Join the parts, in chunks if there are several. Assumes that all or none of them have timestamps."""
     if len(parts) == 1:
         return parts[0]
     return Records(*(_chunked(arrays, parts) for arrays in zip(*parts, strict=True)))
 
 
 def _chunked(arrays: Sequence[Any], parts: Sequence[Records]) -> Any:
-    """Join ``arrays``, one column of ``parts``. Parts without it get nulls. Return None if all lack it."""
+    """Join ``arrays``, which are one column of ``parts``; an array is None if its part lacks the column.
+
+    Nulls replace a missing array. Returns None if all parts lack the column.
+    """
     kind = next((array.type for array in arrays if array is not None), None)
     if kind is None:
         return None
@@ -138,7 +141,11 @@ class Splitter:
                 yield PartitionSlice(topic, partition, moved)
 
     def _partitions(self, topic: str, records: Records, count: int, given: Any) -> Any:
-        """Return an int32 array of the records' partitions, or None if no record has a partition or key."""
+        """Return an int32 array of the records' partitions, or None if no record has a partition or key.
+
+        ``count`` is the number of partitions of ``topic``. ``given`` is the column of the partitions that the
+        rows ask for, or None.
+        """
         if given is not None:
             _check_given(topic, given, count)
             if not given.null_count:
@@ -182,7 +189,7 @@ def _check_given(topic: str, given: Any, count: int) -> None:
 
 
 def by_partition(records: Records, partitions: Any) -> Iterator[tuple[int, Records]]:
-    """Yield (partition, records in input order), by ascending partition. ``partitions`` has no nulls."""
+    """Yield (partition, records in input order), sorted by partition. ``partitions`` must have no nulls."""
     counts = sorted((one["values"].as_py(), one["counts"].as_py()) for one in pc.value_counts(partitions))
     if len(counts) == 1:
         yield counts[0][0], records

@@ -20,8 +20,9 @@ from sparkbridge.sink.task_writer import TaskIdentity, check_settings, write_tas
 class KafkaliteStreamWriter(DataSourceStreamArrowWriter):
     """The writer of a stream. Spark pickles one instance for the tasks and creates another for each commit.
 
-    Instances share only messages. ``overwrite`` is true in complete mode; the whole result is then appended,
-    as in Spark's Kafka connector. Raises SparkOptionError and SinkSchemaError before the query starts.
+    Instances exchange only the messages of tasks. ``overwrite`` is true in complete mode; the whole result is
+    then appended, as in Spark's Kafka connector. Raises SparkOptionError and SinkSchemaError before the query
+    starts.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:

@@ -131,7 +131,10 @@ def _aborted(error: KafkaliteError, options: SinkOptions, task: TaskIdentity) ->
 
 
 def _check_is_last(options: SinkOptions, task: TaskIdentity) -> None:
-    """Raise SinkCommitError if a batch after the task's is already committed: Spark repeats only the last."""
+    """Raise SinkCommitError if a batch after the task's batch is already committed.
+
+    Spark repeats only the last batch of a query, so the task's batch is not a repetition.
+    """
     with TransactionGroup(task.sink_id, config=driver_config(options, 60_000)) as group:
         last = group.last_batch_id()
     if last > task.batch_id:

@@ -96,7 +96,7 @@ def _size_bytes(body: BodyView) -> int:
 
 
 def _maker(field: pa.Field, where: str, topic: str, partition: int) -> Maker:
-    """Return the function that makes the column of ``field``, whose type has been checked."""
+    """Return the function that makes the column ``field`` (of a checked type). ``where`` is for errors."""
     match field.name:
         case "key":
             return lambda pieces, count: _binary(pieces, count, field, where, [p.body.keys for p in pieces])

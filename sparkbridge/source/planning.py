@@ -39,7 +39,7 @@ _NOWHERE: Final = -1  # the position in a partition that was never read
 class BytesLookup(NamedTuple):
     """Requests the positions between ``starts`` and ``ends`` up to which ``max_bytes`` can be read.
 
-    ``first`` has priority, because the last batch contained none of its records.
+    The partition ``first`` has priority, because the previous batch contained none of its records.
     """
 
     starts: Positions
@@ -49,7 +49,10 @@ class BytesLookup(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """One partition at a trigger: read up to ``position``, now readable from ``start`` to ``target``."""
+    """One partition at a trigger: it was read up to ``position``.
+
+    The offsets from ``start`` (inclusive) to ``target`` (exclusive) can be read now.
+    """
 
     position: int
     start: int
@@ -75,7 +78,10 @@ class _Draft(NamedTuple):
     is_forced: bool
 
     def ending_at(self, ends: Positions) -> tuple[StreamOffset, list[Loss]]:
-        """Return the offset of a batch that ends at ``ends`` (``start`` itself if none), and the losses."""
+        """Return (offset of the batch that ends at ``ends``, losses).
+
+        The offset is ``start`` itself if there is nothing to read, unless ``is_forced``.
+        """
         start, snapshot = self.start, self.snapshot
         positions = {tp: end for tp, end in ends.items() if end != _NOWHERE}
         if not self.is_forced and positions == start.positions:

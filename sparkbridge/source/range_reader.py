@@ -237,7 +237,7 @@ class _RangeReader:
         )
 
     def _has_topic(self) -> bool:
-        """Whether the topic is still the topic for which the range was planned. If not, report a loss."""
+        """Return whether the topic is the one that the range was planned for. If not, report a loss."""
         found_id = self._found_topic_id()
         if found_id == self._range.topic_id:
             return True

@@ -53,10 +53,11 @@ def snapshot_now(cluster: SparkCluster, options: SourceOptions) -> dict[str, Top
 def steady_snapshot(
     cluster: SparkCluster, options: SourceOptions, offset: StreamOffset
 ) -> dict[str, TopicSnapshot]:
-    """Return a snapshot that matches ``offset``, or after fetchOffset.numRetries retries the last one.
+    """Return a snapshot that matches ``offset``. Retry up to fetchOffset.numRetries times.
 
-    It does not match if a partition is missing, ends before the offset, or belongs to another topic id.
-    Retries go to other brokers, because a new broker or leader may lag behind.
+    A snapshot does not match if a partition is missing, ends before the offset, or belongs to another topic
+    id. If no retry gets a match, returns the last snapshot. Retries go to other brokers, because a new broker
+    or leader may lag behind.
     """
     return _steady(cluster, options, offset, lambda: snapshot_now(cluster, options))
 
@@ -64,7 +65,7 @@ def steady_snapshot(
 def replay_snapshot(
     cluster: SparkCluster, options: SourceOptions, end: StreamOffset
 ) -> dict[str, TopicSnapshot]:
-    """Return a snapshot as ``steady_snapshot`` does, but of the partitions of a batch in Spark's log."""
+    """Return a snapshot of the partitions in ``end``, a batch's end. Retries as ``steady_snapshot`` does."""
     wanted: dict[str, list[int]] = {}
     for topic, partition in sorted(end.positions):
         wanted.setdefault(topic, []).append(partition)
@@ -108,7 +109,7 @@ def _let_stand(snapshot: dict[str, TopicSnapshot], positions: Positions, ends: P
 
 
 def ends_of(snapshot: Snapshot) -> Positions:
-    """Return the ends of all partitions in ``snapshot`` that were requested."""
+    """Return the ends of the partitions in ``snapshot``. Partitions that were not requested are omitted."""
     return {
         TopicPartition(topic, number): end
         for topic, known in snapshot.items()
@@ -152,7 +153,8 @@ def resolve_start(
 ) -> Resolved:
     """Return the start positions that ``spec`` requests, and losses. Raises the errors of ``start_and_end``.
 
-    A start beyond the last stable offset, in an open transaction, is kept; ``snapshot`` then ends there.
+    A start beyond the last stable offset, in an open transaction, is kept, and the partition's end in
+    ``snapshot`` is set to it.
     """
     partitions = assigned(snapshot, options.assign)
     results = look_up(cluster, options, needed_lookups(spec, partitions, now_ms()))

@@ -15,7 +15,10 @@ from sparkbridge.offsets import OffsetRange
 def split(
     ranges: Iterable[OffsetRange], *, min_partitions: int | None = None, max_records: int | None = None
 ) -> list[OffsetRange]:
-    """Split ``ranges`` into about ``min_partitions`` or more ranges of at most ``max_records`` offsets."""
+    """Split ``ranges`` into ranges of at most ``max_records`` offsets, about ``min_partitions`` or more.
+
+    None means no limit. Empty ranges are omitted.
+    """
     pieces = [range_ for range_ in ranges if range_.size > 0]
     if max_records is not None:
         pieces = [piece for whole in pieces for piece in cut(whole, -(-whole.size // max_records))]

@@ -38,7 +38,7 @@ class Lookups(NamedTuple):
 
 
 class LookupResults(NamedTuple):
-    """The results of look-ups. ``times`` has None for a time after the last record."""
+    """The results of look-ups. A partition in ``times`` has None if all records are older."""
 
     times: Mapping[TopicPartition, int | None] = {}
     committed: Mapping[TopicPartition, int] = {}
@@ -81,7 +81,7 @@ def assigned(
 
 
 def check_match(spec: PositionSpec, partitions: Mapping[TopicPartition, Bounds]) -> None:
-    """Raise StartOffsetMismatchError unless the spec names exactly these partitions."""
+    """Raise StartOffsetMismatchError unless ``spec`` has a position for exactly ``partitions``."""
     topics = {tp.topic for tp in partitions}
     missing = [str(tp) for tp in partitions if spec.where(tp) is None]
     foreign = sorted(str(tp) for tp in spec.partitions if tp not in partitions)

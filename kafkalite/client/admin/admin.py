@@ -113,9 +113,10 @@ class Admin:
         async with Admin("localhost:9092") as admin:
             await admin.create_topic("orders", partitions=3)
 
-    A method for one object raises its BrokerError. A method for several objects processes all of them and
-    then raises the first error, with a note on the number of failures. With ``return_exceptions=True``, it
-    returns each object's error as its result instead.
+    A method for one object raises that object's BrokerError. A method for several objects processes all of
+    them and then raises the first error, with a note on the number of failures. With
+    ``return_exceptions=True``, the result of a failed object is its error, and nothing is raised. With
+    ``validate_only=True``, the cluster checks the request but changes nothing.
     """
 
     def __init__(
@@ -257,7 +258,11 @@ class Admin:
         *,
         validate_only: bool = False,
     ) -> None:
-        """Change settings, {name: value}, all or none. None restores a default. Raises InvalidConfigError."""
+        """Change the settings in ``changes``, {setting name: value}. A value of None restores the default.
+
+        ``name`` is a topic or a broker's node id. If one change is invalid, raises InvalidConfigError, and no
+        setting is changed.
+        """
         request = messages.AlterConfigsRequest(
             validate_only,
             [
@@ -318,7 +323,10 @@ class Admin:
         return described(ClusterDescription, response)
 
     async def describe_quorum(self, node_id: int | None = None) -> QuorumDescription:
-        """Return the controller quorum's state as ``node_id`` reports it (None: its leader or any node)."""
+        """Return the controller quorum's state as ``node_id`` reports it.
+
+        If ``node_id`` is None, the leader reports it, or another node if the leader cannot be reached.
+        """
         if node_id is None:
             self._check_open()
             return described(QuorumDescription, await look_at_quorum(self._cluster))
@@ -347,10 +355,10 @@ class Admin:
         cluster_secret: str | None = None,
         return_exceptions: bool = False,
     ) -> dict[TopicPartition, Any]:
-        """Make the preferred replicas lead ``partitions`` (None: all partitions that other replicas lead).
+        """Make the preferred replicas lead ``partitions`` (None: all partitions that need an election).
 
-        Returns {partition: leader}. ``is_unclean`` elects any live replica if none is eligible, which may
-        lose committed records. It requires the nodes' ``cluster_secret``. Raises
+        Returns {partition: leader's node id}. ``is_unclean`` elects any live replica if none is eligible,
+        which may lose committed records, and requires the nodes' ``cluster_secret``. Raises
         PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError, ClusterAuthorizationFailedError.
         """
         chosen = None if partitions is None else [messages.ElectionPartition(*tp) for tp in partitions]
@@ -406,7 +414,7 @@ class Admin:
     async def committed_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the group's committed offsets in ``partitions`` (None: all), omitting those without one."""
+        """Return the group's committed offset in each of ``partitions`` that has one (None: in all)."""
         offsets = await self._committed(group_id, partitions)
         return {tp: as_committed(one) for tp, one in offsets.items()}
 
@@ -425,7 +433,7 @@ class Admin:
         return found
 
     async def group_lag(self, group_id: str) -> list[PartitionLag]:
-        """Return the group's lag in each partition that is assigned or has a committed offset, in order.
+        """Return the lag of each partition that is assigned or has a committed offset, sorted by partition.
 
         Raises GroupIdNotFoundError for a group that has neither members nor offsets.
         """
@@ -482,7 +490,10 @@ class Admin:
     async def list_transactions(
         self, states: Sequence[str] = (), *, min_duration_ms: int = 0
     ) -> list[TransactionListing]:
-        """Return the transactional ids in ``states`` (empty: all), open for at least ``min_duration_ms``."""
+        """Return the transactional ids whose state is in ``states`` (empty: any state).
+
+        Unless ``min_duration_ms`` is 0, only those with a transaction that has been open at least this long.
+        """
         request = ListTransactionsRequest(list(states), min_duration_ms)
         listings = await self._list(TransactionListing, "transactions", request)
         return sorted(listings, key=lambda listing: (listing.transactional_id, listing.producer_id))
@@ -521,7 +532,7 @@ class Admin:
     async def describe_producers(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, list[ProducerDescription]]:
-        """Return the producers that each partition's leader knows (KIP-664). Raises the first error."""
+        """Return the producers whose state the partitions' leaders keep (KIP-664). Raises the first error."""
         found: dict[TopicPartition, list[ProducerDescription]] = {}
         for tp in partitions:
             leader = await self._leader(tp)
@@ -600,7 +611,7 @@ class Admin:
         return dict(zip(nodes, responses, strict=True))
 
     async def _list(self, kind: type[D], name: str, request: Any) -> list[D]:
-        """Send ``request`` to all live brokers. Return the items of their field ``name`` as ``kind``."""
+        """Send ``request`` to all live brokers. Return the items in their field ``name`` as ``kind``."""
         responses = await self._call_every_broker(request)
         return [
             described(kind, one, coordinator_id=node_id)
@@ -631,7 +642,7 @@ def _raise_first(results: Iterable[Any], what: str) -> None:
 
 
 def _results(results: dict[T, Any], return_exceptions: bool) -> dict[T, Any]:
-    """Return ``results``. Unless ``return_exceptions``, raise the first error among them if there is one."""
+    """Return ``results``, or raise the first error in it, if any, unless ``return_exceptions``."""
     errors = [result for result in results.values() if isinstance(result, BrokerError)]
     if errors and not return_exceptions:
         if len(results) > 1:

@@ -170,7 +170,10 @@ async def _look_at(address: str, timeout_ms: int) -> ClusterView:
 
 
 async def look_at_quorum(client: ClusterClient) -> DescribeQuorumResponse:
-    """Return the state of the controller quorum from its leader, which knows all offsets, or another node."""
+    """Return the state of the controller quorum from its leader, because only the leader knows all offsets.
+
+    If the leader is unknown or cannot be reached, another node reports the state.
+    """
     response: DescribeQuorumResponse = (await client.call(DescribeQuorumRequest())).message
     leader_id = response.leader_id
     if leader_id in {NO_NODE, response.node_id} or leader_id not in client.metadata.addresses:
@@ -231,7 +234,7 @@ def counted(partitions: Iterable[PlacedPartition], how: str) -> str:
 
 
 def silent_voters(quorum: DescribeQuorumResponse) -> list[int]:
-    """Return the ids of voters that sent no message for VOTER_SILENCE_MS, by the leader's response. Pure."""
+    """Return the ids of voters that sent no message for VOTER_SILENCE_MS, as the leader reports. Pure."""
     if quorum.leader_id != quorum.node_id:
         return []
     return [
@@ -244,7 +247,7 @@ def silent_voters(quorum: DescribeQuorumResponse) -> list[int]:
 
 
 def describe_recovery(partition: RecoveringPartition) -> str:
-    """Return a text on what a partition waits for or how it is repaired, with the state of its replicas."""
+    """Return a text: what a partition waits for or how it is repaired, and the state of its replicas."""
     name = f"{partition.topic}-{partition.partition}"
     states = [
         f"{each.node_id} {each.state}"
@@ -263,8 +266,10 @@ def describe_recovery(partition: RecoveringPartition) -> str:
 
 
 async def look_at_disks(client: ClusterClient, view: ClusterView) -> list[str]:
-    """Return for each live broker why its logs refuse records, with the number of these logs. Brokers that
-    do not respond are omitted."""
+    """Return one line per live broker and reason for which logs of the broker refuse records.
+
+    Each line has the number of these logs. Brokers that do not respond are omitted.
+    """
 
     async def look_at(node_id: int) -> list[str]:
         try:

@@ -262,10 +262,11 @@ class TransactionGroupDescription:
 
 
 def described(kind: type[D], message: Any, **converted: Any) -> D:
-    """Return a ``kind`` made from the fields of ``message`` with the same names. Lists become tuples.
+    """Return an instance of ``kind`` with the values of the equally named fields of ``message``.
 
-    Items of a list are converted if the field's items are descriptions. Lists of partitions become sorted
-    tuples of TopicPartition. ``converted`` gives the values of fields that are not copied.
+    Lists become tuples; their items are converted if the items of the field in ``kind`` are descriptions.
+    Lists of partitions become sorted tuples of TopicPartition. ``converted`` gives the values of fields that
+    are not copied.
     """
     for name, (source, item) in _fields(kind).items():
         if name not in converted:

@@ -28,7 +28,7 @@ async def drive(
 ) -> T:
     """Take the steps of ``plan`` until a response arrives. Raises the error with which the plan gives up.
 
-    ``locate()`` returns the node that is the current target (None if there is not exactly one).
+    ``locate()`` returns the node id of the current target (None if the target is not a single node).
     ``dial(node_id)`` returns an open connection, if possible an existing one. ``send(connection,
     timeout_ms)`` returns the response. If one of these functions raises a KafkaliteError, the plan decides
     whether to retry; other exceptions are raised to the caller. ``pause(duration_ms)`` may return earlier if

@@ -39,7 +39,7 @@ from kafkalite.errors import KafkaliteError
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether and how long a request is retried after an error."""
+    """Whether a request is retried after an error, where, and for how long."""
 
     is_final: bool = False  #: no retry can succeed
     must_locate: bool = False  #: another node may be the target now

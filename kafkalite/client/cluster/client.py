@@ -400,9 +400,10 @@ class ClusterClient:
     ) -> Response:
         """Send the request to one broker after another until one responds, and return its response.
 
-        Tries the next broker after STAGGER_S seconds without a response. A lone broker has
-        request.timeout.ms. If ``is_current`` returns False for a response, tries other brokers, MAX_OUTDATED
-        in all, and returns the last response. Raises the last error if every broker fails.
+        Tries the next broker after STAGGER_S seconds without a response. If only one broker is known, waits
+        for request.timeout.ms. A response for which ``is_current`` returns False is outdated: other brokers
+        are tried until MAX_OUTDATED have responded, and the last outdated response is returned if none was
+        current. Raises the last error if no broker responds.
         """
         error: KafkaliteError | None = None
         outdated: list[Response] = []

@@ -112,7 +112,11 @@ class CoordinatorLink:
         return node_id
 
     async def _drive(self, what: str, timeout_ms: int | None, request: Any, purpose: Purpose) -> Any:
-        """Return the response to ``request`` (None: the coordinator's node id). ``what`` is for errors."""
+        """Send ``request`` with retries and return the response.
+
+        If ``request`` is None, only locates the coordinator and returns its node id. ``what`` names the
+        operation in errors.
+        """
         cluster = self._cluster
         now_ms = cluster.now_ms()
         if timeout_ms is None:

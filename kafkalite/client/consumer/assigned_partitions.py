@@ -124,7 +124,7 @@ class PartitionState:
         self.batch_epoch = self.base_epoch = batch_epoch
 
     def skip_to(self, next_offset: int, leader_epoch: int) -> None:
-        """Fetch from ``next_offset`` on. The position moves there when the buffered records were returned."""
+        """Fetch from ``next_offset`` on. The position moves there after the last buffered record."""
         if self.buffered:
             if isinstance(self.buffered[-1], tuple):
                 self.buffered.pop()
@@ -182,7 +182,10 @@ class FetchPlan:
 
 
 class AssignedPartitions:
-    """Owns the assigned partitions of one consumer. The one whose records were returned last is read last."""
+    """Owns the assigned partitions of one consumer.
+
+    They are read in turn: a partition whose records were just returned moves behind all others.
+    """
 
     def __init__(self, config: ConsumerConfig) -> None:
         self._config = config
@@ -324,7 +327,10 @@ class AssignedPartitions:
     def plan(
         self, now_ms: int, leader_of: Callable[[TopicPartition], Leader], busy: Callable[[int], bool]
     ) -> tuple[list[FetchPlan], bool]:
-        """Return the fetches to send, one per broker not ``busy``, and whether a leader is missing."""
+        """Return (fetches to send, whether a partition to fetch has no known leader).
+
+        There is at most one fetch per broker, and none for a broker for which ``busy(node_id)`` is True.
+        """
         config = self._config
         if sum(state.buffered_bytes for state in self.partitions.values()) >= config.fetch_max_bytes:
             return [], False
@@ -381,7 +387,11 @@ class AssignedPartitions:
         now_ms: int,
         is_led: Callable[[TopicPartition], bool],
     ) -> bool:
-        """Whether a fetch of ``requested`` has all wanted partitions that its broker leads (``is_led``)."""
+        """Whether a fetch in flight has every wanted partition of its broker, at the current fetch offset.
+
+        ``requested`` are the partitions of the fetch. ``is_led`` returns whether its broker leads a
+        partition.
+        """
         return all(
             (at := requested.get(tp)) is not None
             and (at.fetch_offset, at.seek_count) == (state.fetch_offset, state.seek_count)
@@ -499,7 +509,10 @@ class AssignedPartitions:
     def checks(
         self, now_ms: int, leader_of: Callable[[TopicPartition], Leader]
     ) -> dict[int, dict[TopicPartition, tuple[EpochPartition, Requested]]]:
-        """Return the truncation checks (KIP-320) that must precede fetches from new leaders, by node id."""
+        """Return the truncation checks (KIP-320) that must precede fetches from new leaders.
+
+        The result is {leader's node id: {partition: (entry of the request, state for ``on_checked``)}}.
+        """
         wanted: dict[int, dict[TopicPartition, tuple[EpochPartition, Requested]]] = {}
         for tp, state in self.partitions.items():
             leader = leader_of(tp)

@@ -163,7 +163,7 @@ class Consumer:
         await self._close(is_done=True)
 
     async def _close(self, *, is_done: bool) -> None:
-        """Close the consumer. If ``is_done``, the records returned last count as processed."""
+        """Close the consumer. If ``is_done``, the records of the last call count as processed."""
         if self._life in {"closing", "closed"}:
             return
         was_open, self._life = self._life == "open", "closing"
@@ -268,7 +268,10 @@ class Consumer:
             self._cluster.request_refresh()
 
     def _on_cluster_change(self) -> None:
-        """Called when metadata arrives, or when a connection opens or closes."""
+        """Assign new partitions, end the retry pause of partitions with a new leader, and wake waiting calls.
+
+        Called when metadata arrives, or when a connection opens or closes.
+        """
         if self._life != "open":
             return
         self._assign_subscribed()
@@ -281,9 +284,10 @@ class Consumer:
         """Commit ``what`` and return when the group has stored it.
 
         The default is all records returned so far. A record commits the offset after it in its partition; of
-        several records, the last in each partition counts. A mapping commits the next offsets to read,
-        {partition: offset}. Raises CommitFailedError if other members own the partitions, and
-        MaxPollIntervalError if they do because this consumer has not read records for max.poll.interval.ms.
+        several records, the one with the highest offset in each partition counts. A mapping commits the next
+        offsets to read, {partition: offset}. Raises CommitFailedError if other members own the partitions,
+        and MaxPollIntervalError if they do because this consumer has not read records for
+        max.poll.interval.ms.
         """
         await self._member().commit(self._offsets(what))
 
@@ -426,7 +430,7 @@ class Consumer:
         )
 
     async def lag(self) -> dict[TopicPartition, int]:
-        """Return the lag of each assigned partition: the number of offsets from its position to its end."""
+        """Return {assigned partition: the number of offsets from its position to the end of its log}."""
         ends = await self.end_offsets(self._assigned.partitions)
         await self._find_positions(None)
         return {tp: max(0, end - (self._state_of(tp).position or 0)) for tp, end in ends.items()}
@@ -491,7 +495,7 @@ class Consumer:
                 yield record
 
     async def _iterate_in_group(self, group: GroupSession) -> AsyncIterator[Record]:
-        """Iterate as a member of ``group``. Requesting the next record marks the last one as processed."""
+        """Iterate as a group member. Requesting the next record marks the previous record as processed."""
         progress, is_at_most_once = self._progress, self.config.is_at_most_once
         while True:
             progress.mark_processed()
@@ -574,7 +578,7 @@ class Consumer:
         return batches
 
     async def _collect(self, found: list[Any], take: Callable[[], bool], timeout_ms: int | None) -> None:
-        """Call ``take``, which appends to ``found``, until it returns True or ``found`` is not empty.
+        """Call ``take``, which appends to ``found``, until ``take`` returns True or has appended an item.
 
         An error of ``take`` is raised at once if ``found`` is empty, and otherwise by the next call.
         """

@@ -39,7 +39,7 @@ class _Fetch:
 
 
 class Fetcher:
-    """Fetches records for ``assigned``. A caller that finds no records in it calls ``wait``."""
+    """Fetches records for ``assigned``. A caller that finds no records in ``assigned`` calls ``wait``."""
 
     def __init__(self, cluster: ClusterClient, config: ConsumerConfig) -> None:
         self.assigned = AssignedPartitions(config)

@@ -46,7 +46,7 @@ class Progress:
         return list(self._unprocessed)
 
     def has_moved(self) -> bool:
-        """Whether iteration has returned another record since the last call."""
+        """Return whether iteration has returned another record since the last call of this method."""
         before, self._seen_record = self._seen_record, self.current_record
         return self._seen_record is not before
 
@@ -109,7 +109,7 @@ class Progress:
         return was_paused
 
     def show(self, tp: TopicPartition, *, paused: bool) -> None:
-        """Undo ``hide``. ``paused`` is its result."""
+        """Undo ``hide``. ``paused`` is the result of ``hide``."""
         self._assigned.partitions[tp].paused = paused
 
     def rewind_returned(self) -> None:

@@ -49,9 +49,10 @@ _EXPELLED: Final = (UnknownMemberIdError, FencedMemberEpochError, FencedInstance
 class OffsetCommits:
     """Commits and fetches a group's offsets. Commits are sent one at a time, in order.
 
-    ``identity`` returns the committing member and its epoch. ``next_identity`` waits until a deadline for a
-    newer epoch. ``on_expelled`` is called when the coordinator no longer knows the member. ``is_ours``
-    returns whether the member owns a partition; the coordinator does not check this.
+    ``identity`` returns the committing member and its epoch. ``next_identity(identity, deadline_ms)`` waits
+    for another epoch of the member, and returns False after the deadline or an expulsion. ``on_expelled`` is
+    called when the coordinator no longer knows the member. ``is_ours`` returns whether the member owns a
+    partition; the coordinator does not check this.
     """
 
     def __init__(

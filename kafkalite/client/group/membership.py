@@ -82,7 +82,10 @@ class Membership:
         return GroupMetadata(settings.group_id, settings.member_id, self.epoch, settings.instance_id)
 
     def subscribe(self, topics: Iterable[str], pattern: str | None) -> None:
-        """Subscribe to ``topics`` and to topics whose whole name matches ``pattern``, by the next request."""
+        """Subscribe to ``topics`` and to the topics whose whole name matches ``pattern``.
+
+        The next request reports the subscription.
+        """
         self._topics = tuple(dict.fromkeys(topics))
         self._pattern = pattern or ""
         self._is_subscription_sent = False

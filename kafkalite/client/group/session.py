@@ -153,7 +153,7 @@ class GroupSession:
         self._heartbeats.poke()
 
     def check_unsubscribed(self) -> None:
-        """Raise ClientError if this consumer has subscribed: the coordinator assigns its partitions."""
+        """Raise ClientError if this consumer has subscribed, because a coordinator assigns its partitions."""
         if self.is_subscribed:
             raise ClientError(
                 "a member of a group is assigned its partitions by the coordinator",

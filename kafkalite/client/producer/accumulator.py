@@ -35,7 +35,7 @@ from kafkalite.records.single import build_single
 
 @dataclass(slots=True)
 class _Filling:
-    """A produce request being filled for one node. ``room``: how many more requests that node accepts."""
+    """A produce request being filled for one node. The node accepts ``room`` more requests."""
 
     room: int
     flights: list[InFlightBatch] = field(default_factory=list)
@@ -102,8 +102,8 @@ class Accumulator:
     ) -> PendingBatch | None:
         """Return a new open batch with room for a first record, or None if buffer.memory is full.
 
-        ``forced`` ignores this limit: it is for records that were accepted before the topic's metadata
-        arrived.
+        If ``forced``, the limit is ignored. This is for records that were accepted before the topic's
+        metadata arrived.
         """
         assert queue.open is None, "close the open batch first"
         config = self.config
@@ -374,7 +374,10 @@ class Accumulator:
         return queue in self.ready
 
     def take(self, queue: PartitionQueue, now_ms: int, node_id: int) -> InFlightBatch | None:
-        """Take the next batch of one queue whose leader ``node_id`` accepts a request, as ``drain`` does."""
+        """Take the next batch of one queue as ``drain`` does, or return None if no batch can be sent now.
+
+        ``node_id`` is the leader, which must accept a further request.
+        """
         if not self._may_go_to(queue, node_id):
             return None
         flight = self._next_flight(queue, now_ms, _ANY_BYTES)

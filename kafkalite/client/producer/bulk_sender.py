@@ -120,7 +120,7 @@ class BulkSender:
         *,
         is_own: bool,
     ) -> PendingBatch:
-        """Wait for room in buffer.memory, then send a built batch. ``is_own``: no caller uses its buffer."""
+        """Wait for room in buffer.memory, then send a batch. If ``is_own``, no caller uses ``encoded``."""
         sender = self._sender
         if not sender.accumulator.has_room(len(encoded)):
             number = self._check_may_send(0)

@@ -101,7 +101,7 @@ class Delivery(PendingResult[RecordMetadata]):
         return f"<Delivery to {where}, {state}>"
 
     def add_callback(self, callback: DeliveryCallback) -> None:
-        """Call ``callback(delivery)`` after success or failure. flush() does not raise its error then."""
+        """Call ``callback(delivery)`` after success or failure. flush() then does not report this record."""
         if self.batch.done:
             self._see()
             asyncio.get_running_loop().call_soon(callback, self)

@@ -172,7 +172,7 @@ class Placement:
         return partition
 
     def _note_closed(self, topic: str) -> None:
-        """Notify the partitioner if the topic's last batch of keyless records was closed."""
+        """Notify the partitioner if the topic's newest batch of keyless records has been closed."""
         batch = self._last_keyless.get(topic)
         if batch is not None and batch.closed:
             del self._last_keyless[topic]

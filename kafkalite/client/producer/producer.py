@@ -234,14 +234,17 @@ class Producer:
     def check_may_send(self, number: int = 0) -> int:
         """Raise the error that a send would raise now: ClientClosedError, or a transaction error.
 
-        Returns the number of the transaction. Pass it again after a wait to check that the transaction is
-        still the same.
+        Returns the number of the open transaction, or 0 without a transactional_id. To check after a wait
+        that the same transaction is open, pass this ``number``; 0 omits the check.
         """
         self._check_open()
         return 0 if self._transactions is None else self._transactions.state.check_may_send(number)
 
     def _on_change(self) -> None:
-        """Called when metadata arrives, or when a connection opens, closes or accepts data again."""
+        """Place parked records and send the batches that have become ready.
+
+        Called when metadata arrives, or when a connection opens, closes or accepts data again.
+        """
         if self._state in {"open", "closing"}:
             self._placement.on_cluster_change()
             self._sender.on_cluster_change()
@@ -477,9 +480,9 @@ class Producer:
     async def send_batch(self, topic: str, partition: int, batch: AnyBatch) -> BatchMetadata:
         """Send one prebuilt batch and return when it is acknowledged.
 
-        It is sent unchanged, except for the producer identity, which is replaced in a copy. The buffer must
-        not be changed until this returns. Raises CorruptBatchError if it is not a batch, RecordTooLargeError
-        if it exceeds max.request.size, and the same errors as ``send``.
+        ``batch`` is sent unchanged, except for the producer identity, which is replaced in a copy. The caller
+        must not change its buffer until this method returns. Raises CorruptBatchError if ``batch`` is not a
+        record batch, RecordTooLargeError if it exceeds max.request.size, and the same errors as ``send``.
         """
         return await (await self.queue_batch(topic, partition, batch))
 

@@ -104,7 +104,10 @@ async def call_coordinator(
 
 
 class TransactionManager:
-    """Runs a producer's transactions. While none is open, the accumulator has no batches and no identity."""
+    """Runs a producer's transactions.
+
+    While no transaction is open, the accumulator has no batches and no producer identity.
+    """
 
     def __init__(self, sender: Sender, placement: Placement, transactional_id: str) -> None:
         self.state = TransactionState(transactional_id)

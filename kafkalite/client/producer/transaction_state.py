@@ -66,9 +66,10 @@ def is_fencing(error: BaseException) -> bool:
 
 
 class TransactionState:
-    """Invariants: from READY on there is an identity, which changes only at the end of a transaction.
+    """The state of one transactional producer.
 
-    ``cause`` is set only in ABORTABLE and FENCED.
+    Invariants: in every phase after NONE there is an identity, (producer id, epoch), which changes only at
+    the end of a transaction. ``cause`` is set only in ABORTABLE and FENCED.
     """
 
     def __init__(self, transactional_id: str) -> None:
@@ -138,7 +139,7 @@ class TransactionState:
         self.cause = None
 
     def on_ended(self, producer_id: int, producer_epoch: int) -> None:
-        """Record the transaction's end (R32) and the next one's identity (NO_PRODUCER_ID: none follows)."""
+        """Record the end of the transaction (R32) and the next identity (NO_PRODUCER_ID: there is none)."""
         assert self.phase in {Phase.COMMITTING, Phase.ABORTING}, "it was committing or aborting"
         if producer_id == NO_PRODUCER_ID:
             self._fence(
@@ -153,7 +154,7 @@ class TransactionState:
         self.phase = Phase.READY
 
     def translate(self, error: Exception) -> Exception:
-        """Return the error to raise for a record that failed with ``error``: another one after fencing."""
+        """Return the error to raise for a record that failed with ``error``. Converts errors of fencing."""
         return self._fenced(error) if is_fencing(error) else error
 
     def on_failure(self, error: Exception) -> Exception | None:

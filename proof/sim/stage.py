@@ -27,13 +27,16 @@ _STEP_S: Final = 0.02
 
 
 class Stage:
-    """Nodes 1 to 3 are brokers and controllers. Other hosts run the programs of a schedule."""
+    """Nodes 1 to 3 are brokers, and controllers unless there are ``controllers`` of their own.
 
-    def __init__(self, simulation: Simulation, settings: Mapping[str, Any]) -> None:
+    Other hosts run the programs of a schedule.
+    """
+
+    def __init__(self, simulation: Simulation, settings: Mapping[str, Any], *, controllers: int = 0) -> None:
         self.simulation = simulation
-        self.nodes = make_nodes(simulation, 3, SETTINGS | dict(settings))
+        self.nodes = make_nodes(simulation, 3, SETTINGS | dict(settings), controllers=controllers)
         self.observer = Observer(simulation, self.nodes)
-        self.bootstrap = [node.address for node in self.nodes]
+        self.bootstrap = [node.address for node in self.nodes if node.is_broker]
 
     async def open(
         self,
@@ -178,10 +181,12 @@ class Stage:
 Story = Callable[[Stage], Coroutine[Any, Any, str | None]]
 
 
-def play(story: Story, *, seed: int = 1, settings: Mapping[str, Any] | None = None) -> str | None:
+def play(
+    story: Story, *, seed: int = 1, settings: Mapping[str, Any] | None = None, controllers: int = 0
+) -> str | None:
     """Return the violation that ``story`` finds, or None. Violations of invariants are raised."""
     with Simulation(seed) as simulation:
-        stage = Stage(simulation, settings or {})
+        stage = Stage(simulation, settings or {}, controllers=controllers)
         found = simulation.run(story(stage))
         if simulation.violations:
             raise simulation.violations[0]

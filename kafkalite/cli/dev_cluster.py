@@ -25,6 +25,7 @@ import click
 from kafkalite.cli.invocation import program_name
 from kafkalite.cli.server import finishes_first, stop_signals
 from kafkalite.errors import ConfigError, KafkaliteError
+from kafkalite.parent_pipe import PARENT_PIPE, stdin_for_children
 from kafkalite.transport.free_ports import free_ports
 
 if TYPE_CHECKING:
@@ -192,8 +193,8 @@ class DevCluster:
                 "-m",
                 "kafkalite",
                 *words,
-                env=environment | {"NO_COLOR": "1"},
-                stdin=asyncio.subprocess.DEVNULL,
+                env=environment | {"NO_COLOR": "1", PARENT_PIPE: "1"},
+                stdin=stdin_for_children(),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C reaches only this process, which stops the nodes cleanly

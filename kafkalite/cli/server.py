@@ -102,7 +102,9 @@ def start(
             hint="'kl dev' starts a broker in memory",
         )
     from kafkalite.cli.server_logging import configure
+    from kafkalite.parent_pipe import stop_with_parent
 
+    stop_with_parent()
     configure(log_level, cast('Literal["console", "json"]', log_format))
 
     async def when_up(broker: Broker) -> None:

@@ -29,6 +29,7 @@ from typing import Any, Final, Self
 
 from kafkalite.client.admin.cluster_health import ClusterView, RequestedState, look_from, unmet_conditions
 from kafkalite.errors import KafkaliteError
+from kafkalite.parent_pipe import PARENT_PIPE, stdin_for_children
 from kafkalite.testing.proxy import FaultyProxy, Link, client_id_of
 from kafkalite.transport.free_ports import free_ports
 
@@ -89,8 +90,8 @@ class ServerProcess:
         with self.log_path.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *words,
-                env=environment | {"NO_COLOR": "1"},
-                stdin=asyncio.subprocess.DEVNULL,
+                env=environment | {"NO_COLOR": "1", PARENT_PIPE: "1"},
+                stdin=stdin_for_children(),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # so that Ctrl-C reaches only the process that runs the cluster

@@ -170,7 +170,7 @@ class RemoteProtocolError(ProtocolError): ...
 class RecordError(KafkaliteError):
     """A record or batch that cannot be built or read.
 
-    The attributes are set if a consumer raises it for a fetched batch. ``seek(error.topic_partition,
+    The attributes are set if a consumer raises the error for a fetched batch. ``seek(error.topic_partition,
     error.next_offset)`` then skips the batch.
     """
 

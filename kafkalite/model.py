@@ -127,7 +127,7 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class GroupMetadata(NamedTuple):
-    """The sender of a commit: a member at its epoch, or "" at NO_EPOCH for a client without membership."""
+    """The sender of a commit: a member with its epoch, or a client without membership ("", NO_EPOCH)."""
 
     group_id: str
     member_id: str = ""

@@ -180,7 +180,7 @@ def option_field(
     """Return a dataclass field that declares an option.
 
     If ``name`` is empty, it is derived from the field's name: ``linger_ms`` declares ``linger.ms``. If
-    ``kind`` is None, it is the type of the default, or string if that is None.
+    ``kind`` is None, it is the type of the default, or string if the default is None.
     """
     option = Option(
         name,

@@ -220,13 +220,14 @@ def elect_leaders(
 ) -> Decision:
     """Elect leaders on request (KIP-183, KIP-460).
 
-    A preferred election makes the first replica the leader if it is live and in sync; otherwise the error is
-    PREFERRED_LEADER_NOT_AVAILABLE. An unclean election is for a partition without a leader. It elects a live
-    replica that is in sync, or eligible and verified. If there is none, it elects the replica with the most
-    complete log among those in ``ends_of(partition)``, or any live replica if none has reported, even if
-    committed records may be lost. If no replica is live, the error is ELIGIBLE_LEADERS_NOT_AVAILABLE. Other
-    errors: ELECTION_NOT_NEEDED, UNKNOWN_TOPIC_OR_PARTITION. The response to a request for all partitions
-    contains only those that needed an election.
+    A preferred election makes the first replica the leader if it is live and in sync (or eligible and
+    verified, if there is no leader); otherwise the error is PREFERRED_LEADER_NOT_AVAILABLE. An unclean
+    election is for a partition without a leader. It elects a live replica that is in sync, or eligible and
+    verified. If there is none, it elects the replica with the most complete log among those in
+    ``ends_of(partition)``, or any live replica if none has reported, even if committed records may be lost.
+    If no replica is live, the error is ELIGIBLE_LEADERS_NOT_AVAILABLE. Other errors: ELECTION_NOT_NEEDED,
+    UNKNOWN_TOPIC_OR_PARTITION. The response to a request for all partitions contains only those that needed
+    an election.
     """
     live = image.live_brokers()
     records: list[MetadataRecord] = []

@@ -197,9 +197,9 @@ class Journal:
     def align(self, previous: Entry, last: Entry) -> None:
         """Make the log agree with a stored snapshot, whose last two entries are ``previous`` and ``last``.
 
-        A log that contains both entries is kept completely. It may begin earlier, if a crash happened
-        between snapshot and compaction, and may continue beyond a leader's snapshot with entries that this
-        node has acknowledged (R17). Any other log is replaced by the two entries.
+        A log that contains both entries is kept completely. Such a log may begin earlier than they do, if a
+        crash happened between snapshot and compaction, and may continue beyond a leader's snapshot with
+        entries that this node has acknowledged (R17). Any other log is replaced by the two entries.
         """
         log, index = self._log, last[1]
         if log and log[0][1] > index:

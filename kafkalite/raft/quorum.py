@@ -54,7 +54,7 @@ LeaderListener = Callable[[int | None, int], None]
 
 
 class Quorum(ABC):
-    """A node's access to the metadata log. Invariant: ``offset`` is the state machine's and never
+    """A node's access to the metadata log. Invariant: ``offset`` is that of the state machine, and never
     decreases."""
 
     is_single_node = False  #: whether this node is the whole cluster

@@ -216,7 +216,7 @@ class Voter(RaftAdapter):
             self.send_all({"type": "inquire", "seq": self._eligibility.round})
 
     def _share_log(self, now: float) -> None:
-        """If no other voter has ever voted, lead them until they have this node's log."""
+        """If no other voter has ever voted, lead the others until they have this node's log."""
         if self.raft_state() == LEADER:
             self._seek_eligibility(now)
         elif self._eligibility.is_round_complete:

@@ -585,9 +585,9 @@ class Partition:
     def read(self, offset: int, max_bytes: int, is_committed_only: bool = False) -> Slice:
         """Return whole batches from the one that holds ``offset`` on, below the high watermark (R11).
 
-        ``is_committed_only``: below the last stable offset, so that every transaction's outcome is
-        known; ``aborted_between`` returns the aborted ones. Empty if there are no batches yet. The
-        first batch is returned whole even if it alone has more than ``max_bytes``. Raises
+        ``is_committed_only``: only below the last stable offset, so that every transaction's outcome is
+        known; ``aborted_between`` returns the aborted transactions. Empty if no batch is readable there yet.
+        The first batch is returned whole even if it alone has more than ``max_bytes``. Raises
         OffsetOutOfRangeError, NotLeaderOrFollowerError, OffsetNotAvailableError.
         """
         leader = self._leader or self._leading()
@@ -610,7 +610,8 @@ class Partition:
         return log.last_stable_offset(end) if is_committed_only else end
 
     def _settled_end(self, is_committed_only: bool) -> int:
-        """Return the readers' exclusive end. Raises OffsetNotAvailableError while it may move back (R10)."""
+        """Return the exclusive end of the readable offsets. Raises OffsetNotAvailableError while it may move
+        back (R10)."""
         leader = self._leading()
         if not leader.is_settled:
             raise self._unsettled()

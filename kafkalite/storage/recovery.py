@@ -928,7 +928,7 @@ def _walk_epochs(segments: Sequence[Segment], end_offset: int) -> LeaderEpochs:
 
 
 def _records_at(view: memoryview, position: int) -> int:
-    """Return the number of records that the batch headers from ``position`` on show; at least one."""
+    """Return the number of records that the batch headers from ``position`` on show, but at least 1."""
     count = 0
     while position < len(view):
         try:

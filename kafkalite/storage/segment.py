@@ -258,7 +258,8 @@ class Segment:
             self._save_head()
 
     def saved_head_crc(self) -> int:
-        """Return the first batch's CRC field, as the newest valid index block has it (R42), or 0."""
+        """Return the first batch's CRC field from the newest valid index block (R42), or 0 if there is
+        none."""
         head_crc = 0
         for block, _ in self._read_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES):
             is_valid = self.state.cap(self.base_offset + 1, block.truncations) > self.base_offset

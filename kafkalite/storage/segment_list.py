@@ -142,7 +142,7 @@ class SegmentList:
         return sum(segment.size_bytes for segment in self.segments)
 
     def drop_behind(self, number: int) -> None:
-        """Unlink every segment after index ``number``, from the end. The names are not synced."""
+        """Unlink every segment after index ``number``, the last one first. The names are not synced."""
         while len(self.segments) > number + 1:
             segment = self.segments.pop()
             self.bases.pop()

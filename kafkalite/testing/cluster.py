@@ -403,7 +403,7 @@ class Cluster:
         return fault(request, lambda: broker.handle(request, client), self.clock)
 
     async def advance(self, duration_ms: int) -> None:
-        """Advance the cluster's virtual clock. The cluster must have been created with one."""
+        """Advance the VirtualClock with which the cluster was created. Raises AssertionError without one."""
         assert isinstance(self.clock, VirtualClock), (
             "only Cluster(clock=VirtualClock()) can advance its clock"
         )

@@ -101,6 +101,7 @@ class SyncCluster(Twin[Cluster]):
     def wait_until(
         self, condition: Callable[[Cluster], object], *, timeout_ms: int = READ_TIMEOUT_MS, what: str = ""
     ) -> None:
-        """Return when ``condition(cluster)`` is true in the cluster's thread. Raises AssertionError."""
+        """Return when ``condition(cluster)`` is true in the cluster's thread. Raises as
+        ``Cluster.wait_until`` does."""
         cluster = self._original
         self._run(cluster.wait_until(lambda: condition(cluster), timeout_ms=timeout_ms, what=what))

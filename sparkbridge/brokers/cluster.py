@@ -291,9 +291,9 @@ class SparkCluster:
     ) -> Positions:
         """Return the positions up to which about ``max_bytes`` can be read from ``starts``, at most ``ends``.
 
-        Each partition gets complete batches, in proportion to its size. A partition whose first batch exceeds
-        its share gets that batch if the other partitions leave enough bytes. The partition ``first`` is
-        served first, with all the bytes it can use. At least one batch, if any, is included.
+        Each partition gets complete batches, in proportion to the size of its range. A partition whose first
+        batch exceeds its share gets that batch if the other partitions leave enough bytes. The partition
+        ``first`` is served first, with all the bytes it can use. At least one batch, if any, is included.
         """
         reached = dict(ends)
         open_ = {tp: end for tp, end in ends.items() if starts.get(tp, end) < end}

@@ -109,7 +109,7 @@ class ControllerListener:
         )
 
     async def stop(self, *, is_clean: bool) -> None:
-        """Close the connections. Call it on the Raft loop."""
+        """Close the connections, after pending responses if ``is_clean``. Call it on the Raft loop."""
         if self._reaper is not None:
             await cancel_all([self._reaper])
         if is_clean:

@@ -98,7 +98,7 @@ class Registration:
         channel.on_lost = self._hurry.set
 
     async def register(self) -> None:
-        """Register this process. Return when its own image shows the registration.
+        """Register this process. Return when this node's own image shows the registration.
 
         Waits for a controller without limit. Raises DuplicateBrokerRegistrationError and every other error of
         the controller that is not retriable.
@@ -120,7 +120,7 @@ class Registration:
         await self.replay(registered.metadata_offset)
 
     async def replay(self, registration_offset: int) -> None:
-        """Return when this node's image contains its registration. Before that it takes no role (R22)."""
+        """Return when this node's image has its registration. Until then the node takes no role (R22)."""
         await self._controller.wait_for_offset(registration_offset)
 
     async def _register_until_accepted(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
@@ -226,7 +226,7 @@ class Registration:
         )
 
     async def hand_over(self) -> bool:
-        """Transfer leaderships to others. Return whether this broker leads none; False after an error."""
+        """Transfer all leaderships to other brokers. Return whether that succeeded; False after an error."""
         if self._node.broker_epoch == NO_BROKER_EPOCH:
             return False
         self._is_leaving = True

@@ -59,7 +59,7 @@ def refuse_damaged(partition: Partition) -> None:
 
 
 def replay_batches(machine: Any, buffer: memoryview, now: Instant) -> int:
-    """Replay the complete batches in ``buffer``, except records without key. Return the record count."""
+    """Replay the records with a key in the batches of ``buffer``. Return the number of all records."""
     record_count, position = 0, 0
     replay, new_record, unpack_head = machine.replay, tuple.__new__, _HEAD.unpack_from
     data = bytes(buffer)

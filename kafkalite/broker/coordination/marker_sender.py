@@ -145,7 +145,7 @@ class MarkerSender:
                 ending.waiting.append(work)
 
     def on_close(self, shard: Shard) -> None:
-        """Stop sending the markers of a shard. Its next coordinator sends them."""
+        """Stop sending the markers of a shard. The next coordinator of its partition sends them."""
         ending = self._endings.pop(shard, None)
         if ending is not None:
             for work in ending.works.values():

@@ -85,15 +85,21 @@ class ShardOwner(Protocol):
     node: NodeState
 
     def wake_at(self, shard: Shard, due_ms: int | None) -> None:
-        """Call ``shard.tick()`` at ``due_ms`` (monotonic), never if None. Replaces an earlier request."""
+        """Call ``shard.tick()`` at ``due_ms`` (monotonic), or never if None. Replaces an earlier call."""
         ...
 
     def on_ticked(self, shard: Shard) -> None:
-        """Called instead of ``on_changed`` if a tick or the end of loading has changed the state."""
+        """Do what ``on_changed`` does, and check the held heartbeats of the shard for updates.
+
+        Called instead of ``on_changed`` if a tick or the end of loading has changed the state.
+        """
         ...
 
     def on_changed(self, shard: Shard) -> None:
-        """Called when the shard's state or its high watermark has changed. Must not call ``submit``."""
+        """Notify the callbacks of ``Coordinators.on_change`` soon. Must not call ``submit``.
+
+        Called when the shard's state or its high watermark has changed.
+        """
         ...
 
     def on_broken(self, error: BaseException) -> None:
@@ -171,7 +177,7 @@ class Shard:
         return self.is_loaded
 
     def may_send(self, response: Response) -> bool:
-        """Whether the whole log is committed, and with it all that ``response`` may depend on (R32, R36)."""
+        """Whether the whole log, and so each record that ``response`` depends on, is committed (R32, R36)."""
         return self.high_watermark >= self.end_offset
 
     # --- requests
@@ -219,7 +225,7 @@ class Shard:
     def _claim(self, now: Instant) -> None:
         """Append an empty record, for whose commit the response to the current request must wait.
 
-        Called without a session: another broker may have become the coordinator (R23), and this state may be
+        Called while this broker has no session: another broker may be the coordinator (R23), and this state
         outdated. If the in-sync replicas accept the record, this broker is still the leader.
         """
         if len(self.partition.in_sync_replicas) > 1:
@@ -288,7 +294,7 @@ class Shard:
         return pending
 
     def _await_commitment(self) -> None:
-        """Wait until the first held response can be sent; without one, until the whole log is committed."""
+        """Register the waiter for the first held response. If none is held, wait for the end of the log."""
         if self._waiter is not None or self.is_closed:
             return
         end_offset = self._held[0][0] if self._held else self.end_offset

@@ -221,7 +221,7 @@ class Transactions:
                 raise broker_error(result.error_code, result.error_message or "")
 
     async def _connection(self, node_id: int, purpose: str, timeout_ms: int) -> Connection:
-        """Return a connection to another broker. Each purpose has its own, so that none waits for another."""
+        """Return a connection to another broker, which only requests of the same ``purpose`` share."""
         if self._authenticator is None:
             raise NotCoordinatorError(f"broker {node_id} is not part of this cluster")
         if self.is_closed:
@@ -295,8 +295,9 @@ class Transactions:
     def add_partitions(self, request: AddPartitionsToTxnRequest, caller: Caller) -> Response | Pending:
         """Return the response to a partition leader that adds partitions to a transaction.
 
-        Raises UnknownTopicOrPartitionError if this broker's image lacks a partition: only existing ones are
-        added, so one that is missing later has been deleted. Also raises the errors of ``submit``.
+        Raises UnknownTopicOrPartitionError if this broker's image lacks a partition: only existing
+        partitions are added, so a partition that is missing later has been deleted. Also raises the errors of
+        ``submit``.
         """
         topics = self._controller.image.topics
         for topic, partition in request.partitions:

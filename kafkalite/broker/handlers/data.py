@@ -102,7 +102,7 @@ def offsets_for_bytes(services: Services, request: Request, _client: Client) -> 
     """Return the offset to which a reader can read in a range of offsets within a limit of bytes.
 
     Behaviour: the result is the greatest end of a batch in the range such that all batches up to it have at
-    most ``max_bytes``, or the end of the range if all its batches have no more. A batch counts completely if
+    most ``max_bytes``, or the end of the range if all its batches fit. A batch counts completely if
     any of its offsets is in the range. The first batch is always included, however large. The range is
     limited to offsets below the high watermark, with ``read_committed`` below the last stable offset. Deleted
     records have no bytes. The result is computed from segment sizes and sparse indexes, at the same cost for

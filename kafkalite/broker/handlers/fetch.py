@@ -200,7 +200,7 @@ def _read_in_turns(services: FetchServices, message: FetchRequest) -> Generator[
 def _read(
     services: FetchServices, message: FetchRequest, partitions: list[FetchPartition], size_bytes: int = 0
 ) -> _Read:
-    """Read some partitions of a request. ``size_bytes`` is the size of the data read for earlier ones."""
+    """Read some partitions of a request. ``size_bytes`` is the size of the data already read for it."""
     left_bytes = min(message.max_bytes, services.config.fetch_max_bytes) - size_bytes
     results: list[FetchedPartition] = []
     buffers: list[Any] = []

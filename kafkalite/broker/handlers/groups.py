@@ -44,7 +44,7 @@ MAX_KEYS: Final = 1_000
 def find_coordinator(services: Services, request: Request, client: Client) -> HandlerResult:
     """Return the broker that coordinates a group, a transactional id, or a transaction group.
 
-    Behaviour: it is the leader of the internal topic's partition to which the key hashes. The first request
+    Behaviour: this is the leader of the internal topic's partition to which the key hashes. The first request
     for a coordinator creates the topic, and its response waits for the creation.
 
     Errors, per key: COORDINATOR_NOT_AVAILABLE (the topic could not be created, or the partition has no leader

@@ -39,9 +39,9 @@ def replica_fetch(services: Services, request: Request, client: Client) -> Reply
     Behaviour: the request lists partitions with the follower's positions in them. These take effect at once:
     they may move the high watermark and add the follower to the ISR. The response has every partition of the
     session with an update: records up to the log end, a divergence (R4), an error, or a new high watermark.
-    If there are no records, divergences or errors, it waits up to ``max_wait_ms``. The next request of the
-    session ends the wait of the previous one. So a follower can report its synced end offset at any time, and
-    no producer waits for a long poll.
+    If there are no records, divergences or errors, the response waits up to ``max_wait_ms``. The next
+    request of the session ends this wait. So a follower can report its synced end offset at any time, and no
+    producer waits for a long poll.
 
     Errors: of the whole request CLUSTER_AUTHORIZATION_FAILED, STALE_BROKER_EPOCH, FETCH_SESSION_ID_NOT_FOUND,
     INVALID_FETCH_SESSION_EPOCH; of a partition UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER,
@@ -104,7 +104,7 @@ def _check_broker_epoch(controller: ControllerNode, message: ReplicaFetchRequest
 
 
 def _session(sessions: FetchSessions, message: ReplicaFetchRequest) -> tuple[FetchSession, bool]:
-    """Return (session, whether it is new). If its previous request is held, respond to that."""
+    """Return (session, whether it is new). Respond to the session's previous request if it is held."""
     session = sessions.find(message)
     if session is None:
         session, replaced = sessions.open(message.node_id, message.broker_epoch)

@@ -221,8 +221,8 @@ async def abort_transaction(services: Services, request: Request, _client: Clien
 
     Behaviour: appends an abort marker if the producer's open transaction in this partition began at
     ``start_offset``. The response is sent when the marker is committed. The coordinator is not involved. If
-    its transaction was in fact not hanging, the producer is fenced from this partition, and the records stay
-    aborted even if the coordinator commits.
+    the coordinator does know the transaction, its producer is fenced from this partition, and the records
+    stay aborted even if the coordinator commits.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, INVALID_TXN_STATE (no such transaction is
     open), NOT_ENOUGH_REPLICAS, KAFKA_STORAGE_ERROR, REQUEST_TIMED_OUT.

@@ -73,7 +73,7 @@ class Cleaner:
                 done.add(hosted)
 
     async def _dirtiest(self, done: set[HostedPartition]) -> HostedPartition | None:
-        """Return the dirtiest log above ``min.cleanable.dirty.ratio`` that is not in ``done``, or None."""
+        """Return the dirtiest log that must be compacted and is not in ``done``, or None."""
         hosts = list(self._partitions)
         self._uncleanable = {hosted: None for hosted in hosts if hosted in self._uncleanable}
         best: tuple[float, HostedPartition] | None = None
@@ -90,7 +90,7 @@ class Cleaner:
         return None if best is None else best[1]
 
     def _dirty_ratio(self, hosted: HostedPartition) -> float:
-        """Return the dirty ratio of the log, or 0 if it need not or cannot be compacted now."""
+        """Return the log's dirty ratio, or 0 if it is too small or the log cannot be compacted now."""
         log = hosted.idle_log()
         if log is None:
             return 0.0
@@ -106,7 +106,7 @@ class Cleaner:
         return ratio if ratio >= log.config.min_cleanable_dirty_ratio else 0.0
 
     async def _compact(self, hosted: HostedPartition) -> bool:
-        """Run one pass. Return whether another must follow, because not all keys fitted in memory."""
+        """Run one pass. Return whether another pass must follow, because not all keys fitted in memory."""
         begun_ms = self._clock.monotonic_ms()
         log = hosted.idle_log()
         if log is None:
@@ -218,7 +218,7 @@ class Cleaner:
             raise error
 
     async def _wait(self, future: Future[Any]) -> Any:
-        """Return the result of ``future``. If this task is cancelled, first let a running job end."""
+        """Return the result of ``future``. If this task is cancelled, wait for a running job to end."""
         if future.done():
             return future.result()
         waiter = asyncio.wrap_future(future)

@@ -84,7 +84,7 @@ class DiskWork(Generic[E, D]):
         return self.exclusive
 
     def add_exclusive(self, job: E) -> E | None:
-        """Add an exclusive job, if ``may_add_exclusive``. Return it if it must start now, else None."""
+        """Add an exclusive job. Return it if it must start now, else None. Requires ``may_add_exclusive``."""
         self.state = _EXCLUSIVE_ADDED[self.state]
         self.exclusive = job
         return job if self.state is State.EXCLUSIVE else None

@@ -46,7 +46,7 @@ class Watcher(Protocol):
     def on_appended(self, size_bytes: int) -> None: ...
 
     def on_moved(self) -> None:
-        """Called when the high watermark or the log start has moved."""
+        """Send the follower the new high watermark or log start. Called when one of them has moved."""
         ...
 
     def on_role_changed(self) -> None: ...
@@ -56,7 +56,10 @@ class FetchListener(Protocol):
     """The fetcher that copies this partition from its leader, while this replica follows."""
 
     def on_progress(self, outcome: NextFetch | Exception) -> None:
-        """Called after a sync or an exclusive job, with the time of the next fetch or with the error."""
+        """Schedule the next fetch as ``outcome`` says, or handle the error in it.
+
+        Called after a sync or an exclusive job.
+        """
         ...
 
 
@@ -73,9 +76,9 @@ class _Exclusive:
 class _Deletion:
     """A job that moves the log start, or replaces segments by a compacted one.
 
-    ``begin`` returns the work for the executor, or None if there is none. ``finish`` receives that work and
-    its error, or None. Both run on the loop and may raise. Finally ``then`` receives the error of the job, or
-    None.
+    ``begin`` returns the work for the executor, or None if there is none. ``finish`` receives that work, and
+    its error or None. Both run on the loop and may raise. Finally ``then`` receives the error of the job, or
+    None if it succeeded.
     """
 
     begin: Callable[[], StateWork | SwapWork | None]
@@ -160,7 +163,7 @@ class HostedPartition:
         return self.partition.log.is_damaged
 
     def mark_damaged(self, cause: str) -> None:
-        """Take the log offline permanently, because its records cannot be trusted (R24)."""
+        """Take the log offline until it is fetched again or an operator accepts the loss (R24, R45, R52)."""
         self.partition.log.mark_damaged(cause)
 
     @property
@@ -192,7 +195,7 @@ class HostedPartition:
         return self.partition.log
 
     def stored(self) -> LogDirPartition:
-        """Return the sizes and offsets on disk. If they cannot be read, they are 0 and the reason is set."""
+        """Return sizes and offsets on disk, and why the log is offline. If unreadable, the numbers are 0."""
         log = self.partition.log
         try:
             size_bytes, segment_count = log.size_bytes, log.segment_count
@@ -238,7 +241,7 @@ class HostedPartition:
                 watcher.on_appended(size_bytes)
 
     def on_high_watermark_moved(self) -> None:
-        """Notify waiting requests of readable bytes, perhaps too many: they read again and check."""
+        """Notify requests that wait for readable bytes. They read again, because some may be unreadable."""
         high_watermark = self.partition.high_watermark
         readable_bytes = self._unread_bytes
         if high_watermark >= self.partition.log.log_end_offset:
@@ -248,7 +251,7 @@ class HostedPartition:
             watcher.on_moved()
 
     def _on_in_sync_changed(self, *, moved: bool) -> None:
-        """Process a changed ISR or min.insync.replicas. ``moved``: whether the high watermark has moved."""
+        """Notify waiters of a changed ISR or min.insync.replicas, and of a high watermark that ``moved``."""
         if moved:
             self.on_high_watermark_moved()
         error = self.partition.acknowledgement_error
@@ -285,7 +288,7 @@ class HostedPartition:
         return self.partition.read_for_replica(offset, max_bytes)
 
     def forget_follower(self, node_id: int) -> None:
-        """Call ``Partition.forget_follower``."""
+        """Discard the fetch position of the follower ``node_id``."""
         self.partition.forget_follower(node_id)
 
     def unwatch(self, node_id: int, watcher: Watcher) -> None:
@@ -469,7 +472,7 @@ class HostedPartition:
             job = following
 
     def _on_deletion_run(self, job: _Deletion, _: Future[None]) -> None:
-        """Continue the deletion on the loop. Called in the executor when its work has run."""
+        """Continue the deletion on the loop. Called in the executor after the deletion's work."""
         self._scheduler.call_soon_threadsafe(partial(self._go_on_deleting, job))
 
     def _go_on_deleting(self, job: _Deletion) -> None:
@@ -492,7 +495,7 @@ class HostedPartition:
         job.then(error)
 
     def complete_work(self) -> None:
-        """Wait until the exclusive job and the deletion that run have ended. Drop all that have not begun.
+        """Wait for the end of the running exclusive job and deletion. Drop the jobs that have not begun.
 
         A running sync round may continue.
         """

@@ -104,7 +104,7 @@ class Housekeeping:
             self.checkpoint()
 
     async def retry_forever(self) -> None:
-        """Open logs and take roles again RETRY_INTERVAL_MS after that failed (R55)."""
+        """Retry opening logs and taking roles RETRY_INTERVAL_MS after a failure (R55)."""
         while True:
             await self._partitions.has_failed.wait()
             await self._clock.sleep_ms(RETRY_INTERVAL_MS)
@@ -125,7 +125,7 @@ class Housekeeping:
             logger.error("housekeeping failed %s", Fields(error=error))
 
     def _retain_one(self, hosted: HostedPartition) -> bool:
-        """Roll and delete segments. Return whether a deletion was begun, which may have blocked."""
+        """Roll and delete segments. Return whether a deletion was begun, which may have blocked the loop."""
         log = hosted.idle_log()
         if log is None:
             return False
@@ -151,7 +151,7 @@ class Housekeeping:
         self._retired_files += log.take_retired(self._clock.wall_ms())  # their delay begins now
 
     def _guarded(self, hosted: HostedPartition, action: Callable[[], bool | None]) -> bool:
-        """Call ``action``. Log disk errors instead of raising them, because they concern only one log."""
+        """Return the result of ``action``. Log a disk error of this one log instead, and return True."""
         try:
             return bool(action())
         except (StorageError, OSError) as error:

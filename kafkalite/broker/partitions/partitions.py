@@ -57,11 +57,11 @@ class RoleObserver(Protocol):
     """Is notified when this broker begins or ceases to lead a partition. ``Coordinators`` implements it."""
 
     def on_leading(self, partition: Partition) -> None:
-        """Called when this broker becomes the leader of ``partition`` or the partition's ISR changes."""
+        """Serve ``partition`` as its leader. Called when this broker begins to lead it or its ISR changes."""
         ...
 
     def on_not_leading(self, partition: Partition) -> None:
-        """Called when this broker follows ``partition``, or has no role in it."""
+        """Stop serving ``partition`` as its leader. Called when this broker follows it or has no role."""
         ...
 
 
@@ -201,7 +201,7 @@ class Partitions:
     def stored(self) -> Iterator[LogDirPartition]:
         """Yield the sizes and offsets of every partition here, including offline ones, sorted by key.
 
-        While the disk is full, that is the reason of all partitions that have no other (R54).
+        While the disk is full, this is the ``offline_reason`` of each partition that has no other (R54).
         """
         shortage = self._store.shortage()
         for key in sorted([*self._hosted, *self._unopened]):
@@ -222,8 +222,8 @@ class Partitions:
     def damaged(self) -> list[DamagedReplica]:
         """Return the replicas whose log is offline. They must not lead or be in the ISR (R24, R26).
 
-        If a partition has only one replica, its damaged log is omitted: it still serves the part that is
-        sound, and no replica is better. A log that is opened again soon is omitted, too (R55).
+        The damaged log of a partition with only one replica is omitted: it still serves its sound part, and
+        no replica is better. A log that will soon be opened again (R55) is omitted, too.
         """
         found = [
             replica
@@ -313,7 +313,7 @@ class Partitions:
             self._store.load(wanted, are_all=self._is_complete)
 
     def _distrust_all(self, image: ClusterImage) -> None:
-        """Mark all replicas but only copies as damaged: this data directory is an older copy (R51)."""
+        """Mark each replica that is not the only one as damaged: this directory is an older copy (R51)."""
         logger.error(
             "data directory is an older copy, all replicas are fetched again %s", Fields(path=self.path)
         )
@@ -374,8 +374,7 @@ class Partitions:
                 self.has_failed.set()
 
     def retry(self) -> None:
-        """Open the logs again for which a resource was exhausted (R55), and assign roles again where the last
-        assignment failed."""
+        """Open the logs whose opening exhausted a resource (R55), and repeat failed role assignments."""
         self.has_failed.clear()
         exhausted = [
             key for key, (_, error) in self._unopened.items() if isinstance(error, StorageExhaustedError)
@@ -395,8 +394,8 @@ class Partitions:
     def _may_replace(self, hosted: HostedPartition, state: PartitionState) -> bool:
         """Whether an empty log may replace this damaged one (R24).
 
-        Another broker must lead, and this replica must be neither in the ISR nor in the ELR. It also must not
-        have reported a position in its damaged log in this leader epoch: the leader would count the empty log
+        Another broker must lead, and this replica must be neither in the ISR nor in the ELR. It must not have
+        reported a position in its damaged log in this leader epoch: the leader would count the empty log
         as caught up.
         """
         is_counted = self._node_id in (*state.isr, *state.elr) or hosted.reported_epoch == state.leader_epoch
@@ -477,7 +476,7 @@ class Partitions:
     def _reconfigure(self, topic: str, image: ClusterImage, *, is_early: bool) -> None:
         """Apply a topic's settings. Called before and after the ISRs of an image are applied.
 
-        A greater min.insync.replicas is applied before them (``is_early``), a smaller one after them. So a
+        A greater min.insync.replicas is applied before the ISRs (``is_early``), a smaller one after. So a
         record is committed only if the old or the new image allows it (R9).
         """
         settings = self._settings(image, topic)

@@ -1,8 +1,8 @@
 """Reads and checks every batch on this broker's disk from time to time, slowly (R53).
 
-Damage that is found goes the way of damage found by a reader (R43): in a cluster another replica leads and
-this one is fetched again (R52); a log without another replica refuses writes and can be read as far as it is
-sound. Reading and checking run in the executor, a part at a time.
+Damage is handled as if a reader had found it (R43): in a cluster another replica leads and this one is
+fetched again (R52); a log without another replica refuses writes and can be read up to the damage.
+Reading and checking run in the executor, a part at a time.
 """
 
 from __future__ import annotations

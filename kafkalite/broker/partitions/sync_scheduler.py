@@ -51,7 +51,7 @@ class SyncScheduler(Generic[S]):
         on_broken: Callable[[BaseException], None],
         run_round: Callable[[Sequence[Any]], list[Exception | None]] | None = None,
     ) -> None:
-        """``run_round`` runs the works of a round, blocks until they end, and returns their errors."""
+        """``run_round`` runs works, blocks until all have ended, and returns the error of each or None."""
         self._run_round = run_round or _run_each
         self._loop = loop
         self._executor = executor
@@ -83,7 +83,7 @@ class SyncScheduler(Generic[S]):
             self.mark(log)
 
     def forget(self, log: S) -> None:
-        """Unmark ``log``, which is being deleted. If its sync is running, it continues."""
+        """Unmark ``log``, which is being deleted. A running sync of the log continues."""
         self._dirty.pop(log, None)
         self._postponed.pop(log, None)
 

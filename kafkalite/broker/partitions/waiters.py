@@ -28,8 +28,8 @@ class ReachedWaiter:
 class AppendedWaiter:
     """Waits until ``missing_bytes`` more bytes are readable in its partitions together.
 
-    With ``is_readable`` it also waits until that returns True for the partition that has new bytes: readers
-    of committed records stop at the last stable offset, which may be below them.
+    If ``is_readable`` is not None, it must also return True for the partition that has new bytes: readers of
+    committed records stop at the last stable offset, which may be below those bytes.
     """
 
     waiters: Waiters
@@ -40,7 +40,7 @@ class AppendedWaiter:
     is_woken: bool = False
 
     def wake(self) -> None:
-        """Remove this waiter and call its callback, at most once. Called during the awaited append."""
+        """Remove this waiter and call its callback, at most once. Called when the bytes are readable."""
         if not self.is_woken:
             self.cancel()
             self.callback()
@@ -120,7 +120,7 @@ class Waiters:
         callback: Callable[[], None],
         is_readable: Callable[[Key], bool] | None = None,
     ) -> AppendedWaiter:
-        """Call ``callback`` once, during the append that makes ``missing_bytes`` more bytes readable.
+        """Call ``callback`` once, when ``missing_bytes`` more bytes of ``keys`` together are readable.
 
         ``is_readable`` is described in ``AppendedWaiter``; it must not raise.
         """
@@ -130,7 +130,7 @@ class Waiters:
         return waiter
 
     def on_high_watermark(self, key: Key, high_watermark: int, readable_bytes: int) -> None:
-        """Called when the high watermark has moved, and up to ``readable_bytes`` more bytes are readable."""
+        """Call the callbacks up to ``high_watermark``. Count ``readable_bytes`` new bytes for fetches."""
         if self._committed.by_key:
             self._committed.advance(key, high_watermark)
         if not self._appended:
@@ -143,7 +143,7 @@ class Waiters:
                     fetch.wake()
 
     def on_synced(self, key: Key, synced_end_offset: int) -> None:
-        """Called when all records below ``synced_end_offset`` are synced on this broker's disk."""
+        """Call the callbacks up to ``synced_end_offset``, below which this broker's disk is synced."""
         if self._synced.by_key:
             self._synced.advance(key, synced_end_offset)
 
@@ -152,11 +152,11 @@ class Waiters:
         return key in self._deleted.by_key
 
     def on_low_watermark(self, key: Key, low_watermark: int) -> None:
-        """Called when the log start of every in-sync replica is at least ``low_watermark``."""
+        """Call the callbacks up to ``low_watermark``, the least log start of the in-sync replicas."""
         self._deleted.advance(key, low_watermark)
 
     def on_failed(self, key: Key, error: Exception) -> None:
-        """Fail all waiters, because the log is offline or not led here. Waiting fetches read again."""
+        """Fail all waiters, because the log is offline or not led here. Wake the waiting fetches."""
         self._committed.fail(key, error)
         self._synced.fail(key, error)
         self._deleted.fail(key, error)

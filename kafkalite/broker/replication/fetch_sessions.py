@@ -124,7 +124,10 @@ class FetchSession:
         return f"<FetchSession {self.session_id} of node {self.node_id}, {len(self.replicas)} partitions>"
 
     def on_new_data(self, size_bytes: int) -> None:
-        """Called when ``size_bytes`` more can be sent. 0 means that the response must be sent at once."""
+        """Send the held response if it now has enough data.
+
+        Called when ``size_bytes`` more can be sent; 0 means that the response must be sent at once.
+        """
         if self.poll is not None and self.missing_bytes > 0:
             self.missing_bytes -= size_bytes or self.missing_bytes
             if self.missing_bytes <= 0:
@@ -141,9 +144,9 @@ class FetchSession:
         return replica
 
     def forget(self, key: PartitionKey) -> FetchedReplica | None:
-        """Remove a partition that the follower no longer fetches or will list again.
+        """Remove a partition, and return its state, or None if the session did not have the partition.
 
-        Return its state, or None.
+        The follower no longer fetches it, or lists it again.
         """
         replica = self.replicas.pop(key, None)
         if replica is not None:
@@ -187,7 +190,7 @@ class FetchSessions:
         return session
 
     def open(self, node_id: int, broker_epoch: int) -> tuple[FetchSession, FetchSession | None]:
-        """Return a new session for a broker, and its earlier session that this one replaces, or None."""
+        """Return (new session of a broker, the session that it replaces or None)."""
         self._last_id += 1
         replaced = self._sessions.get(node_id)
         session = self._sessions[node_id] = FetchSession(self._last_id, node_id, broker_epoch)

@@ -115,7 +115,7 @@ class Fetcher:
     # --- the partitions
 
     def add(self, hosted: HostedPartition) -> None:
-        """Fetch for ``hosted`` from now on. If already fetched, continue in its new leader epoch."""
+        """Fetch for ``hosted`` from now on. If it is already fetched, continue in its new leader epoch."""
         followed = Followed(self, hosted)
         before = self._followed.get(followed.key)
         if before is not None:
@@ -155,7 +155,10 @@ class Fetcher:
         self._release()
 
     def on_progress(self, followed: Followed, outcome: NextFetch | Exception) -> None:
-        """Called when a sync of the partition, or an exclusive disk job, has ended or failed."""
+        """Schedule the next fetch of the partition as ``outcome`` says, or handle the error in it.
+
+        Called after a sync, or after an exclusive job (a truncation or a change of the log start).
+        """
         if isinstance(outcome, AssertionError):
             self._on_broken(outcome)
         elif self._followed.get(followed.key) is not followed:
@@ -243,7 +246,7 @@ class Fetcher:
                 self._send_soon()
 
     def _list(self) -> list[ReplicaFetchPartition]:
-        """Return the positions for the next request. A partition whose position raises is retried later."""
+        """Return the positions for the next request. If reading a position raises, retry that later."""
         listed: list[ReplicaFetchPartition] = []
         for followed in list(self._due)[:MAX_LISTED]:
             del self._due[followed]
@@ -384,7 +387,7 @@ class Fetcher:
         self._begin_connecting(self._config.replica_fetch_backoff_ms)
 
     def _log_once(self, error: Exception) -> None:
-        """Log an error, unless it is the same as the previous one."""
+        """Log an error, unless it equals the last logged error."""
         reason = str(error)
         if reason != self._reported_error:
             self._reported_error = reason

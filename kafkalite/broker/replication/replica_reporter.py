@@ -3,7 +3,7 @@
 A report is needed if a partition has no leader, so that the logs of its replicas are compared (R46), or if a
 replica here refuses to truncate because its leader lacks committed records (R49, R50). Reports are sent when
 the metadata changes or a replica refuses, and again every REPORT_INTERVAL_MS, because a new controller has
-none.
+no reports.
 """
 
 # Tests: tests/broker/test_replication.py

@@ -10,7 +10,7 @@ from kafkalite.protocol.messages.cluster import ClusterProofRequest
 
 
 class Challenge(Protocol):
-    """A challenge sent to the node at the other end, which must respond with a proof."""
+    """A challenge that was sent to the node at the other end, and that checks the node's proof."""
 
     node_id: int
 

@@ -16,7 +16,7 @@ RESERVED_DESCRIPTORS: Final = 256
 
 
 class DescriptorLimits(NamedTuple):
-    """What the connections of a process that may open ``limit`` descriptors may use."""
+    """The limits of the connections of a process."""
 
     max_connections: int  #: of clients
     max_client_descriptor: int  #: a client's connection with this number or a greater one is refused

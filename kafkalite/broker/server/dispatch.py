@@ -38,7 +38,7 @@ S = TypeVar("S", bound=DispatchServices)
 
 
 class Dispatcher(Generic[S]):
-    """Calls the handler for the api of a request. It returns a response, a Pending or a coroutine."""
+    """Calls the handler for each request's api. A handler returns a response, a Pending or a coroutine."""
 
     def __init__(
         self,

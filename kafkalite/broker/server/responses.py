@@ -24,7 +24,7 @@ class Reply(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """An error for the whole request. If ``closes``, the connection is closed after it is written."""
+    """An error for the whole request. If ``closes``, the connection closes after the response is written."""
 
     error_code: int
     error_message: str
@@ -134,7 +134,10 @@ class PendingResults(Pending):
         fail: Callable[[Any, Exception], Any],
         respond: Callable[[list[Any]], Reply],
     ) -> None:
-        """``results`` has an entry per item. ``fail(result, error)`` returns it with an error instead."""
+        """``results`` has the initial result of each item. ``fail`` returns a result changed to an error.
+
+        ``respond`` returns the response with the final results.
+        """
         super().__init__()
         self.results = results
         self._loop = loop
@@ -179,8 +182,8 @@ class PendingResults(Pending):
         """Start the deadline, and return this response. Call it when each item is set, expected or waiting.
 
         At the deadline, items without a result fail with REQUEST_TIMED_OUT and the message ``late``, in which
-        ``%d`` stands for ``timeout_ms``, at most MAX_WAIT_MS. Items that are only expected get the message
-        ``unregistered`` instead, if given.
+        ``%d`` stands for ``timeout_ms``, at most MAX_WAIT_MS. Items that are expected, but do not yet
+        wait for an offset, get the message ``unregistered`` instead, if given.
         """
         timeout_ms = min(max(timeout_ms, 0), MAX_WAIT_MS)
         self._deadline = (timeout_ms, late, unregistered)
@@ -220,7 +223,7 @@ class HeldResponse(Pending):
     """A response that is held until it is due, or until its deadline.
 
     ``ask`` is called after each ``update`` and at the deadline. It returns the current response, possibly a
-    Pending, or None if none is due. When ``is_over`` is True, it must return a response.
+    Pending, or None if no response is due. When ``is_over`` is True, it must return a response.
     """
 
     __slots__ = (

@@ -248,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._is_writable and len(self._queue) < self._max_in_flight
 
     def _hold_back(self, requests: Iterable[Request | BadRequest]) -> None:
-        """Queue requests for later. They are from one receive buffer at most, because reading pauses now."""
+        """Queue requests for later. Reading pauses meanwhile, so they come from one receive buffer at most."""
         if not self._is_final:
             self._backlog.extend(requests)
 
@@ -306,7 +306,7 @@ class Connection(asyncio.BufferedProtocol):
         self._serve_backlog()
 
     def on_response(self, slot: _Slot) -> None:
-        """Write the responses at the head of the queue. Called when a queued request has its response."""
+        """Write all ready responses at the head of the queue. Called when ``slot`` becomes ready."""
         if self._is_lost or not self._queue or self._queue[0] is not slot:
             return
         out: list[Any] = []
@@ -531,7 +531,10 @@ class Server:
             connection.resume_writing()
 
     def admit(self, connection: Connection, descriptor: int | None) -> bool:
-        """Whether to serve the connection. ``descriptor`` is its number; None if it has none."""
+        """Register the connection and return True, or return False if a limit is reached.
+
+        ``descriptor`` is the file descriptor of its socket, or None if it has no socket.
+        """
         reason = None
         if len(self._connections) >= self._max_connections:
             reason = f"{self._max_connections} connections are open"
@@ -612,7 +615,7 @@ class Server:
             connection.end()
 
     async def wait_closed(self, grace_ms: int, *, level: int = logging.WARNING) -> None:
-        """Return when all connections are closed. After ``grace_ms`` abort the others, and log that."""
+        """Return when all connections are closed. After ``grace_ms`` log and abort those still open."""
         try:
             await asyncio.wait_for(self._has_none.wait(), grace_ms / 1000)
         except TimeoutError:

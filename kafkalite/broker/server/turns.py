@@ -35,7 +35,7 @@ S = TypeVar("S", bound=TurnServices)
 class InTurns(Pending):
     """The response to a request that is served by a generator, one ``yield`` in each iteration of the loop.
 
-    ``is_exclusive``: the connection starts no further request before the response is ready.
+    If ``is_exclusive``, the connection starts no further request before the response is ready.
     """
 
     __slots__ = ("_services", "_steps", "is_exclusive")
@@ -106,9 +106,10 @@ class _Joined(Pending):
 def by_turns(
     handler: Callable[[S, Request, Client], HandlerResult],
 ) -> Callable[[S, Request, Client], HandlerResult]:
-    """Return a handler for requests with any number of partitions, which joins their results.
+    """Return a handler that serves a request with any number of partitions in turns.
 
-    ``handler`` gets at most PARTITIONS_PER_TURN partitions at a time, and must return a Reply or a Pending.
+    It calls ``handler`` with at most PARTITIONS_PER_TURN partitions at a time, and joins the responses. For
+    such a part, ``handler`` must return a Reply or a Pending.
     """
 
     @wraps(handler)
@@ -130,7 +131,7 @@ def produce_by_turns(
 ) -> InTurns:
     """Return the response of ``handler`` to a large Produce request.
 
-    Batches that the client sends later for the same partition are appended later, too.
+    Requests that the client sends later wait, so that batches of a partition keep their order.
     """
     return InTurns(services, _parts(handler, services, request, client), is_exclusive=True)
 

@@ -10,7 +10,7 @@
 A session lasts the session timeout. This broker counts it from the sending of the last heartbeat that a
 controller answered (``NodeState.session_end_ms``), and the controller from the receipt, so it ends here
 first. Without a session this broker refuses the requests of clients, because another broker may lead
-(docs/adr/0021-a-broker-without-a-session-stops-serving.md).
+(docs/adr/0024-a-broker-without-a-session-stops-serving.md).
 """
 
 # Tests: tests/integration/test_cluster_membership.py

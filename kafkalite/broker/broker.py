@@ -334,7 +334,7 @@ class Broker:
             logger.info("broker stopped %s", Fields(node_id=self.config.node_id, clean=is_clean))
 
     async def _hand_over(self, *, is_clean: bool) -> None:
-        """Transfer this broker's leaderships to other brokers."""
+        """Transfer this broker's leaderships to other brokers, unless an option or the caller forbids it."""
         is_wanted = self._hands_over and self.config.controlled_shutdown_enable
         if is_clean and is_wanted and self._registration is not None:
             await self._registration.hand_over()

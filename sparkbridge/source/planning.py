@@ -278,7 +278,7 @@ class SourcePlan:
         return _Draft(start, snapshot, readings, new, losses, is_forced=bool(losses) or start.is_initial)
 
     def _target(self, tp: TopicPartition, bounds: Bounds, snapshot: Snapshot, results: LookupResults) -> int:
-        """Return the exclusive end up to which ``tp`` may be read; 0 if only the next run may read it."""
+        """Return the exclusive end up to which ``tp`` may be read; 0 if this run does not read it."""
         target = bounds.end
         if self._cap is not None:
             if tp not in self._cap or self._cap_ids[tp.topic] != snapshot[tp.topic].topic_id:

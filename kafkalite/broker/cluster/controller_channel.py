@@ -182,7 +182,7 @@ class ControllerChannel:
         return await drive(plan, locate=locate, dial=dial, send=send, pause=pause)
 
     def _judge(self, error: KafkaliteError) -> Verdict:
-        """Return RELOCATE if another node is the controller and this channel is open, else a final verdict."""
+        """Return RELOCATE if another node is the controller and this channel is open, or else FINAL."""
         if not isinstance(error, _ELSEWHERE):
             return FINAL
         return Verdict(limit_ms=0) if self._is_closed else RELOCATE

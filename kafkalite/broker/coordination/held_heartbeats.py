@@ -25,7 +25,7 @@ class HeldHeartbeats:
     """The held heartbeats of one broker. Invariant: each member has at most one."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, session_timeout_ms: int) -> None:
-        """``session_timeout_ms``: a response is held for at most half of it, so that no session expires."""
+        """A response is held for at most half of ``session_timeout_ms``, so that no session expires."""
         self._max_wait_ms = session_timeout_ms // 2
         self._loop = loop
         self._by_group: dict[str, dict[str, tuple[Shard, HeldResponse]]] = {}
@@ -109,7 +109,7 @@ def _only_alive(request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbea
 
 
 def _is_new(response: Response, request: ConsumerGroupHeartbeatRequest) -> bool:
-    """Whether ``response`` has an error, another epoch or an assignment for the member."""
+    """Whether ``response`` has an error, an assignment, or an epoch other than that of ``request``."""
     if not isinstance(response, Reply):
         return True
     message: ConsumerGroupHeartbeatResponse = response.message

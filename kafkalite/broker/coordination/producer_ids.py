@@ -11,7 +11,7 @@ from kafkalite.protocol.messages.cluster import AllocateProducerIdsResponse
 
 
 class ProducerIds:
-    """The unused producer ids of this broker. Each is assigned at most once; a stop discards the rest."""
+    """The unused producer ids of this broker. Each id is assigned at most once; a stop discards the rest."""
 
     def __init__(self, allocate: Callable[[], Awaitable[AllocateProducerIdsResponse]]) -> None:
         """``allocate`` requests a block of ids from the controller."""

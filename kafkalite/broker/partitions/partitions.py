@@ -45,7 +45,7 @@ class PartitionFetching(Protocol):
     """Copies records from other brokers for the partitions that this broker follows."""
 
     def follow(self, hosted: HostedPartition, leader_id: int) -> None:
-        """Fetch from ``leader_id`` in the current leader epoch. -1 means that there is no leader."""
+        """Fetch from ``leader_id`` in the current leader epoch. If it is -1, there is no leader."""
         ...
 
     def unfollow(self, hosted: HostedPartition) -> None:

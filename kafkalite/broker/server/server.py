@@ -248,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._is_writable and len(self._queue) < self._max_in_flight
 
     def _hold_back(self, requests: Iterable[Request | BadRequest]) -> None:
-        """Queue requests for later. Reading pauses meanwhile, so they come from one receive buffer at most."""
+        """Queue requests for later. Reading then pauses, so one receive buffer has all of them."""
         if not self._is_final:
             self._backlog.extend(requests)
 

@@ -298,7 +298,7 @@ class Admin:
     async def delete_records(
         self, before: Mapping[TopicPartition, int], *, return_exceptions: bool = False
     ) -> dict[TopicPartition, Any]:
-        """Delete the records below these offsets (-1: high watermark). Returns {partition: new log start}."""
+        """Delete records below the offsets in ``before`` (-1: high watermark). Returns the new log starts."""
         self._check_open()
         await check_partitions(self._cluster, before)
         by_leader: dict[int, list[DeleteRecordsPartition]] = {}
@@ -458,7 +458,7 @@ class Admin:
     async def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
     ) -> None:
-        """Set the group's committed offsets. Allowed only while the group has no members.
+        """Set the group's committed offsets to ``offsets``. Allowed only while the group has no members.
 
         Raises UnknownMemberIdError if it has members, and UnknownTopicOrPartitionError.
         """

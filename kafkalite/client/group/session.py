@@ -139,7 +139,7 @@ class GroupSession:
 
     @property
     def metadata(self) -> GroupMetadata:
-        """The identity in commits: this member's, or that of no member if the user assigned partitions."""
+        """The identity in commits: this member, or no member if the user assigned the partitions."""
         if self.is_subscribed:
             return self.membership.metadata
         return GroupMetadata(self.membership.settings.group_id)

@@ -227,7 +227,7 @@ class AllocateProducerIdsResponse(ApiResponse):
 
 
 class FetchMetadataRequest(Struct):
-    """Requests entries of the metadata log for a broker that is not a voter. Long poll at any voter."""
+    """Requests entries of the metadata log for a broker that is not a voter. Long poll of any voter."""
 
     after_offset: int  #: the last entry that the sender has replayed; 0 if there is none
     leader_id: int  #: the controller that the sender knows, -1 if none; another controller ends the wait

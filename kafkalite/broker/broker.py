@@ -39,7 +39,7 @@ from kafkalite.broker.server.server import Server
 from kafkalite.broker.services import Services
 from kafkalite.broker.tasks import TaskSet
 from kafkalite.clock import Clock, SystemClock
-from kafkalite.errors import BrokerError, ConfigError
+from kafkalite.errors import BrokerError, ConfigError, KafkaliteError
 from kafkalite.log_fields import Fields
 from kafkalite.metadata.image import ClusterImage
 from kafkalite.model import NO_BROKER_EPOCH
@@ -306,7 +306,9 @@ class Broker:
         if self._failure is not None or self._state not in {"starting", "running"}:
             return
         self._failure = error
-        logger.critical("broker stops %s", Fields(broker=self, error=repr(error)), exc_info=error)
+        logger.critical(
+            "broker stops %s", Fields(broker=self, error=repr(error)), exc_info=_unexpected(error)
+        )
         if self._state == "running":
             self._stopping = asyncio.get_running_loop().create_task(
                 self._do_stop(is_clean=False), name="stop after a failure"
@@ -348,7 +350,8 @@ class Broker:
             try:
                 await undo()
             except Exception as error:
-                logger.exception("stopping failed %s", Fields(step=name))
+                fields = Fields(step=name, error=repr(error))
+                logger.error("stopping failed %s", fields, exc_info=_unexpected(error))
                 failures.append(error)
         if failures and is_clean:
             raise failures[0]
@@ -660,3 +663,8 @@ class Broker:
             self._stopping = asyncio.get_running_loop().create_task(
                 self._do_stop(is_clean=self._failure is None), name="stop"
             )
+
+
+def _unexpected(error: BaseException) -> BaseException | None:
+    """Return ``error`` if its traceback is to be logged: an error of kafkalite names its cause itself."""
+    return None if isinstance(error, KafkaliteError) else error

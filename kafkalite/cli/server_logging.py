@@ -32,7 +32,10 @@ def configure(level: str = "info", log_format: LogFormat | None = None, stream: 
     if log_format == "json":
         renderer = structlog.processors.JSONRenderer(sort_keys=False)
     else:
-        renderer = structlog.dev.ConsoleRenderer(colors=is_terminal)
+        # Tracebacks without the values of variables: among them are records and cluster.secret (S13).
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=is_terminal, exception_formatter=structlog.dev.plain_traceback
+        )
     before: list[Any] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,

@@ -87,6 +87,7 @@ class Journal:
         self._end_path = join(directory, END_FILE)
         self._header_crc = 0  #: identifies the file: each rewrite has another header or another end
         self.size_bytes = 0
+        self._is_open = False
         self.identity: Identity
 
     @property
@@ -117,6 +118,7 @@ class Journal:
             for change in changes:
                 self._replay(change, position)
         self._file = self._filesystem.open(self._path)
+        self._is_open = True
         if end < len(data):
             self._file.truncate(end)
             self._file.sync()
@@ -310,6 +312,7 @@ class Journal:
             self._file = self._filesystem.open(self._path)
         except (OSError, StorageError) as error:  # the former file has no name any more
             raise self._offline("opened", error) from error
+        self._is_open = True
         self.size_bytes = len(data)
         self._header_crc = crc32c(framed)
         self._note_end()
@@ -321,7 +324,10 @@ class Journal:
         )
 
     def close(self) -> None:
-        self._file.close()
+        """Close the file, if the journal was opened or created."""
+        if self._is_open:
+            self._is_open = False
+            self._file.close()
 
     def clear(self) -> None:
         self._log.clear()

@@ -217,3 +217,19 @@ def test_a_directory_of_another_cluster_is_refused(kl: Kl, tmp_path: Path) -> No
     assert result.code == 1
     assert "theirs" in result.told
     assert "Traceback" not in result.told
+
+
+def test_r25_a_refused_start_prints_its_cause_and_no_traceback(kl: Kl, tmp_path: Path) -> None:
+    """Not even of the steps that are undone, and the secret least of all."""
+    data, secret = tmp_path / "data", "a-secret-of-twenty-letters"
+    arguments = ["--data", data, "--set", "listeners=127.0.0.1:0", "--set", f"cluster.secret={secret}"]
+    kl("server", "format", "--data", data)
+    metadata = data / "__cluster_metadata"
+    metadata.mkdir()
+    (metadata / "raft.log").write_bytes(b"no journal" * 10)
+    result = kl("server", "start", *arguments)
+    assert result.code == 9
+    assert "raft.log" in result.told
+    assert "Traceback" not in result.told
+    assert "stopping failed" not in result.told
+    assert secret not in result.told

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kafkalite.cli.server_logging import configure
+from kafkalite.cli.server_logging import LogFormat, configure
 from kafkalite.log_fields import Fields
 
 
@@ -49,6 +49,19 @@ def test_plain_messages_and_tracebacks_pass() -> None:
     line = _json_line(stream)
     assert line["event"] == "failed with 3"
     assert "ValueError: no" in str(line["exception"])
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_a_traceback_shows_no_values_of_variables(log_format: LogFormat) -> None:
+    stream = io.StringIO()
+    configure("info", log_format, stream)
+    secret = "swordfish"[::-1]
+    try:
+        raise ValueError(f"wrong length {len(secret)}")
+    except ValueError:
+        logging.getLogger("x").exception("failed")
+    assert "wrong length" in stream.getvalue()
+    assert secret not in stream.getvalue()
 
 
 def test_a_client_cannot_break_a_line_or_drive_the_terminal() -> None:

@@ -235,3 +235,11 @@ def test_a_log_that_does_not_gives_way():
     assert (journal.first_index, journal.last_index) == (30, 31)
     with pytest.raises(CorruptLogError, match="as its snapshot ends"):
         journal.align((b"\x00c", 3, 1), (b"\x00d", 4, 1))
+
+
+def test_a_journal_that_was_refused_can_be_closed():
+    disk, _ = filled()
+    journal = Journal(damaged(disk, disk.read_bytes(LOG)[:-5]), "/meta")
+    with pytest.raises(CorruptLogError):
+        journal.open(1)
+    journal.close()

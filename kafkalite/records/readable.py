@@ -1,9 +1,11 @@
 """Refuses batches that no reader could unpack, before they are appended (S22).
 
 The broker checks the layout that every reader relies on, from a few bytes of the batch: the kind of body, the
-lengths of its columns, and the size that compressed bytes declare. It looks at no record, so the bytes inside
-a column may still be wrong: descending offsets, headers that are no msgpack. Such a batch costs its readers
-no more than its size, and a consumer can skip it.
+lengths of its columns, and the size that compressed bytes declare. It looks at the records only for their
+timestamps, and only if these could leave the range: the differences are 64 bits wide, or the base is not an
+ordinary time. So other bytes inside a column may still be wrong: descending offsets, headers that are no
+msgpack, and any inside compressed columns. Such a batch costs its readers no more than its size, and a
+consumer can skip it.
 
 A batch has at least one byte for each record that it declares. Otherwise 66 bytes of four empty columns would
 become a million records at each reader.
@@ -18,7 +20,16 @@ from typing import Any, Final
 
 from kafkalite.errors import CorruptBatchError, UnsupportedForMessageFormatError
 from kafkalite.limits import MAX_DECOMPRESSED_BYTES
-from kafkalite.records.columns import ARRAY_OF_3, ARRAY_OF_4, NIL, bin_header, check_header_count, view_body
+from kafkalite.records.columns import (
+    ARRAY_OF_3,
+    ARRAY_OF_4,
+    NIL,
+    bin_header,
+    check_header_count,
+    decode_timestamps,
+    is_ordinary,
+    view_body,
+)
 from kafkalite.records.compression import unpacked_bound
 from kafkalite.records.header import (
     CODEC_MASK,
@@ -40,7 +51,8 @@ def check_readable(batch: memoryview, header: BatchHeader) -> None:
     """Raise an error if no reader could unpack ``batch``, whose ``header`` has been checked.
 
     Raises UnsupportedForMessageFormatError (Kafka's rows), BatchTooLargeError (it declares more than
-    MAX_DECOMPRESSED_BYTES), CorruptBatchError (the columns do not fit the record count or the batch).
+    MAX_DECOMPRESSED_BYTES), CorruptBatchError (the columns do not fit the record count or the batch, or a
+    timestamp is below NO_TIMESTAMP or above 64 bits).
     """
     # Most batches have values, perhaps keys and timestamps, and neither nulls nor headers. For them this does
     # the checks of ``view_body`` at a fifth of its cost.
@@ -51,7 +63,12 @@ def check_readable(batch: memoryview, header: BatchHeader) -> None:
             if batch[position] == _NIL:
                 position += 1
             elif batch[position : position + len(timestamps)] == timestamps:
-                position += len(timestamps) + 4 * header.record_count
+                start, position = (
+                    position + len(timestamps),
+                    position + len(timestamps) + 4 * header.record_count,
+                )
+                if not is_ordinary(header.base_timestamp_ms):
+                    decode_timestamps(batch[start:position], header.record_count, header.base_timestamp_ms)
             if batch[position] == _NIL:  # no keys
                 position, columns = position + 1, 1
             while columns:
@@ -102,9 +119,11 @@ def _check_any(batch: memoryview, header: BatchHeader) -> None:
         )
     body, count = batch[HEADER_BYTES:], header.record_count
     if header.codec is Codec.NONE:
-        headers = view_body(body, count).headers
-        if headers is not None:
-            check_header_count(headers, count)
+        view = view_body(body, count)
+        if view.headers is not None:
+            check_header_count(view.headers, count)
+        if view.timestamp_deltas is not None:
+            decode_timestamps(view.timestamp_deltas, count, header.base_timestamp_ms)
         body_bytes = len(body)
     else:
         body_bytes = unpacked_bound(header.codec, body, MAX_DECOMPRESSED_BYTES)

@@ -19,7 +19,7 @@ from kafkalite.limits import MAX_DECOMPRESSED_BYTES, MAX_RECORDS_PER_BATCH
 from kafkalite.records import readable
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import build_batch
-from kafkalite.records.columns import check_header_count
+from kafkalite.records.columns import check_header_count, decode_timestamps
 from kafkalite.records.compression import compress
 from kafkalite.records.header import COLUMN_CODEC_SHIFT, COLUMNAR, HEADER_BYTES, Codec, check
 from kafkalite.records.readable import check_readable
@@ -85,11 +85,44 @@ def test_the_short_check_accepts_only_what_a_reader_can_locate(shape: str, batch
             view = RecordBatch(damaged).view()
             if view.headers is not None:
                 check_header_count(view.headers, claimed)
+            if view.timestamp_deltas is not None:
+                decode_timestamps(view.timestamp_deltas, claimed, 0)
         except CorruptBatchError:
             with pytest.raises(CorruptBatchError):
                 checked(damaged)
         else:
             checked(damaged)
+
+
+@pytest.mark.parametrize(
+    ("base", "kind", "deltas", "is_valid"),
+    [
+        (1_000, "q", (0, 2**63 - 1), False),
+        (1_000, "q", (0, -1_002), False),
+        (1_000, "q", (0, 2**62), True),
+        (1_000, "i", (0, -1_002), False),
+        (1_000, "i", (0, -1_001), True),
+        (2**63 - 1, "i", (0, 1), False),
+        (2**63 - 1, "i", (0, 0), True),
+        (-1, "i", (0, -1), False),
+        (2**40, "i", (0, -(2**31)), True),
+    ],
+)
+def test_timestamps_beyond_their_range_are_refused(
+    base: int, kind: str, deltas: tuple[int, int], is_valid: bool, batch_of_body: MakeBatch
+) -> None:
+    """As at the reader, in batches with and without headers."""
+    column = struct.pack(f"<2{kind}", *deltas)
+    values = bytes(build_batch([b"a", b"b"])[HEADER_BYTES + 3 : -1])
+    for headers in (b"\xc0", b"\x92\x90\x90"):
+        body = b"\x94" + bytes([0xC4, len(column)]) + column + b"\xc0" + values + headers
+        batch = batch_of_body(body, count=2, base_timestamp_ms=base)
+        if is_valid:
+            checked(batch)
+            assert RecordBatch(batch).columns().timestamps == [base + delta for delta in deltas]
+        else:
+            with pytest.raises(CorruptBatchError, match="timestamps from"):
+                checked(batch)
 
 
 def test_rows_are_refused(batch_of_body: MakeBatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import inspect
 import logging
 import time
@@ -20,15 +19,6 @@ from kafkalite.records.builder import build_batch
 from proof.mutants import without
 
 ROOT = Path(__file__).resolve().parent.parent
-TEST_TIMEOUT_SECONDS = 120
-
-
-@pytest.fixture(autouse=True)
-def _bounded_in_time() -> Iterator[None]:
-    """A test that hangs prints every stack and ends the run."""
-    faulthandler.dump_traceback_later(TEST_TIMEOUT_SECONDS, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

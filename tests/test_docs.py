@@ -39,7 +39,7 @@ def test_python_example_runs(code: str, tmp_path: Path) -> None:
     if is_test:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
         command += ["-o", "asyncio_mode=auto", str(path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -99,7 +99,7 @@ def test_the_readme_session(tmp_path: Path) -> None:
                 cwd=ROOT,
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=240,
                 env={**environment, "KL_BOOTSTRAP_SERVERS": address},
             )
             assert done.returncode == 0, (line, done.stdout, done.stderr)

@@ -27,7 +27,7 @@ def test_the_commands_run(repository: Path, servers: str, tmp_path: Path) -> Non
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=60,
+        timeout=240,
         env=os.environ | {"KL_BOOTSTRAP_SERVERS": servers, "PYTHONPATH": str(repository)},
     )
     assert done.returncode == 0, done.stdout + done.stderr

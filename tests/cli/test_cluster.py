@@ -283,7 +283,7 @@ def test_metadata_tail_follows_changes(spawn: Any, at: Kl, servers: str) -> None
         with suppress(subprocess.TimeoutExpired):
             process.wait(0.1)
             break
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     lines = out.decode().splitlines()
     assert len(lines) == 2

@@ -19,7 +19,7 @@ import pytest
 Kl = Callable[..., Any]
 Spawn = Callable[..., "subprocess.Popen[bytes]"]
 
-LIMIT_SECONDS = 30
+LIMIT_SECONDS = 240
 
 
 def line_of(stream: Any) -> bytes:

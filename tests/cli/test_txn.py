@@ -123,7 +123,7 @@ def test_ctrl_c_aborts(spawn: Callable[..., Any], at: Kl, servers: str) -> None:
     while at("consume", "interrupted", "-e").text != "one\ntwo\n":
         assert time.monotonic() < deadline
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=20)
+    _, told = process.communicate(timeout=240)
     assert process.returncode == 130
     assert b"2 records sent to interrupted and aborted" in told
     assert at("consume", "interrupted", "-e", "--read-committed", "--timeout", "10s").text == ""

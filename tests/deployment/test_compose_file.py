@@ -27,7 +27,7 @@ def test_docker_compose_takes_the_file(repository: Path, profile: str) -> None:
         cwd=repository,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         env={name: text for name, text in os.environ.items() if not name.startswith("KAFKALITE_")},
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

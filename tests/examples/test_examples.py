@@ -23,7 +23,7 @@ def test_example(name: str, repository: Path) -> None:
         [sys.executable, "-W", "error", repository / "examples" / name],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         env={"PYTHONPATH": str(repository), "PATH": "/usr/bin:/bin"},
     )
     assert done.returncode == 0, done.stderr

@@ -270,7 +270,7 @@ def test_the_example_runs(repository: Path) -> None:
         [sys.executable, "-W", "error", str(repository / "examples/external_offsets/run.py")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "the ledger says {'alice': 50, 'bob': 50}"

@@ -107,7 +107,7 @@ class ScriptedServer:
 def test_it_speaks_the_protocol(program: Path) -> None:
     server = ScriptedServer()
     done = subprocess.run(
-        [sys.executable, str(program), server.address], capture_output=True, text=True, timeout=60
+        [sys.executable, str(program), server.address], capture_output=True, text=True, timeout=240
     )
     server.thread.join()
     assert done.returncode == 0, done.stderr

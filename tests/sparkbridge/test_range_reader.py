@@ -716,7 +716,7 @@ def test_300_megabytes_are_read_in_bounded_memory(cluster: SyncCluster, topic: s
         cluster.produce(topic, [b"x" * 1000] * (count // 6), partition=0)
     arguments = [cluster.bootstrap_servers, topic, str(count), str(times)]
     finished = subprocess.run(
-        [sys.executable, "-c", READER, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=90
+        [sys.executable, "-c", READER, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=240
     )
     assert finished.returncode == 0, finished.stderr
     read_bytes, grown_mib = finished.stdout.split()

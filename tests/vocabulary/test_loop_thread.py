@@ -103,7 +103,7 @@ def test_ctrl_c_ends_a_blocking_call() -> None:
     assert process.stdout.readline() == "ready\n"
     started = time.monotonic()
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=240)
     assert out == "interrupted\n"
     assert process.returncode == 0
     assert time.monotonic() - started < 10

@@ -181,7 +181,7 @@ def test_a_function_can_be_pickled_for_a_process_that_cannot_import_it(place: Pa
     price = frames.function(files.read(place), FunctionRef("steps.py", "price"))
     pickled.write_bytes(cloudpickle.dumps(price()))
     program = f"import pickle; print(pickle.load(open({str(pickled)!r}, 'rb'))('loud'))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert done.stdout == "LOUD!\n", done.stderr
 
 

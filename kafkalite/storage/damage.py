@@ -103,6 +103,11 @@ def _batch_at(view: memoryview, position: int, from_offset: int) -> BatchHeader 
         return None
 
 
+def head_of(view: memoryview) -> BatchHeader | None:
+    """Return the header of the first batch, or None if it is damaged. Its base offset has no CRC."""
+    return _batch_at(view, 0, 0)
+
+
 def intact_runs(view: memoryview, position: int, from_offset: int) -> Iterator[Intact]:
     """Yield the runs of intact batches at or behind ``position``, in order of offsets.
 

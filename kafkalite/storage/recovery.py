@@ -55,7 +55,7 @@ from kafkalite.storage.checkpoints import (
     encode_partition,
 )
 from kafkalite.storage.compaction_swap import finish_swaps
-from kafkalite.storage.damage import Damage, Intact, find_batch, intact_runs, is_complete, repair_hint
+from kafkalite.storage.damage import Damage, find_batch, head_of, intact_runs, is_complete, repair_hint
 from kafkalite.storage.filesystem import FileSystem, unlink_existing
 from kafkalite.storage.index_block import OFFSET_ENTRY_BYTES, OFFSET_MAGIC, Block, last_block
 from kafkalite.storage.leader_epochs import EpochEntry, LeaderEpochs
@@ -116,9 +116,6 @@ class RecoverySync:
 
 #: Files with torn tails that are kept beside a log; older ones are removed.
 MAX_TORN_FILES: Final = 4
-
-
-FIRST_DAMAGED: Final = Intact(1, 1, 0, 0, 0, 0)
 
 
 class _Cut(NamedTuple):
@@ -200,7 +197,7 @@ def is_as_left(
             segment = _closed_segment(fs, directory, config, state, base, next_offset)
             block = _last_index_block(fs, segment.path(layout.OFFSET_INDEX_SUFFIX))
             is_known = block is not None and block.end_position == segment.size_bytes
-            if block is None or not is_known or not segment.has(block):
+            if block is None or not is_known or block.owner != segment.owner or not segment.has(block):
                 return False
         if end.end is not None:
             last = _closed_segment(fs, directory, config, state, bases[-1], end.log_end_offset)
@@ -273,14 +270,15 @@ def restored_state(fs: FileSystem, directory: str, point: RecoveryPoint) -> tupl
 def is_own(fs: FileSystem, segment: Segment, end: Fingerprint | None) -> bool:
     """Whether a segment is of this log: its first batch is the one that ``end`` or its index names (R42).
 
-    Also True if the first batch is damaged, or if neither names one.
+    Also True if the first batch is damaged, or if neither names one, unless the index of another log does.
     """
     is_at_end = end is not None and end.base_offset == segment.base_offset
     head_crc = end.head_crc if end is not None and is_at_end else segment.saved_head_crc()
+    if segment.is_foreign():
+        return False
     if not head_crc or segment.fingerprint(0).head_crc == head_crc:
         return True
-    view = segment.file.map(segment.file.size())
-    return next(intact_runs(view, 0, segment.base_offset), FIRST_DAMAGED).position > 0
+    return head_of(segment.file.map(segment.file.size())) is None
 
 
 def _identity_problem(fs: FileSystem, directory: str, identity: PartitionIdentity | None) -> str | None:
@@ -416,12 +414,12 @@ class _Recovery:
         The index names it before the batch is synced: if the system has lost unsynced bytes, the segment may
         lack the batch, but it never has another one instead.
         """
+        if segment.is_foreign():
+            raise segment.damaged(0, "the first batch of this log", "one that the index of another log names")
         head_crc = segment.saved_head_crc()
         if not head_crc or segment.fingerprint(0).head_crc == head_crc:
             return
-        view = segment.file.map(segment.file.size())
-        found = next(intact_runs(view, 0, segment.base_offset), FIRST_DAMAGED)
-        if not self._may_lack_unsynced or found.position == 0:
+        if not self._may_lack_unsynced or head_of(segment.file.map(segment.file.size())) is not None:
             self._is_end_unknown = True
             raise segment.damaged(0, "the first batch that its index names", "another one, or none")
 
@@ -453,7 +451,9 @@ class _Recovery:
         if block is not None and block.owner != segment.owner:
             block = None
         if block is not None and not segment.has(block):
-            raise segment.damaged(0, "the batches that its index names", "others")
+            if segment.saved_head_crc():
+                raise segment.damaged(0, "the batches that its index names", "others")
+            block = None  # the index is that of another segment
         if block is not None and self._state.cap(block.end_offset, block.truncations) == segment.next_offset:
             if block.end_position == segment.size_bytes:
                 return

@@ -267,6 +267,14 @@ class Segment:
                 head_crc = block.head_crc
         return head_crc
 
+    def is_foreign(self) -> bool:
+        """Whether an index of another log names the first batch, so that the segment belongs to that log
+        (R42)."""
+        blocks = self._raw_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES)
+        blocks += self._raw_blocks(layout.TIME_INDEX_SUFFIX, TIME_MAGIC, TIME_ENTRY_BYTES)
+        foreign = {block.head_crc for block, _ in blocks if block.owner != self.owner and block.head_crc}
+        return bool(foreign) and self.fingerprint(0).head_crc in foreign
+
     def note_batch(self, position: int, base_offset: int, max_timestamp_ms: int) -> None:
         """Add the batch at ``position`` to the indexes. Called once for each batch, in order."""
         if position - self._indexed_position >= self._interval_bytes:
@@ -612,8 +620,8 @@ class Segment:
             (layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES),
             (layout.TIME_INDEX_SUFFIX, TIME_MAGIC, TIME_ENTRY_BYTES),
         ):
-            for block, _ in self._read_blocks(suffix, magic, entry_bytes):
-                if block.owner == self.owner and block.end_position:
+            for block, _ in self._raw_blocks(suffix, magic, entry_bytes):
+                if block.owner == self.owner and block.end_position:  # even in the index of another segment
                     end = max(end, self.state.cap(block.end_offset, block.truncations))
         return end
 
@@ -637,6 +645,14 @@ class Segment:
         return (found.head_crc, found.tail_crc) == (block.head_crc, block.tail_crc)
 
     def _read_blocks(self, suffix: str, magic: bytes, entry_bytes: int) -> list[tuple[Block, int]]:
+        """Return the blocks of an index file; none if its first block names another segment of this log."""
+        blocks = self._raw_blocks(suffix, magic, entry_bytes)
+        head = blocks[0][0] if blocks else None
+        if head is None or head.owner != self.owner or head.end_position:
+            return blocks
+        return blocks if head.end_offset == self.base_offset else []
+
+    def _raw_blocks(self, suffix: str, magic: bytes, entry_bytes: int) -> list[tuple[Block, int]]:
         try:
             data = self._fs.read_bytes(self.path(suffix))
         except FileNotFoundError:

@@ -692,6 +692,39 @@ def test_r42_the_indexes_of_another_log_are_ignored(
     assert world.contents(log) == world.written
 
 
+@pytest.mark.parametrize("base_offset", [0, 25, 50])
+@pytest.mark.parametrize("is_synced", [True, False])
+def test_r42_a_segment_with_its_indexes_of_another_log_is_damage(
+    base_offset: int, is_synced: bool, world: World, make_batch: Any, sync: Any
+) -> None:
+    fs = MemoryFileSystem()
+    other = Log.create(fs, "/data/other", CONFIG)
+    for number in range(60):
+        other.append(make_batch(seed=1000 + number), now_ms=1, leader_epoch=1)
+    sync(other)
+    world.fill(60)
+    point = world.sync() if is_synced else None
+    for suffix in (".log", ".index", ".timeindex"):
+        content = fs.read_bytes(f"/data/other/{base_offset:020d}{suffix}")
+        world.fs.write_atomically(world.path(base_offset, suffix), content)
+    assert world.damage_of(point, is_killed=True).sound_end_offset == base_offset
+
+
+def test_r42_the_indexes_of_two_segments_that_were_exchanged_are_rebuilt(world: World) -> None:
+    world.fill(90)
+    point = world.sync()
+    saved = {name: world.fs.read_bytes(f"{DIRECTORY}/{name}") for name in world.fs.list_dir(DIRECTORY)}
+    for suffixes in ([".index", ".timeindex"], [".index"]):
+        for base_offset in (0, 50, 75):
+            for name in filter(lambda name: name.endswith("index"), saved):
+                world.fs.write_atomically(f"{DIRECTORY}/{name}", saved[name])
+            for suffix in suffixes:
+                _exchange(world.fs, world.path(25, suffix), world.path(base_offset, suffix))
+            log = world.recover(point, is_killed=True)
+            assert log.damage is None
+            assert world.contents(log) == world.written
+
+
 def test_r42_a_log_state_of_another_log_or_an_older_one_is_replaced(world: World) -> None:
     world.fill(10)
     world.log.delete_before(2)

@@ -48,6 +48,8 @@ TIME_INDEX_SUFFIX: Final = ".timeindex"
 PRODUCERS_SUFFIX: Final = ".producers"
 DELETED_SUFFIX: Final = ".deleted"
 DAMAGED_SUFFIX: Final = ".damaged-"  #: followed by a number: a log or a file that was replaced by a new one
+#: Followed by the log end offset: a damaged log until the log that replaces it is in sync (R52).
+REPLACED_SUFFIX: Final = ".replaced-"
 REPAIRED_SUFFIX: Final = ".repaired"  #: a file that is about to replace a damaged one
 TEMPORARY_SUFFIX: Final = ".tmp"
 SWAP_SUFFIX: Final = ".swap"

@@ -8,6 +8,8 @@ A start after an orderly stop reads the marker and opens no log. Any other start
 recovery point. A log that cannot be recovered is offline, with the reason; the other logs are used.
 """
 
+# Long because one object owns the directory's names, recovery points and logs, which change together.
+
 from __future__ import annotations
 
 import logging
@@ -32,6 +34,7 @@ from kafkalite.storage.checkpoints import (
     encode_node,
     encode_partition,
 )
+from kafkalite.storage.damage import Damage
 from kafkalite.storage.filesystem import FileSystem, Lock, unlink_existing
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
@@ -108,6 +111,8 @@ class LogStore:
         self._unrecorded: list[tuple[str, Log]] = []  #: new logs, whose existence is not recorded yet
         self._clean_ends: dict[str, CleanEnd] = {}
         self._retired = RetiredPaths()
+        #: The logs that ``replace_damaged`` set aside: their log end offsets, and the damage if known.
+        self._replaced: dict[TopicPartition, tuple[int, Damage | None]] = {}
         self._metadata_offset = 0
         self._closed = False
         #: Called in any thread when a recovery point has moved, or a log was created or deleted, and may be
@@ -198,10 +203,17 @@ class LogStore:
         if not self.clean_start:
             self._fs.sync_dir(self._path)  # a crash may have left names in this directory unsynced
         recovered: list[tuple[TopicPartition, Log, RecoverySync]] = []
+        replaced = {
+            name: int(end)
+            for name, suffix, end in (one.partition(layout.REPLACED_SUFFIX) for one in names)
+            if suffix and end.isdecimal()
+        }
         for tp, (topic_id, config) in logs.items():
             name = layout.log_directory_name(topic_id, tp.partition)
             if tp in self._logs:
                 continue
+            if name in replaced:
+                self._replaced[tp] = replaced[name], None
             if name in names:
                 log, unsynced = self._open_log(name, tp, config)
                 self._add(tp, name, log)
@@ -388,6 +400,7 @@ class LogStore:
         if topic_id is not None and name != layout.log_directory_name(topic_id, tp.partition):
             raise DataDirectoryError(f"{tp} is the log in {log.directory}, not one of topic id {topic_id}")
         log.close(clean=False)
+        self.keep_replacement(tp)
         del self._logs[tp]
         del self._names[tp]
         self._forget(log, name)
@@ -396,25 +409,85 @@ class LogStore:
             self._retired.add(log.directory + layout.DELETED_SUFFIX)
 
     def replace_damaged(self, tp: TopicPartition, topic_id: str, config: LogConfig) -> Log:
-        """Replace a damaged log by an empty one. The damaged files are kept beside it for inspection (R24).
+        """Replace a damaged log by an empty one. The damaged files are kept beside it (R24).
 
-        Use it only for a replica that is in no in-sync set. Raises StorageExhaustedError, OSError.
+        Until ``keep_replacement``, ``reinstate_damaged`` can undo this, also in a later process (R52). Use
+        it only for a replica that is in no in-sync set. Raises StorageExhaustedError, OSError.
         """
         damaged, name = self._logs[tp], self._names[tp]
         assert damaged.is_damaged, f"{tp} is not damaged"
+        damage = damaged.damage
+        end = damaged.log_end_offset
+        if damage is not None:
+            end = max(end, damage.sound_end_offset + (damage.records_in_doubt or 0))
         damaged.close(clean=False)
         if self._fs.exists(damaged.directory):
-            number = 1
-            while self._fs.exists(kept := f"{damaged.directory}{layout.DAMAGED_SUFFIX}{number}"):
-                number += 1
-            self._fs.rename(damaged.directory, kept)
-            self._fs.sync_dir(self._path)
-        self._forget(damaged, name)
-        self._clean_ends.pop(name, None)
-        self.checkpoint()  # with the old recovery point, the new log would be considered damaged
-        del self._logs[tp]
-        del self._names[tp]
+            if tp in self._replaced:  # it was incomplete; ``reinstate_damaged`` needs the earlier one
+                self._set_aside(damaged.directory, name)
+            else:
+                self._fs.rename(damaged.directory, self._replaced_path(name, end))
+                self._fs.sync_dir(self._path)
+                self._replaced[tp] = end, damage
+        self._remove_log(tp)
         return self.create_log(tp, topic_id, config)
+
+    def replaced_end(self, tp: TopicPartition) -> int | None:
+        """Return the log end offset of the damaged log that can be reinstated; None if there is none."""
+        replaced = self._replaced.get(tp)
+        return None if replaced is None else replaced[0]
+
+    def keep_replacement(self, tp: TopicPartition) -> None:
+        """Rename the damaged log that was replaced, so that it is kept only for inspection. Has no effect if
+        there is none. Raises OSError."""
+        replaced = self._replaced.get(tp)
+        if replaced is not None:
+            name = self._names[tp]
+            self._set_aside(self._replaced_path(name, replaced[0]), name)
+            del self._replaced[tp]
+
+    def reinstate_damaged(self, tp: TopicPartition, config: LogConfig) -> Log:
+        """Put the replaced damaged log back, and keep the log that replaced it beside it (R52).
+
+        The returned log is offline; the next start reads its files. Raises StorageExhaustedError, OSError.
+        """
+        log, name = self._logs[tp], self._names[tp]
+        end, damage = self._replaced[tp]
+        log.close(clean=False)
+        if self._fs.exists(log.directory):
+            self._set_aside(log.directory, name)
+        self._fs.rename(self._replaced_path(name, end), log.directory)
+        self._fs.sync_dir(self._path)
+        del self._replaced[tp]
+        self._remove_log(tp)
+        damaged = Log(self._fs, self._join(name), config, end=end)
+        if damage is None:
+            damaged.mark_damaged("it was found damaged before the last start", records_in_doubt=end)
+        else:
+            damaged.mark_damaged(
+                damage.cause,
+                sound_end_offset=damage.sound_end_offset,
+                records_in_doubt=damage.records_in_doubt,
+            )
+        self._add(tp, name, damaged)
+        return damaged
+
+    def _replaced_path(self, name: str, end: int) -> str:
+        return f"{self._join(name)}{layout.REPLACED_SUFFIX}{end}"
+
+    def _set_aside(self, path: str, name: str) -> None:
+        """Rename the directory ``path`` durably to the next free name of a damaged copy of ``name``."""
+        number = 1
+        while self._fs.exists(kept := f"{self._join(name)}{layout.DAMAGED_SUFFIX}{number}"):
+            number += 1
+        self._fs.rename(path, kept)
+        self._fs.sync_dir(self._path)
+
+    def _remove_log(self, tp: TopicPartition) -> None:
+        """Remove a closed log whose directory was renamed, and its recovery point."""
+        log, name = self._logs.pop(tp), self._names.pop(tp)
+        self._forget(log, name)
+        self._clean_ends.pop(name, None)
+        self.checkpoint()  # with the old recovery point, another log of this name would be considered damaged
 
     def begin_removal(
         self, now_ms: int, files: Iterable[str] = (), delay_ms: int = 60_000

@@ -106,6 +106,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         {f"{_BROKERS}:_counts": _returns(False)},
     ),
     Mutant(
+        "R52-replaced-for-good",
+        "a damaged log stays replaced by a less complete one although no leader is left",
+        {"kafkalite.broker.partitions.partitions:Partitions._must_reinstate": _returns(False)},
+    ),
+    Mutant(
         "R51-older-copy",
         "an older copy of a data directory counts as the latest",
         {f"{_BROKERS}:is_restored_directory": _returns(False)},

@@ -21,11 +21,13 @@ from typing import Any, Final
 from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import KafkaliteError
 from kafkalite.model import TopicPartition
+from kafkalite.records.header import HEADER_BYTES
 from kafkalite.storage import layout
+from kafkalite.storage.damage import find_batch, intact_runs
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.testing.sim.simulation import Violation
 from proof.damage.kinds import ACTIVE, DIRECTORY, Kind, Tree, copy_tree, damage_log, restore_tree
-from proof.sim.nodes import DATA_PATH
+from proof.sim.nodes import DATA_PATH, SimNode
 from proof.sim.stage import Stage, Story, play
 from proof.sim.workload import CLIENT_SETTINGS
 
@@ -33,6 +35,7 @@ KEY: Final = TopicPartition("t", 0)
 FIRST: Final = 60  #: records before the copy that is restored is made
 SECOND: Final = 60
 GAP_S: Final = 0.4  #: between the starts of two nodes
+EVERYWHERE: Final = (35, 20, 5)  #: the offset of the bad batch in the log of each node
 LONG_GAP_S: Final = 3.0  #: long enough for two nodes to elect a leader without the third, if they may
 
 DAMAGES: Final[dict[str, Kind]] = {
@@ -161,6 +164,45 @@ async def damage_while_leading(stage: Stage) -> str | None:
     return difference(told, await stage.on("reader", _read(stage)))
 
 
+async def damage_everywhere(stage: Stage) -> str | None:
+    """Each replica's log loses another batch, which only scrubs and fetches find (R52).
+
+    No replica can complete another one. All must wait with their own logs, from which an operator chooses.
+    """
+    await stage.open(KEY.topic)
+    await stage.on("writer", _write(stage, FIRST, 0))
+    topic = stage.observer.image.topics[KEY.topic]
+    directory = layout.join(DATA_PATH, layout.log_directory_name(topic.topic_id, KEY.partition))
+    path = layout.join(directory, layout.segment_file_name(0, layout.LOG_SUFFIX))
+    for node in stage.nodes:
+        await node.stop()
+    await stage.until(lambda: all(node.state == "down" for node in stage.nodes))
+    for node, number in zip(stage.nodes, EVERYWHERE, strict=True):
+        fs: FileSystem = node.host.filesystem
+        batch = find_batch(memoryview(fs.read_bytes(path)), 0, number)
+        assert batch is not None, f"there is no offset {number} in {path}"
+        fs.open(path).write_at(batch.position + HEADER_BYTES, b"\xff")
+    intact = [_intact_records(node, path) for node in stage.nodes]
+    for node in stage.nodes:
+        node.start()
+    await stage.until(lambda: stage.leader(KEY.topic) is not None)
+    try:
+        await stage.until(lambda: stage.leader(KEY.topic) is None)
+    except Violation:
+        return "R52: a damaged replica leads"
+    await stage.pass_time(LONG_GAP_S)
+    for node, before in zip(stage.nodes, intact, strict=True):
+        left = _intact_records(node, path)
+        if left < before:
+            return f"R52: the log of node {node.node_id} had {before} intact records and now has {left}"
+    return None
+
+
+def _intact_records(node: SimNode, path: str) -> int:
+    view = memoryview(node.host.filesystem.read_bytes(path))
+    return sum(run.end_offset - run.start_offset for run in intact_runs(view, 0, 0))
+
+
 async def _read(stage: Stage) -> list[str]:
     try:
         return await stage.read_committed(KEY)
@@ -186,6 +228,7 @@ DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
     ),
     "R51-older-copy": partial(play, older_copy),
     "R52-leader-stays": partial(play, damage_while_leading),
+    "R52-replaced-for-good": partial(play, damage_everywhere, settings={"log_initial_task_delay_ms": 5_000}),
 }
 
 

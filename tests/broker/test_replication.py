@@ -554,6 +554,41 @@ async def test_r52_a_leader_that_finds_damage_hands_over_and_is_filled_again(net
     assert victim.log_bytes() == net.leader().log_bytes()
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_r52_if_all_replicas_are_damaged_every_replica_keeps_its_more_complete_log(
+    net: Net, restarts: bool
+) -> None:
+    await net.create()
+    for number in range(5):
+        await produce(net.leader(), b"%d" % number)
+    leader, (first, second) = net.leader(), net.followers()
+    await eventually(lambda: first.log_bytes() == second.log_bytes() == leader.log_bytes())
+    content = first.log_bytes()
+    first.is_cut = True  # it fetches nothing into its new log
+    for sound_end, node in ((1, first), (2, second)):
+        node.hosted().partition.log.mark_damaged("found by a scrub", sound_end_offset=sound_end)
+        (damaged,) = node.partitions.damaged()
+        await net.controller.submit(LoseReplicas(node.node_id, node.services.node.broker_epoch, (damaged,)))
+    assert (first.hosted().is_damaged, first.hosted().log_end_offset) == (False, 0)
+    await eventually(lambda: second.node_id in net.state().isr)
+    assert second.log_bytes() == content
+    if restarts:
+        await first.stop()
+        first = await net.restart(first)
+        assert (first.hosted().is_damaged, first.hosted().log_end_offset) == (False, 0)
+        first.is_cut = True
+    for node in (second, leader):
+        node.hosted().partition.log.mark_damaged("found by a scrub", sound_end_offset=3)
+        (damaged,) = node.partitions.damaged()
+        await net.controller.submit(LoseReplicas(node.node_id, node.services.node.broker_epoch, (damaged,)))
+    assert net.state().leader == -1
+    for node in (first, leader):
+        (report,) = node.partitions.leaderless()
+        assert (report.is_damaged, report.log_end_offset) == (True, 5)
+        directory = node.hosted().partition.log.directory
+        assert node.filesystem.read_bytes(f"{directory}/{0:020d}.log").startswith(content)
+
+
 def lose_the_end(node: Node) -> None:
     """Cut a killed node's active segment, as if its disk had lost the end."""
     name = next(name for name in node.filesystem.list_dir("/data") if parse_log_directory_name(name))

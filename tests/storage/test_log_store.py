@@ -272,6 +272,7 @@ def test_r24_a_damaged_log_is_replaced_by_a_new_one_and_its_files_are_kept(
         store = open_store(fs)
         log = store.replace_damaged(ORDERS, IDS[0], CONFIG)
         assert (log.log_end_offset, log.offline_reason) == (0, None)
+        store.keep_replacement(ORDERS)
         assert fs.exists(f"{PATH}/{IDS[0]}-0.damaged-{number}/00000000000000000000.log")
         write(log, 3)
         store.close(clean=number == 1)
@@ -281,6 +282,43 @@ def test_r24_a_damaged_log_is_replaced_by_a_new_one_and_its_files_are_kept(
         assert again.unknown_directories == []
         again.checkpoint()
         again.close(clean=False)
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_r52_a_replaced_log_can_be_put_back_also_after_a_restart(
+    fs: MemoryFileSystem, write: Any, read_all: Any, clean: bool
+) -> None:
+    store = open_store(fs)
+    write(get(store), 10)
+    get(store).mark_damaged("found by a scrub", sound_end_offset=4, records_in_doubt=1)
+    write(store.replace_damaged(ORDERS, IDS[0], CONFIG), 3)
+    for _ in range(2):
+        store.close(clean=clean)
+        store = open_store(fs)
+        assert store.replaced_end(ORDERS) == 10
+        assert len(read_all(get(store))) == 3
+    log = store.reinstate_damaged(ORDERS, CONFIG)
+    assert (log.log_end_offset, log.is_damaged, store.replaced_end(ORDERS)) == (10, True, None)
+    assert fs.exists(f"{PATH}/{IDS[0]}-0.damaged-1/00000000000000000000.log"), "nothing is deleted"
+    store.close(clean=clean)
+    again = open_store(fs)
+    assert len(read_all(get(again))) == 10, "the files have no damage"
+    again.close()
+
+
+def test_r52_a_crash_while_a_log_is_replaced_or_put_back_loses_neither(
+    fs: MemoryFileSystem, write: Any
+) -> None:
+    store = open_store(fs)
+    write(get(store), 10)
+    get(store).mark_damaged("found by a scrub", sound_end_offset=4)
+    store.replace_damaged(ORDERS, IDS[0], CONFIG)
+    store.close(clean=False)
+    fs.rename(f"{PATH}/{IDS[0]}-0", f"{PATH}/{IDS[0]}-0.damaged-1")  # the first step of ``reinstate_damaged``
+    store = open_store(fs)
+    assert store.replaced_end(ORDERS) == 10
+    assert store.reinstate_damaged(ORDERS, CONFIG).log_end_offset == 10
+    store.close()
 
 
 def test_r24_only_a_damaged_log_is_replaced(fs: MemoryFileSystem) -> None:

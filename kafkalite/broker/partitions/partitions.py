@@ -352,6 +352,8 @@ class Partitions:
                 continue  # its log could not be opened
             known = high_watermarks.get((topic_id, key.partition), 0)
             try:
+                if self._node_id in state.isr:
+                    self._store.keep_replacement(key)
                 if state.leader == self._node_id:
                     if self.fetching is not None:
                         self.fetching.unfollow(hosted)
@@ -364,6 +366,9 @@ class Partitions:
                         self.observer.on_not_leading(hosted.partition)
                     if hosted.is_damaged and self._may_replace(hosted, state):
                         hosted = self._replace_damaged(hosted, topic_id, image)
+                        hosted.follow(state)
+                    elif self._must_reinstate(hosted, state):
+                        hosted = self._reinstate_damaged(hosted, topic_id, image)
                         hosted.follow(state)
                     if self.fetching is not None:
                         self.fetching.follow(hosted, state.leader)
@@ -413,6 +418,31 @@ class Partitions:
         log = self._store.replace_damaged(key, topic_id, self._log_config(settings))
         self._host(key, topic_id, log, partition_settings(settings))
         logger.warning("damaged log replaced, all is fetched again %s", Fields(partition=key, reason=reason))
+        return self._hosted[key]
+
+    def _must_reinstate(self, hosted: HostedPartition, state: PartitionState) -> bool:
+        """Whether the damaged log that was replaced is the more complete one of this replica (R52).
+
+        No leader is left from which the new log could be completed, and none can return by itself.
+        """
+        end = self._store.replaced_end(hosted.key)
+        may_return = state.leader != NO_LEADER or state.isr or state.elr or state.last_known_elr
+        return end is not None and not may_return and hosted.log_end_offset < end
+
+    def _reinstate_damaged(
+        self, hosted: HostedPartition, topic_id: str, image: ClusterImage
+    ) -> HostedPartition:
+        """Put the damaged log back that the log of ``hosted`` replaced, so that it counts in a choice."""
+        key, end = hosted.key, hosted.log_end_offset
+        settings = self._settings(image, key.topic)
+        self._strip(hosted, KafkaStorageError(f"{key} could not be fetched again beyond offset {end}"))
+        self._scheduler.forget(hosted)
+        log = self._store.reinstate_damaged(key, self._log_config(settings))
+        self._host(key, topic_id, log, partition_settings(settings))
+        logger.warning(
+            "damaged log put back, no leader has all its records %s",
+            Fields(partition=key, fetched_to=end, ends_at=log.log_end_offset, damage=log.damage),
+        )
         return self._hosted[key]
 
     def _strip(self, hosted: HostedPartition, error: Exception) -> None:

@@ -259,6 +259,12 @@ def describe_recovery(partition: RecoveringPartition) -> str:
         return f"{name} is led by {partition.leader_id} while replicas are repaired or compared{replicas}"
     if partition.waits_for:
         return f"{name} waits for replicas {partition.waits_for} before it elects a leader{replicas}"
+    if partition.replicas and all(each.state == "damaged" for each in partition.replicas):
+        return (
+            f"{name} has no leader, because its replicas are damaged{replicas}; stop the broker with the most"
+            " complete log, run 'kl log accept-loss' there, start it, and elect it with"
+            " 'kl cluster elect --unclean'"
+        )
     return (
         f"{name} has no leader and no complete replica{replicas};"
         " 'kl cluster elect --unclean' accepts the loss"

@@ -1,4 +1,5 @@
-"""One consumer group: the state that is replayed from records, and its members' sessions, which are not."""
+"""One consumer group: the state that is replayed from records, and the sessions of its members, which are
+only in memory."""
 
 # Tests: tests/groups/test_machine.py
 
@@ -115,14 +116,14 @@ class Group:
     def replay_target(
         self, member_id: str, target: Partitions, names: Mapping[str, str], now: Instant
     ) -> None:
-        """Replay a member's target."""
+        """Replay a member's target. ``names`` maps the topic ids in it to names."""
         self.names.update(names)
         self._put(member_id, self._member(member_id, now)._replace(target=target))
 
     def replay_current(
         self, member_id: str, current: CurrentAssignment, names: Mapping[str, str], now: Instant
     ) -> None:
-        """Replay a member's current assignment."""
+        """Replay a member's current assignment. ``names`` maps the topic ids in it to names."""
         self.names.update(names)
         member = self._member(member_id, now)
         before = member.current

@@ -146,7 +146,8 @@ class HeartbeatRules:
         return Decision(tuple(change.records), self._response(request, current.member_epoch, assignment))
 
     def refuse_unknown(self, request: ConsumerGroupHeartbeatRequest, group: Group | None) -> Decision:
-        """Raise FencedInstanceIdError if a new member has the instance id (R38), or UnknownMemberIdError."""
+        """Raise FencedInstanceIdError if another member now has the instance id (R38), otherwise
+        UnknownMemberIdError."""
         check_instance(group, request.instance_id, request.member_id)
         raise UnknownMemberIdError(f"group {request.group_id!r} has no member {request.member_id}")
 

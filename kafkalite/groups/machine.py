@@ -115,7 +115,8 @@ class GroupMachine:
         return Decision(tuple(records), DeleteGroupsResponse(_NONE, None, results))
 
     def replay(self, record: StateRecord, now: Instant, *, producer_id: int = NO_PRODUCER_ID) -> None:
-        """Replay a record of the log. ``producer_id`` is set if the record is part of its open transaction.
+        """Replay a record of the log. If the record is part of an open transaction, ``producer_id`` is that
+        transaction's producer id.
 
         Raises StorageError if the kind or version of the record is unknown.
         """

@@ -43,7 +43,7 @@ class CurrentAssignment(NamedTuple):
 
     Invariants: ``assigned`` and ``revoking`` are disjoint. The member owns no partition that is in neither.
     No partition is in sets of two members (R38). ``revoking`` gains partitions only together with a new
-    ``member_epoch``, so a heartbeat at that epoch shows that the member has received them.
+    ``member_epoch``, so a member that sends that epoch has received the request to release them.
     """
 
     member_epoch: int  #: the epoch in its last response; STATIC_LEAVE_EPOCH while it is away and owns nothing

@@ -300,7 +300,7 @@ def heartbeat_change(
 ) -> list[BrokerChange]:
     """Return the changes that a broker's heartbeat requires; usually there are none.
 
-    A fenced broker stays fenced until it has replayed ``fenced_offset``.
+    A fenced broker stays fenced until it has replayed the metadata up to ``fenced_offset``.
     """
     broker = image.brokers[request.node_id]
     node_id, broker_epoch = broker.node_id, broker.broker_epoch
@@ -321,12 +321,13 @@ def heartbeat_change(
 
 
 def has_replayed_registration(request: BrokerHeartbeatRequest, broker: BrokerState) -> bool:
-    """Whether the broker's image has its own registration, so that it may be unfenced (R22)."""
+    """Whether the broker has replayed its own registration, so that it may be unfenced (R22)."""
     return request.metadata_offset >= broker.registration_offset
 
 
 def has_replayed_fence(request: BrokerHeartbeatRequest, fenced_offset: int) -> bool:
-    """Whether the broker's image shows who leads in its place, so that it may be unfenced (R23)."""
+    """Whether the broker has replayed the election of leaders in its place, so that it may be unfenced
+    (R23)."""
     return request.metadata_offset >= fenced_offset
 
 

@@ -311,7 +311,8 @@ def _latest(changes: Mapping[K, V | None], before: Mapping[K, W], key: K) -> V |
 
 
 def _changed(table: Mapping[K, V], changes: Mapping[K, V | None]) -> Mapping[K, V]:
-    """Return ``table`` with the changes, or itself if there are none. An empty value removes its key."""
+    """Return a copy of ``table`` with the changes, or ``table`` itself if there are none. A value that is
+    None or empty removes the key."""
     if not changes:
         return table
     changed = dict(table)

@@ -53,7 +53,8 @@ class _Layout(NamedTuple):
 def _layout(record_type: type[Any], *field_counts: int) -> _Layout:
     """Derive the layout from the fields' types. ``field_counts`` has the count of each older version.
 
-    A new version only adds fields at the end. A record of an older version gets their defaults.
+    A new version only adds fields at the end. A record of an older version gets the defaults of the missing
+    fields.
     """
     hints = list(get_type_hints(record_type).values())
     items = [(index, get_args(hint)[0]) for index, hint in enumerate(hints) if get_origin(hint) is tuple]

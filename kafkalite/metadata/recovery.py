@@ -45,7 +45,7 @@ PartitionKey = tuple[str, int]
 
 
 class ReplicaEnd(NamedTuple):
-    """What a replica reported about its log. Offsets are exclusive."""
+    """A replica's report about its log. Offsets are exclusive."""
 
     broker_epoch: int
     last_epoch: int  #: of the last batch; -1 in an empty log
@@ -65,7 +65,8 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecoverLeaders:
-    """Elect leaders from the reports ``ends``, the first of which came ``waited_ms`` ago.
+    """Elect leaders from the reports ``ends``. ``waited_ms`` is the time since the first report of each
+    partition.
 
     The reply is a list of RecoveredPartition.
     """

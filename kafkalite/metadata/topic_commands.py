@@ -101,8 +101,9 @@ def _decide_each(
     decide: Callable[[T], tuple[TopicResult, Iterable[MetadataRecord]]],
     refused: Callable[[str, BrokerError], TopicResult] = _refused,
 ) -> Decision:
-    """Return the decision on all (name, item) of a request, made in order by ``decide(item)``. A repeated or
-    refused name changes nothing; ``refused`` makes its result, and ``response`` the reply."""
+    """Decide each (name, item) of a request in order by ``decide(item)``. If ``decide`` raises an error or
+    the name is repeated, the item's result is that of ``refused``. ``response`` makes the reply from the
+    results."""
     problem = too_many(len(topics), "topics")
     if problem is not None:
         return Decision(response(*outcome(problem), []))

@@ -43,7 +43,7 @@ def _option(
     maximum: float = MAX_INT64,
     choices: tuple[str, ...] | None = None,
 ) -> Option:
-    """Return a dynamic option of the same type as ``default``. A number also requires ``minimum``."""
+    """Return a dynamic option of the same type as ``default``. A numeric option requires ``minimum``."""
     upper = None if minimum is None else maximum
     return Option(
         name,
@@ -266,7 +266,8 @@ Their default is None, which stands for the default of the topic option.
 
 
 def topic_defaults(settings: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
-    """Return {topic option: typed default} from broker settings. Ignores None and settings of other kinds.
+    """Return {topic option: typed default} from broker settings. Ignores settings that are None, and settings
+    that are not the default of a topic option.
 
     Raises ConfigError for a value that the option does not allow. -1 minutes or hours means -1 ms.
     """

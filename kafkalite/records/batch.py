@@ -64,7 +64,8 @@ class RecordBatch:
 
     @classmethod
     def checked(cls, header: BatchHeader, buffer: memoryview) -> RecordBatch:
-        """Return the batch for which ``check`` returned ``header``, without checking it again."""
+        """Return ``buffer`` as a batch without checking it again. ``header`` is the result of
+        ``check(buffer)``."""
         batch = cls.__new__(cls)
         batch.header = header
         batch._buffer = buffer

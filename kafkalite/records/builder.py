@@ -211,7 +211,8 @@ class RecordBatchBuilder:
         timestamps_ms: int | pyarrow.Array | pyarrow.ChunkedArray | Iterable[int] = NO_TIMESTAMP,
         headers: pyarrow.Array | pyarrow.ChunkedArray | None = None,
     ) -> None:
-        """Add records from Arrow arrays: binary, string, their large and view types, fixed-size binary.
+        """Add records from Arrow arrays. Keys and values are binary or string, including large, view and
+        fixed-size types.
 
         Buffers are not copied until ``build`` joins them, so they must not change before then. Timestamps may
         also be an Arrow array: integers are milliseconds, and timestamps of any unit are converted. Headers
@@ -360,7 +361,8 @@ def _same_count(name: str, column: BinaryColumn | None, actual: int, expected: i
 
 
 def _checked_timestamps(timestamps_ms: int | Iterable[int], count: int) -> _Timestamps:
-    """Return ``timestamps_ms``. Raises RecordError unless they are ``count`` valid timestamps."""
+    """Return ``timestamps_ms`` with their bounds. Raises RecordError unless they are ``count`` valid
+    timestamps."""
     try:
         if isinstance(timestamps_ms, int):
             timestamps = _Timestamps(None, timestamps_ms, timestamps_ms)

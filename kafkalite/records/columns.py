@@ -146,7 +146,7 @@ def _wrong_type(values: Sequence[Any]) -> RecordError:
 
 
 def pack_validity(flags: Iterable[bool]) -> bytes:
-    """Return Arrow's bitmap of ``flags``: bit i from the lowest bit of the first byte."""
+    """Return Arrow's bitmap of ``flags``. Flag i is bit i, counted from the lowest bit of the first byte."""
     digits = bytes(flags).translate(_TO_DIGITS)
     return int(digits[::-1], 2).to_bytes((len(digits) + 7) // 8, "little")
 
@@ -185,8 +185,8 @@ def concatenate(columns: Sequence[tuple[int, BinaryColumn | None]]) -> BinaryCol
 
 
 def null_column(count: int) -> BinaryColumn:
-    """Return a column of ``count`` nulls with explicit offsets. With nil instead, a batch may be too short
-    (S22)."""
+    """Return a column of ``count`` nulls with explicit offsets. A batch whose columns are all encoded as nil
+    may have fewer bytes than records, which brokers refuse (S22)."""
     return BinaryColumn(count, uniform_offsets(0, count), (), 0, bytes((count + 7) // 8))
 
 
@@ -291,7 +291,7 @@ class BinaryView:
     validity: memoryview | None
 
     def decode(self) -> list[bytes | None]:
-        """Return ``count`` values, each bytes or None. Raises CorruptBatchError if an offset decreases."""
+        """Return the values, each bytes or None. Raises CorruptBatchError if an offset decreases."""
         values: list[Any] | None = self._decode_uniform()
         if values is None:
             offsets = struct.unpack(f"<{self.count + 1}i", self.offsets)

@@ -146,7 +146,7 @@ def unpacked_bound(codec: Codec, data: Buffer, max_bytes: int) -> int:
 
     This is the size that the data declares, or else the most that the codec's ratio allows, at most
     ``max_bytes``. Raises BatchTooLargeError if the data declares more than ``max_bytes``, CorruptBatchError
-    if it is not of that codec.
+    if the data is not valid for the codec.
     """
     magic = _MAGIC[codec]
     if not data or data[: len(magic)] != magic:

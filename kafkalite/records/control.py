@@ -3,8 +3,8 @@
 A marker is an uncompressed columnar batch with one record, flagged as control and transactional, with the
 producer id of the transaction and without a sequence. Key and value have Kafka's format, big-endian. The key
 is version 0 and type (0 abort, 1 commit), two bytes each. The value is version 0, two bytes, and the
-coordinator's epoch, four bytes. The marker's producer epoch follows the epoch of the batches that it ends
-(R31), so that late batches are refused.
+coordinator's epoch, four bytes. The marker's producer epoch is one higher than the epoch of the transaction
+that it ends (R31), so that late batches are refused.
 """
 
 from __future__ import annotations

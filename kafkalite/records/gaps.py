@@ -46,9 +46,9 @@ def is_gap(header: BatchHeader) -> bool:
 def joined_at(batches: memoryview, offset: int) -> memoryview:
     """Return ``batches`` from ``offset`` on if the first batch is a gap that begins before ``offset``.
 
-    A leader's gap may begin before the end of a follower's log. If the first batch is not such a gap, the
-    batches are returned unchanged, and the log refuses them. Raises CorruptBatchError for a damaged first
-    batch.
+    A leader's gap may begin before the end of a follower's log. If the first batch is not such a gap, return
+    ``batches`` unchanged; the log refuses them unless they begin at its end. Raises CorruptBatchError for a
+    damaged first batch.
     """
     length = total_length(batches)
     if not length or length > len(batches):

@@ -124,7 +124,8 @@ _KNOWN_CODEC_BITS: Final = frozenset(
 class BatchHeader(NamedTuple):
     """The fields of one header. ``length_bytes`` is the size of the whole batch, including the header.
 
-    It is a tuple because one is made per batch that is read, and a frozen dataclass takes four times as long.
+    The class is a tuple because a header is made for each batch that is read, and creating a frozen dataclass
+    takes four times as long.
     """
 
     base_offset: int
@@ -241,7 +242,7 @@ def total_length(buffer: Buffer, position: int = 0) -> int:
 
 
 def scan(buffer: Buffer, position: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Read the headers from ``position`` (inclusive) to ``end`` (exclusive) quickly.
+    """Scan the batch headers from ``position`` (inclusive) to ``end`` (exclusive) quickly.
 
     Yields (position, base_offset, last_offset_delta, max_timestamp_ms, total_length) of each complete batch.
     Stops at a batch that exceeds ``end``, has another magic or a length below a header's, and at zeros. The
@@ -267,7 +268,7 @@ def scan(buffer: Buffer, position: int, end: int) -> Iterator[tuple[int, int, in
 def scan_producers(
     buffer: Buffer, position: int, end: int
 ) -> Iterator[tuple[int, int, int, int, int, int, int, int, int]]:
-    """Read the headers like ``scan``, with each batch's producer.
+    """Scan the batch headers as ``scan`` does, and yield each batch's producer too.
 
     Yields (position, attributes, base_offset, last_offset_delta, max_timestamp_ms, producer_id,
     producer_epoch, base_sequence, crc).

@@ -121,7 +121,7 @@ class Sticky:
             self._left[topic] = self._current.pop(topic)
 
     def _another(self, left: int | None, partition_count: int) -> int:
-        """Return a random partition, different from ``left`` if there is another one."""
+        """Return a random partition; not ``left``, unless it is the only one."""
         if left is None or left >= partition_count or partition_count == 1:
             return self._rng.randrange(partition_count)
         chosen = self._rng.randrange(partition_count - 1)

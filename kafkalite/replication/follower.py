@@ -29,8 +29,9 @@ _BASE_OFFSET: Final = struct.Struct(">q")
 
 
 class FetchPosition(NamedTuple):
-    """The position that a follower reports in a fetch. Two positions have the same ``version`` if neither
-    the batches nor the role changed in between: a response to either is then valid for the other."""
+    """The position that a follower reports in a fetch. Two positions have the same ``version`` if neither the
+    batches nor the role changed in between. A response to a fetch at one of them is then also valid for the
+    other."""
 
     leader_epoch: int
     fetch_offset: int  #: the log end
@@ -226,7 +227,8 @@ class PartitionFollower:
         return step._replace(lost_records=max(committed_end - target, 0))
 
     def _start_over_behind(self, response: ReplicaFetchedPartition) -> FollowerStep:
-        """Start over at the leader's log start: the leader has deleted the next records of this log."""
+        """Start over at the leader's log start, because the leader has deleted the records after this log's
+        end."""
         log = self.log
         if response.log_start_offset <= log.log_end_offset and log.latest_epoch != NO_EPOCH:
             raise OffsetOutOfRangeError(
@@ -246,7 +248,8 @@ class PartitionFollower:
 
 
 def diverging_at(last_epoch: int, fetch_offset: int, leaders: EpochEnd) -> EpochEnd | None:
-    """Return the epoch end to send instead of records, or None if the follower's log is a prefix (R4).
+    """Return the epoch end to send instead of records, or None if the follower's log does not diverge from
+    the leader's (R4).
 
     Called by the leader. ``leaders`` is the end of the follower's last epoch in the leader's log.
     """

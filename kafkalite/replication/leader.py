@@ -115,7 +115,7 @@ class PartitionLeader:
     ) -> None:
         """``epoch_start_offset`` is the log end at the moment of becoming leader.
 
-        ``high_watermark`` is the last one that this replica knew before it became the leader.
+        ``high_watermark`` is the high watermark that this replica knew when it became the leader.
         """
         self.leader_epoch = leader_epoch
         self.partition_epoch = partition_epoch

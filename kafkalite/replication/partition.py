@@ -366,7 +366,8 @@ class Partition:
         )
 
     def committed_floor(self, state: PartitionState, known_high_watermark: int) -> int:
-        """Return the exclusive end of this log's records that the metadata shows as committed (R49)."""
+        """Return the exclusive end of the records in this log that are committed according to the metadata
+        (R49)."""
         is_member = self._broker_id in state.isr or self._broker_id in state.elr
         return min(known_high_watermark, self.log.log_end_offset) if is_member else 0
 
@@ -385,7 +386,7 @@ class Partition:
         """Fence a request by the leader epoch that the client expects; NO_EPOCH accepts any (R3).
 
         Raises NotLeaderOrFollowerError, FencedLeaderEpochError (the request's epoch is older),
-        UnknownLeaderEpochError (it is newer: this broker is behind).
+        UnknownLeaderEpochError (it is newer, and this broker has not replayed it yet).
         """
         leader_epoch = self._leading().leader_epoch
         if current_leader_epoch in (leader_epoch, NO_EPOCH):
@@ -399,7 +400,8 @@ class Partition:
         return self._leader
 
     def on_synced(self) -> bool:
-        """Apply the log's synced end, which may have moved. Returns whether the high watermark moved."""
+        """Count the log's synced end, which may have moved, as this replica's progress. Returns whether the
+        high watermark moved."""
         if self._leader is None:
             return False
         log = self.log

@@ -16,8 +16,8 @@ _LINE: Final = f"{ABORTED} %d %d %d %d"
 
 
 class Aborted(NamedTuple):
-    """One aborted transaction. ``last_offset`` is the offset of its marker. ``bound`` is at most the first
-    offset of every later entry."""
+    """One aborted transaction. ``last_offset`` is the offset of its marker. Every later entry has a first
+    offset of at least ``bound``."""
 
     producer_id: int
     first_offset: int
@@ -51,8 +51,8 @@ class AbortedIndex:
         return map(_LINE.__mod__, self._rows())
 
     def add_line(self, text: str) -> None:
-        """Add the entry that ``text`` contains: a line of ``lines`` without its first word. Raises
-        ValueError."""
+        """Add the entry that ``text`` contains: a line of a snapshot without the word ``aborted`` before it.
+        Raises ValueError if it is malformed."""
         producer_id, first_offset, last_offset, bound = map(int, text.split())
         self.add(Aborted(producer_id, first_offset, last_offset, bound))
 

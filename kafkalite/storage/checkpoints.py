@@ -9,7 +9,7 @@ people can read them and damage is detected::
     truncated_to 340
     crc32c 5d3c9a01
 
-If a file exists but its CRC is wrong, it is damaged, which differs from a missing file (R25).
+A file with a wrong CRC counts as damaged, not as missing (R25).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LogState(NamedTuple):
     """The durable state of a log, apart from its batches.
 
     ``truncations`` counts the truncations that removed a batch. Any other file with a lower count was written
-    before the last truncation, and is valid only below ``truncated_to`` (exclusive).
+    before the last truncation, and is valid only for offsets below ``truncated_to``.
     """
 
     log_start_offset: int = 0
@@ -56,8 +56,8 @@ class LogState(NamedTuple):
         return self.truncations < point.truncations or self.log_start_offset < point.log_start_offset
 
     def cap(self, end_offset: int, truncations: int) -> int:
-        """Return the offset, at most ``end_offset``, below which a file with the count ``truncations`` is
-        valid."""
+        """Return the offset, at most ``end_offset``, below which a file with the truncation count
+        ``truncations`` is valid."""
         return end_offset if truncations >= self.truncations else min(end_offset, self.truncated_to)
 
 
@@ -75,7 +75,7 @@ class Fingerprint(NamedTuple):
 
 
 class RecoveryPoint(NamedTuple):
-    """The offset (exclusive) below which a log was synced when the point was written (R24).
+    """The offset below which all of a log was synced when the point was written (R24).
 
     ``end`` identifies the active segment and the batch that ends at the recovery point; None if the active
     segment had no batch.
@@ -91,7 +91,7 @@ class CompactionPoints(NamedTuple):
     """The offsets (exclusive) up to which a log is compacted.
 
     ``passes``: (compacted up to, wall clock time in milliseconds), both ascending. A pass may be omitted if
-    another one follows soon; its offsets then count as compacted by the later pass.
+    another one follows soon; the offsets of the omitted pass then count as compacted by the later pass.
     """
 
     truncations: int = 0
@@ -128,7 +128,8 @@ class CleanEnd(NamedTuple):
 
 
 class CleanShutdown(NamedTuple):
-    """The marker of an orderly stop: the broker epoch of the process (R21), and the range of every log."""
+    """The marker of an orderly stop: the broker epoch of the process (R21), and the range of every log, by
+    directory name."""
 
     broker_epoch: int
     ends: dict[str, CleanEnd]
@@ -146,7 +147,8 @@ def encode_lines(kind: str, lines: Iterable[str]) -> bytes:
 
 
 def decode_lines(kind: str, data: bytes, path: str) -> list[str]:
-    """Return the lines between the first line and the CRC. Raises CorruptLogError."""
+    """Return the lines between the first line and the CRC. Raises CorruptLogError unless the first line names
+    ``kind`` and the CRC is correct."""
     cut = data.rfind(b"crc32c ")
     body, tail = data[: max(cut, 0)], data[max(cut, 0) :]
     expected = b"crc32c %08x\n" % crc32c(body)
@@ -221,7 +223,8 @@ def decode_compaction(data: bytes, path: str) -> CompactionPoints:
 
 
 def encode_recovery_points(points: Mapping[str, RecoveryPoint | None]) -> bytes:
-    """Return a block of the file, which sets the points of these logs. None removes a log's point."""
+    """Return a block of ``recovery-points`` that sets the point of each log in ``points``, or removes it if
+    it is None."""
     return encode_lines(_RECOVERY_POINTS, (_point_line(name, point) for name, point in points.items()))
 
 
@@ -238,7 +241,8 @@ def _line(*values: object) -> str:
 class RecoveryPoints(NamedTuple):
     """The content of a ``recovery-points`` file. ``size_bytes`` is the end of its last intact block.
 
-    ``problem`` describes damage: an unreadable block that is not the last one. Its points are missing.
+    ``problem`` describes damage: an unreadable block that is not the last one. The points of that block are
+    missing.
     """
 
     points: dict[str, RecoveryPoint]
@@ -247,7 +251,7 @@ class RecoveryPoints(NamedTuple):
 
 
 def decode_recovery_points(data: bytes) -> RecoveryPoints:
-    """Read every intact block, in order: a later one replaces the points of an earlier one.
+    """Read every intact block. If several blocks have a point of the same log, the last of them counts.
 
     An unreadable last block is a torn append, and is ignored.
     """
@@ -336,7 +340,8 @@ class PartitionIdentity(NamedTuple):
 
 
 def decode_partition(data: bytes) -> PartitionIdentity | None:
-    """Return the log that a ``partition.json`` names, or None if it cannot be read."""
+    """Return the log's identity from the content of ``partition.json``, or None if the content is
+    malformed."""
     try:
         fields = json.loads(data)
         identity = PartitionIdentity(fields["topic"], fields["topic_id"], fields["partition"])

@@ -15,14 +15,15 @@ missing offsets, and damage in it is detected as in any other log (R24). The rul
   transactional bit. Records of undecided transactions are never reached.
 * A batch to which a producer's state refers stays unchanged, byte for byte, so that a repetition of it and
   the next sequence are still recognized. A batch that would not become smaller stays unchanged too.
-* A tombstone is removed in the second pass after all earlier offsets were compacted, if that happened at
-  least ``delete.retention.ms`` ago, so that a consumer that reads from the start has received it. It stays if
-  an older record of its key remains in a batch that stayed unchanged or cannot be read. The caller limits the
-  offsets: none is allowed while an absent replica may have the older records but not the tombstone (R41).
+* A tombstone is removed by a later pass than the pass that compacted all offsets before it, if that pass
+  ended at least ``delete.retention.ms`` ago, so that a consumer that reads from the start has received it. It
+  stays if an older record of its key remains in a batch that stayed unchanged or cannot be read. The caller
+  limits the offsets of removed tombstones, and allows none while an absent replica may have the older records
+  but not the tombstone (R41).
 * An abort marker stays, because the index of aborted transactions refers to it. A commit marker is removed by
   the rules for tombstones. Two commit markers stay: a producer's last marker, which carries its epoch (R31),
-  and the last one before an abort. Otherwise a replica that was absent since before the commit would take the
-  abort for the end of the committed transaction.
+  and the last commit marker before an abort marker of the same producer. Otherwise a replica that was absent
+  since before the commit would take the abort for the end of the committed transaction.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class Survey:
         self._before_aborts: set[int] = set()
 
     def take(self, batches: memoryview) -> None:
-        """Read complete batches, each once and in order. Raises CorruptBatchError for a malformed marker."""
+        """Read the headers of complete batches. Every batch must be passed once, in order of offsets. Raises
+        CorruptBatchError for a malformed marker."""
         states = self._states
         for position, attributes, base, last_delta, max_ms, *producer, _ in scan_producers(
             batches, 0, len(batches)
@@ -192,7 +194,7 @@ class LatestOffsets:
 
 
 def _readable_keys(batch: memoryview, header: BatchHeader) -> list[bytes | None] | None:
-    """Return the keys of a batch, or None if it has none or they cannot be read."""
+    """Return the keys of a batch, or None if no record has a key or the keys cannot be read."""
     if not header.is_columnar:
         return None
     try:
@@ -247,8 +249,8 @@ class Rewriter:
         self.removed_records = 0
 
     def take(self, batch: memoryview) -> list[Written]:
-        """Take one batch. Return the batches that are complete now. Raises CorruptBatchError if its CRC is
-        wrong."""
+        """Take one batch. Return the output batches that are now complete, if any. Raises CorruptBatchError
+        if the CRC of ``batch`` is wrong."""
         header = check(batch)
         if is_gap(header):
             return self._skip(header.base_offset, header.next_offset, header.leader_epoch)
@@ -319,8 +321,8 @@ class Rewriter:
         return self._keep(batch, header, is_kept=True)
 
     def _keep(self, batch: memoryview, header: BatchHeader, *, is_kept: bool) -> list[Written]:
-        """Keep all records of a batch. If it is transactional, clear its producer id unless ``is_kept``: a
-        producer's state refers to it."""
+        """Keep all records of a batch, and clear its producer id if it is transactional. ``is_kept``: a
+        producer's state refers to the batch, so it stays unchanged."""
         if not header.is_transactional:
             return self._whole(batch, header)
         if is_kept:
@@ -388,7 +390,8 @@ class Rewriter:
     def _pieces(
         self, batch: memoryview, header: BatchHeader, columns: Columns, stays: Sequence[bool]
     ) -> list[Written] | None:
-        """Return one batch for each run of records that stay, or None if the result is not smaller."""
+        """Return one batch for each run of records that stay, or None if together they are not smaller than
+        the batch."""
         runs = list(_runs(stays))
         gap_count = len(runs) - 1 + (not stays[0]) + (not stays[-1])
         size_bytes = gap_count * GAP_BYTES

@@ -2,7 +2,8 @@
 
 ``CompactionPass.steps`` is a generator. It yields jobs that wait for the disk, which may run in any thread,
 one after the other. Between two jobs it computes for a few milliseconds at most, in the log's thread. Appends
-and reads continue, because closed segments do not change. ``SwapWork`` has its own rules.
+and reads continue, because closed segments do not change. ``SwapWork`` documents the restrictions during a
+swap.
 
 Segments are swapped in the order of their offsets, so that a tombstone is never removed before the records
 that it deletes. A pass that ends early because of a crash or a truncation leaves a partly compacted log,
@@ -44,8 +45,8 @@ Steps = Generator[Job | SwapWork, bytes | None, None]
 class CompactionPass:
     """One pass. ``compacted_to`` (exclusive) is the end of the compacted offsets; valid if ``is_complete``.
 
-    ``is_given_up``: the pass ended because the log was truncated, deleted from or closed. ``has_more``: not
-    all keys fitted in memory, so another pass should follow at once.
+    ``is_given_up``: the pass ended because the log was truncated or closed, or segments of the pass were
+    deleted. ``has_more``: not all keys fitted in memory, so another pass should follow at once.
     """
 
     fs: FileSystem
@@ -172,7 +173,8 @@ class CompactionPass:
         return groups
 
     def _rewrite(self, group: Sequence[Segment], rewriter: Rewriter) -> Steps:
-        """Write the remaining batches of ``group`` as one segment. Swap it in if it differs."""
+        """Write the batches of ``group`` that stay as one new segment, which replaces the group unless it is
+        equal."""
         first, last = group[0], group[-1]
         new = Segment(
             self.fs,

@@ -42,8 +42,8 @@ class Cleanable(NamedTuple):
 
 
 class CompactionState:
-    """The compaction state of one log. Invariant: ``_remembered`` and ``_surveyed_to``, unless empty and 0,
-    result from the last pass in ``_points``."""
+    """How far one log is compacted, and the tombstones and markers that the last pass found. Invariant:
+    ``_remembered`` and ``_surveyed_to`` result from the last pass in ``_points``, or are empty and 0."""
 
     __slots__ = ("_directory", "_fs", "_points", "_remembered", "_surveyed_to")
 
@@ -119,7 +119,8 @@ class CompactionState:
     def finish(
         self, done: CompactionPass, state: LogState, config: LogConfig, now_ms: int
     ) -> Callable[[], None] | None:
-        """Record a complete pass. Return the write that makes the record durable, or None if not needed."""
+        """Take over the results of a complete pass. Return the write of the new compaction points, or None if
+        the points have not changed."""
         if not done.has_more:
             self._surveyed_to = done.surveyed_to
         points = self.points(state)

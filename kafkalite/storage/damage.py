@@ -72,7 +72,7 @@ _MAX_DISTANCE: Final = 1 << 40
 
 
 def find_batch(view: memoryview, position: int, from_offset: int) -> Found | None:
-    """Return the first intact batch at or behind ``position`` with an offset not below ``from_offset``.
+    """Return the first intact batch at or after ``position`` with a base offset of at least ``from_offset``.
 
     Any alignment is tried, since the length of a damaged batch cannot be trusted. Zeros are skipped fast.
     """
@@ -109,10 +109,10 @@ def head_of(view: memoryview) -> BatchHeader | None:
 
 
 def intact_runs(view: memoryview, position: int, from_offset: int) -> Iterator[Intact]:
-    """Yield the runs of intact batches at or behind ``position``, in order of offsets.
+    """Yield the runs of intact batches at or after ``position``, in order of offsets.
 
     ``from_offset`` is the offset that is expected at ``position``. The CRC does not cover a batch's base
-    offset, so two kinds of batch are skipped although their CRC is correct: a batch that is directly behind
+    offset, so two kinds of batch are skipped although their CRC is correct: a batch that directly follows
     another one but has a higher offset than expected, because its base offset is damaged; and batches with
     lower offsets than expected, which are copies of earlier batches.
     """
@@ -137,7 +137,8 @@ def is_complete(view: memoryview, position: int, offset: int) -> bool:
     """Whether all bytes of the bad batch at ``position`` were written, so that no crash cut it off.
 
     After an interrupted write, the rest of the batch is missing, or zero up to the end of the file. A batch
-    with a lower offset than ``offset``, the log's next one, is a copy of an earlier batch and does not count.
+    with a lower offset than ``offset``, the next offset of the log, is a copy of an earlier batch and does
+    not count.
     """
     rest = bytes(view[position:]).rstrip(b"\0")
     try:

@@ -44,7 +44,7 @@ class File(Protocol):
     def allocate(self, length: int) -> None:
         """Make the file at least ``length`` bytes long. New bytes are zero and have reserved disk space.
 
-        Raises DiskFullError, also if less than the minimum would remain free for other files (R54).
+        Raises DiskFullError, also if less free space than a configured minimum would remain (R54).
         """
         ...
 
@@ -118,7 +118,8 @@ class FileSystem(Protocol):
         ...
 
     def lock(self, path: str) -> Lock:
-        """Lock ``path`` until released. Raises DataDirectoryError if another process has locked it."""
+        """Lock ``path`` until the returned lock is released. Raises DataDirectoryError if another process has
+        locked it."""
         ...
 
 

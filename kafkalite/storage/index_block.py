@@ -82,7 +82,7 @@ def encode_block(magic: bytes, block: Block, entry_bytes: int) -> bytes:
 
 
 def decode_blocks(magic: bytes, data: bytes, entry_bytes: int) -> Iterator[tuple[Block, int]]:
-    """Yield (block, position behind it in ``data``) of the intact blocks before the first bad one."""
+    """Yield (block, its end position in ``data``) of the intact blocks before the first bad one."""
     position = 0
     while position + BLOCK_HEADER_BYTES <= len(data):
         fields = _HEADER.unpack_from(data, position)
@@ -100,7 +100,8 @@ def decode_blocks(magic: bytes, data: bytes, entry_bytes: int) -> Iterator[tuple
 
 
 def last_block(magic: bytes, tail: bytes, entry_bytes: int) -> Block | None:
-    """Return the intact block at the end of ``tail``, or None if it begins before ``tail``."""
+    """Return the intact block that ends with ``tail``, the last bytes of an index file. Return None if the
+    last block is damaged or begins before ``tail``."""
     position = tail.rfind(magic)
     while position >= 0:
         for block, end in decode_blocks(magic, tail[position:], entry_bytes):

@@ -66,7 +66,7 @@ class BatchAt(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
-    """One entry of an index file, with absolute offsets.
+    """One entry of block number ``block`` of an index file, with absolute offsets.
 
     In a ``.index`` file, ``key`` is an offset and ``value`` the position of its batch. In a ``.timeindex``
     file, ``key`` is a timestamp in milliseconds and ``value`` the base offset of the first batch that has it.
@@ -90,7 +90,8 @@ class SegmentIndex(NamedTuple):
 
 
 class LogVerdict(NamedTuple):
-    """The result of verifying one log directory. Its intact batches end at ``log_end_offset`` (exclusive)."""
+    """The result of verifying one log directory. The log's intact batches end at ``log_end_offset``
+    (exclusive)."""
 
     directory: str
     topic: str | None

@@ -88,7 +88,7 @@ class Appended(NamedTuple):
 
 class Slice(NamedTuple):
     """Complete batches, with one buffer for each segment. The first batch may begin before the requested
-    offset."""
+    offset. ``next_offset`` follows the last batch; it is the requested offset if there is no batch."""
 
     buffers: list[memoryview]
     size_bytes: int
@@ -203,7 +203,8 @@ class Log:
 
         ``may_lack_unsynced``: the system, not only the process, may have stopped.
 
-        A log that is damaged behind its start is returned with ``damage``, readable up to its sound end.
+        A log that is intact at its start but damaged later is returned with ``damage``, readable up to its
+        sound end.
         """
         log, unsynced = cls.begin_recovery(fs, directory, config, point, may_lack_unsynced=may_lack_unsynced)
         if unsynced is not None:
@@ -345,7 +346,7 @@ class Log:
 
     @property
     def is_open(self) -> bool:
-        """Whether the log was used, so that its recovery point may have moved."""
+        """Whether the files were opened since a clean start, so that the recovery point may have moved."""
         return self._clean_end is None and self.damage is None
 
     @property
@@ -357,7 +358,7 @@ class Log:
 
     @property
     def recovery_point(self) -> RecoveryPoint:
-        """The synced end, with its fingerprint if the log ends there."""
+        """The recovery point at the synced end. It has a fingerprint if the log ends at the synced end."""
         self._open()
         end = None
         last = self._segments.last if len(self._segments) else None
@@ -426,8 +427,8 @@ class Log:
         """Append complete batches as the leader sent them. They must begin at this log's end (R1).
 
         Raises CorruptBatchError, with nothing written, if a batch is damaged, does not follow the previous
-        one, or has a newer epoch than ``leader_epoch``, the leader's. Other errors are those of
-        ``append``; then the batches before the failed one are already written.
+        one, or has a newer epoch than ``leader_epoch``, the leader's (None: not checked). Other errors are
+        those of ``append``; then the batches before the failed one are already written.
         """
         view = memoryview(batches)
         position, offset, epoch = 0, self.log_end_offset, self.latest_epoch
@@ -563,8 +564,7 @@ class Log:
     # --- reading ---------------------------------------------------------------------------------------
 
     def read(self, offset: int, *, max_bytes: int, up_to: int, at_least_one: bool = True) -> Slice:
-        """Return complete batches below ``up_to`` (exclusive), beginning with the one that contains
-        ``offset``.
+        """Return complete batches below offset ``up_to``, beginning with the one that contains ``offset``.
 
         Returns as many as fit in ``max_bytes``, and the first in any case if ``at_least_one``. The
         views stay valid while held, even if the files are removed. Raises OffsetOutOfRangeError outside
@@ -688,7 +688,8 @@ class Log:
 
     @property
     def latest_epoch(self) -> int:
-        """The epoch of the last batch or of a leadership that began after it, or NO_EPOCH (-1)."""
+        """The epoch of the last batch, or of a leadership that began after that batch; NO_EPOCH (-1) if there
+        is neither."""
         if self._clean_end is not None and self.log_start_offset == self.log_end_offset:
             return self._epoch_to_start  # an empty log need not be opened
         self._open()
@@ -702,7 +703,8 @@ class Log:
     def start_epoch(self, leader_epoch: int) -> None:
         """Begin ``leader_epoch`` at the log end. Called when a leader takes over (R2).
 
-        An unused log is not opened for this.
+        If the log has not been opened since a clean start, it stays closed, and the epoch is assigned when it
+        is opened.
         """
         if self._clean_end is not None:
             self._epoch_to_start = leader_epoch
@@ -724,7 +726,8 @@ class Log:
         self._latest_epoch = self._epochs.latest_epoch
 
     def end_offset_for_epoch(self, leader_epoch: int) -> EpochEnd:
-        """Return the largest known epoch up to ``leader_epoch``, and its end offset (exclusive) (R4)."""
+        """Return the largest known epoch that is at most ``leader_epoch``, and its end offset (exclusive)
+        (R4)."""
         self._open()
         return self._epochs.end_offset_for(leader_epoch, self.log_end_offset)
 
@@ -887,13 +890,14 @@ class Log:
         return plan.log_start_offset
 
     def take_retired(self, now_ms: int) -> list[str]:
-        """Return the files of segments retired ``file.delete.delay.ms`` before, and old torn tails. The
-        caller unlinks them, in any thread: that may take long."""
+        """Return the files of the segments that were retired at least ``file.delete.delay.ms`` ago, and of
+        old torn tails. The caller unlinks them in any thread, because that may take long."""
         files = self._segments.take_retired(now_ms, self._config.file_delete_delay_ms)
         return files + self._torn.due(now_ms, TORN_KEPT_MS)
 
     def release_idle(self) -> int:
-        """Close files and maps unused since the last call. Return the number of segments that had any."""
+        """Close files and maps unused since the last call. Return the number of segments whose files were
+        closed."""
         if self.has_unsynced or self._swap is not None:
             return 0
         return self._segments.release_idle()
@@ -928,11 +932,13 @@ class Log:
     # may remove records. At the end it calls ``finish_compaction``.
 
     def cleanable(self, now_ms: int, up_to: int) -> Cleanable:
-        """Return the bytes that a pass could compact below ``up_to`` (exclusive). Raises StorageError."""
+        """Return the numbers of bytes below offset ``up_to`` that a compaction pass could cover. Raises
+        StorageError."""
         return self._compaction.cleanable(self._cleanable_segments(now_ms, up_to), self._state)
 
     def _cleanable_segments(self, now_ms: int, up_to: int) -> list[Segment]:
-        """Return the longest prefix of closed segments that are synced, committed and old enough."""
+        """Return the first segments, up to the first that is not closed, synced, below ``up_to`` and old
+        enough."""
         if not self._config.is_compacted or self.offline_reason is not None or self._clean_end is not None:
             return []  # a log that is unused since a clean start is not opened for compaction
         limit = min(up_to, self.synced_end_offset)
@@ -952,7 +958,8 @@ class Log:
     def begin_compaction(
         self, now_ms: int, up_to: int, max_keys: int, *, may_forget: bool = True
     ) -> CompactionPass | None:
-        """Return a pass over the segments below ``up_to`` (exclusive) that may be compacted, or None.
+        """Return a compaction pass over the segments below offset ``up_to`` that may be compacted, or None if
+        there are none.
 
         The pass keeps at most ``max_keys`` different keys in memory. Unless ``may_forget``, it keeps the
         latest tombstone of each key and all markers (R41). Raises StorageError.
@@ -982,9 +989,10 @@ class Log:
         return is_usable and work.truncations == self._state.truncations
 
     def begin_swap(self, work: SwapWork) -> SwapWork | None:
-        """Return ``work`` if it still fits the log. Return None otherwise, which ends the pass.
+        """Prepare the log for a swap and return ``work``. Return None if ``work`` is no longer valid, which
+        ends the pass.
 
-        The caller runs it and then calls ``finish_swap`` with the result. Raises StorageError.
+        The caller runs the work and then calls ``finish_swap`` with its error or None. Raises StorageError.
         """
         if not self.fits(work):
             return None
@@ -1020,9 +1028,9 @@ class Log:
             self._swap = None
 
     def finish_compaction(self, done: CompactionPass, now_ms: int) -> Callable[[], None] | None:
-        """Record a complete pass. Return the write that makes the record durable, or None.
+        """Record a complete pass. Return a function that saves the compaction points, or None.
 
-        The write may run in any thread. If it fails, a later pass repeats the work.
+        The function may run in any thread. If it fails, a later pass repeats the work.
         """
         if not self.fits(done) or not done.is_complete:
             return None
@@ -1158,8 +1166,8 @@ class Log:
         self._active = None
 
     def _write_failed(self, error: BaseException, *, is_partial: bool = False) -> StorageError:
-        """Return the StorageError for a failed write. ``is_partial``: bytes may have been written. Then, or
-        if the error is not transient, it is final and takes the log offline (R26)."""
+        """Return the StorageError for a failed write. ``is_partial``: bytes may have been written. If so, or
+        if the error is not transient, take the log offline permanently (R26)."""
         if not is_partial:
             if isinstance(error, StorageExhaustedError):
                 return error

@@ -24,9 +24,10 @@ class LogConfig:
     batch), ``timestamp_type``, ``durability`` (``fsync``: only synced bytes are acknowledged;
     ``page-cache``: as in Kafka), ``file_delete_delay_ms`` (how long retired files are kept).
 
-    Performance: ``segment_bytes``; ``segment_ms``, reduced by up to ``segment_jitter_ms``;
-    ``segment_index_bytes``; ``index_interval_bytes`` (bytes of log for each index entry). A file first grows
-    by ``preallocate_min_bytes``, later by its own size, up to ``preallocate_max_bytes``.
+    Performance: a segment is closed at ``segment_bytes``, at the age ``segment_ms`` minus up to
+    ``segment_jitter_ms``, or when an index has ``segment_index_bytes``; ``index_interval_bytes`` (bytes of
+    log for each index entry). A file first grows by ``preallocate_min_bytes``, later by its own size, up to
+    ``preallocate_max_bytes``.
 
     Compaction, if ``is_compacted``: it begins when ``min_cleanable_dirty_ratio`` of the cleanable bytes were
     never compacted. Records younger than ``min_compaction_lag_ms`` are not compacted. A tombstone stays for

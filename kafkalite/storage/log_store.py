@@ -268,7 +268,7 @@ class LogStore:
     def _sync_recovered(self, recovered: Sequence[tuple[TopicPartition, Log, RecoverySync]]) -> None:
         """Run the syncs of all recoveries together. A log that cannot be synced is not used (R24).
 
-        Raises StorageExhaustedError after removing the logs whose syncs raised it.
+        Raises StorageExhaustedError if any sync did. Those logs are then not loaded; their files stay.
         """
         exhausted: StorageExhaustedError | None = None
         errors = self._fs.run_all([unsynced.run for _, _, unsynced in recovered])
@@ -506,7 +506,8 @@ class LogStore:
             self._fs.remove_tree(path)
 
     def release_idle(self) -> int:
-        """Close files and maps unused since the last call. Return the number of segments that had any."""
+        """Close files and maps unused since the last call. Return the number of segments whose files were
+        closed."""
         return sum(log.release_idle() for log in self._logs.values())
 
     def _forget(self, log: Log, name: str) -> None:

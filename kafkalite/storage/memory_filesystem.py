@@ -81,7 +81,8 @@ class _Inode:
             self.dirty_pages.clear()
 
     def lose_dirty_pages(self) -> None:
-        """Mark the pages clean that a failed sync did not write: later syncs leave them out."""
+        """Mark the dirty pages as clean without writing them, as a failed sync does. Later syncs skip these
+        pages."""
         self.lost_pages |= self.dirty_pages
         self.dirty_pages.clear()
 

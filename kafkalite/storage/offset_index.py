@@ -1,7 +1,7 @@
 """The sparse offset index of one segment: relative offset -> position.
 
-An entry is added for a batch that starts at least ``index.interval.bytes`` behind the batch of the previous
-entry. The start of the segment counts as an entry but is not stored. To find an offset, less than one
+An entry is added for a batch that starts at least ``index.interval.bytes`` after the start of the previous
+entry's batch. The start of the segment counts as an entry but is not stored. To find an offset, less than one
 interval must be scanned.
 
 Pure: arrays of numbers, no file. The limits of segments ensure that the numbers fit in 32 bits.

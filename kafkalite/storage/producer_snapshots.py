@@ -106,7 +106,8 @@ class ProducerSnapshots:
         return self.states is not None and active_bytes - self._saved_bytes >= SNAPSHOT_EVERY_BYTES
 
     def truncate(self, end_offset: int) -> None:
-        """Drop the states, and the snapshots above ``end_offset``, which is the new log end."""
+        """Remove the snapshots above ``end_offset``, the new log end, and discard all states in memory
+        (``states`` becomes None)."""
         self.states = None
         self._saved_bytes = 0
         for offset in [one for one in self._offsets if one > end_offset]:

@@ -1,10 +1,10 @@
 """The state of a log's producers: the last five batches of each producer, and the open transactions.
 
 The state follows from the log's batches and markers (R27), except for the time of a producer's last append.
-It determines whether a new batch is next in sequence, is a repetition, or must be refused (R28). Sequences
-number a producer's records in this partition from 0 in each epoch, and wrap from 2^31 - 1 to 0. A batch
-repeats another batch only if its checksum is equal too. If the checksum differs, another client used the
-producer's id, and the batch is not in the log.
+The state determines whether a new batch is next in sequence, is a repetition, or must be refused (R28). The
+sequence numbers of a producer's records in this partition begin at 0 in each epoch, and wrap from 2^31 - 1 to
+0. A batch repeats another batch only if its checksum is equal too. If the checksum differs, another client
+used the producer's id, and the batch is not in the log.
 
 A producer's transaction is open here from its first batch until its marker. The marker has the transaction's
 epoch plus one. This becomes the producer's epoch, so that late batches are refused (R31).
@@ -140,8 +140,9 @@ class ProducerStates:
         """Return None if ``batch`` is next in sequence. If it is a repetition, return the first copy (R28).
 
         Raises InvalidRecordError (no sequence), UnknownProducerIdError, InvalidProducerEpochError,
-        OutOfOrderSequenceNumberError. The last error also means that the sequences are those of one of the
-        last five batches but the content differs, or are earlier ones: then the batch may not be in the log.
+        OutOfOrderSequenceNumberError. OutOfOrderSequenceNumberError is also raised for earlier sequences than
+        those of the last five batches, and for the sequences of one of these batches with other content. In
+        both cases the batch may not be in the log.
         """
         first = header.base_sequence
         if first < 0 or header.producer_epoch < 0:

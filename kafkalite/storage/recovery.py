@@ -3,21 +3,22 @@
 After an orderly stop the marker has the log's range, and no batch is read (``open_clean``), if the files
 match the marker (``is_as_left``).
 
-Otherwise (``recover``) any subset of the pages and file names written since the last sync may be on the
-disk. All offsets below the recovery point of the last checkpoint, and below the end of an intact index
-block, are *proven* to have been synced, since both are written only after a sync; a later truncation caps
-both. Both have fingerprints, which show whether a segment is the one that was synced. An index names the
-first batch of its segment from the beginning (R42). So (R24):
+Otherwise (``recover``) any subset of the pages and file names written since the last sync may be on the disk.
+All offsets below the recovery point of the last checkpoint, and below the end of an intact index block, are
+*proven* to have been synced, since both are written only after a sync; a later truncation caps both. Both
+have fingerprints, which show whether a segment is the one that was synced. An index stores the CRC of its
+segment's first batch as soon as that batch is appended, so a segment that was never synced can be checked too
+(R42). So (R24):
 
 * segments wholly below the proven end are not read, but their fingerprints are checked;
 * the rest is read, from the last trusted index entry on, and every batch must have its CRC and its offset;
 * a bad batch, a gap or an early end **below** the proven end is damage;
 * **above** it, it is a torn tail if the system may have lost unsynced bytes, in any order, since it was
   written: everything from there on is moved to files beside the log, with one log event;
-* if only the process ended, all that it wrote is there, except the rest of the last batch. So a bad batch
-  with an intact one behind it, in the segment or in a later one, or one that was written completely, is
-  damage, and only a batch whose end is missing is a torn tail;
-* zeros behind the last batch are space allocated ahead, and stay;
+* if only the process ended, all that it wrote is there, except the rest of the last batch. So a bad batch is
+  damage if an intact batch follows it, in the segment or in a later one, or if the bad batch was written
+  completely; only a batch whose end is missing is a torn tail;
+* zeros after the last batch are space allocated ahead, and stay;
 * all that remains is synced before the log is used, so that the next recovery cannot find less.
 
 A damaged log is opened read-only up to its sound end, and none of its files is changed. If recovery is
@@ -119,9 +120,9 @@ MAX_TORN_FILES: Final = 4
 
 
 class _Cut(NamedTuple):
-    """A torn tail: the bytes of ``segment`` from ``position`` on, and the segments behind it.
+    """A torn tail: the bytes of ``segment`` from ``position`` on, and the later segments.
 
-    ``records`` is the number of their records, as far as batch headers show it.
+    ``records`` is the sum of the record counts in the batch headers of ``segment`` from there on; at least 1.
     """
 
     segment: Segment
@@ -268,9 +269,11 @@ def restored_state(fs: FileSystem, directory: str, point: RecoveryPoint) -> tupl
 
 
 def is_own(fs: FileSystem, segment: Segment, end: Fingerprint | None) -> bool:
-    """Whether a segment is of this log: its first batch is the one that ``end`` or its index names (R42).
+    """Whether a segment is of this log: its first batch has the CRC that is stored in ``end`` or in the
+    segment's index (R42).
 
-    Also True if the first batch is damaged, or if neither names one, unless the index of another log does.
+    Also True if the first batch is damaged or no CRC is stored. False in any case if the index belongs to
+    another log.
     """
     is_at_end = end is not None and end.base_offset == segment.base_offset
     head_crc = end.head_crc if end is not None and is_at_end else segment.saved_head_crc()
@@ -409,10 +412,10 @@ class _Recovery:
                 raise one.damaged(0, "the segment of the index", "no file")
 
     def _check_head(self, segment: Segment) -> None:
-        """Check that the first batch of a segment is the one that its index names (R42).
+        """Check that the first batch of a segment has the CRC that is stored in the segment's index (R42).
 
-        The index names it before the batch is synced: if the system has lost unsynced bytes, the segment may
-        lack the batch, but it never has another one instead.
+        The index stores the CRC before the batch is synced: if the system has lost unsynced bytes, the
+        segment may lack the batch, but it never has another one instead.
         """
         if segment.is_foreign():
             raise segment.damaged(0, "the first batch of this log", "one that the index of another log names")
@@ -724,7 +727,7 @@ class _Recovery:
         return found, saved, None
 
     def _keep_torn(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Keep the bytes behind a tear in files beside the log, durably. Returns the paths of all such files.
+        """Keep the bytes after a tear in files beside the log, durably. Returns the paths of all such files.
 
         At most MAX_TORN_FILES are kept, each without the zeros at its end.
         """
@@ -846,7 +849,7 @@ def _index_bases(names: Sequence[str]) -> set[int]:
 
 
 def _last_index_block(fs: FileSystem, path: str) -> Block | None:
-    """Return the last block of an index file, or None unless the block is small and intact."""
+    """Return the last block of an index file; None if there is none, or if it is damaged or too long."""
     try:
         file = fs.open(path)
     except FileNotFoundError:
@@ -928,7 +931,7 @@ def _walk_epochs(segments: Sequence[Segment], end_offset: int) -> LeaderEpochs:
 
 
 def _records_at(view: memoryview, position: int) -> int:
-    """Return the number of records that the batch headers from ``position`` on show, but at least 1."""
+    """Return the sum of the record counts in the batch headers at and after ``position``, but at least 1."""
     count = 0
     while position < len(view):
         try:

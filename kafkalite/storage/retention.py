@@ -2,9 +2,9 @@
 
 Kafka's rules: only whole segments below ``up_to`` (the high watermark) are removed, oldest first. A segment
 is removed if it is below the log start, if its largest timestamp is older than ``retention.ms``, or if the
-log without it still has ``retention.bytes``. The active segment is planned for removal only together with a
-roll, so that a log always has a segment. A segment without any timestamp does not expire. A segment without
-records, left by compaction, is removed together with the next segment that has records.
+rest of the log still has at least ``retention.bytes``. The active segment is planned for removal only
+together with a roll, so that a log always has a segment. A segment without any timestamp does not expire. A
+segment without records, left by compaction, is removed together with the next segment that has records.
 """
 
 from __future__ import annotations

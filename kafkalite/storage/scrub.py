@@ -1,4 +1,4 @@
-"""Checks segments that may not be read for long, to find damage while another replica is sound (R53).
+"""Checks segments that may not be read for long, to find damage while another replica is intact (R53).
 
 A check reads the file of one segment in parts. Each part may run in any thread: it uses its own file
 descriptor and changes nothing of the segment. ``Log.finish_scrub`` decides whether the found damage counts.
@@ -53,7 +53,8 @@ class SegmentScrub:
         return self.finding is not None or self._position >= self._end_position
 
     def run(self) -> int:
-        """Check the next batches, about CHUNK_BYTES of them. Return their size. Raises OSError."""
+        """Check the next batches, about CHUNK_BYTES of them. Return the number of bytes checked. Raises
+        OSError."""
         position = self._position
         try:
             self._check_chunk()
@@ -87,7 +88,8 @@ class SegmentScrub:
             raise CorruptBatchError(f"the end at offset {self._offset}")
 
     def _read(self, length: int) -> bytes:
-        """Return up to ``length`` bytes from the position on. Raises CorruptBatchError if there are none."""
+        """Return up to ``length`` bytes at the current position of the check. Raises CorruptBatchError if
+        there are none."""
         data = self._file.read_at(self._position, min(length, self._end_position - self._position))
         if not data:
             raise CorruptBatchError("the end of the file")

@@ -82,7 +82,8 @@ class Checked(NamedTuple):
 
 
 class SoundPart(NamedTuple):
-    """The exclusive end of a segment's intact start, and the number of lost offsets behind it."""
+    """The intact start of a segment, up to ``end_offset`` (exclusive). ``lost`` is the number of later
+    offsets that no intact batch contains."""
 
     end_offset: int
     lost: int
@@ -217,7 +218,7 @@ class Segment:
     # --- writing ---------------------------------------------------------------------------------------
 
     def append(self, batches: Buffer, base_offset: int, last_offset: int, max_timestamp_ms: int) -> None:
-        """Write one batch after the last one. Raises DiskFullError, with nothing changed, and OSError.
+        """Write a batch at the end of the segment. Raises DiskFullError, with nothing changed, and OSError.
 
         After an OSError the segment must not be appended to again.
         """
@@ -291,7 +292,8 @@ class Segment:
         self._last_base_offset = base_offset
 
     def _grow(self, end: int) -> None:
-        """Allocate space up to ``end`` plus a reserve for small files (R26), and more if the disk has room.
+        """Allocate space up to ``end`` plus RESERVE_BYTES at most, and more if the disk has room. The reserve
+        is released when a full disk has no space for a small file (R26).
 
         Raises DiskFullError, with nothing changed.
         """
@@ -325,7 +327,7 @@ class Segment:
 
     @property
     def has_space_ahead(self) -> bool:
-        """Whether space is allocated behind the content; False if the file has not been opened yet."""
+        """Whether space is allocated after the content; False if the file has not been opened yet."""
         return self.allocated_bytes != self.size_bytes
 
     def close_for_append(self) -> None:
@@ -389,8 +391,7 @@ class Segment:
         raise self.damaged(start, f"a batch with offset {offset}", "none")
 
     def read(self, offset: int, max_bytes: int, up_to: int, at_least_one: bool) -> Run:
-        """Return complete batches below ``up_to`` (exclusive), beginning with the one that contains
-        ``offset``.
+        """Return complete batches below offset ``up_to``, beginning with the one that contains ``offset``.
 
         Returns as many as fit in ``max_bytes``, and always the first one if ``at_least_one``.
         """
@@ -454,9 +455,10 @@ class Segment:
         self._verified_tail = from_position
 
     def sound_part(self) -> SoundPart:
-        """Return how far the batches are intact, and how many offsets behind that have no intact batch.
+        """Return the end offset of the intact batches at the start of the segment, and the number of later
+        offsets that no intact batch contains.
 
-        Reads the whole segment: only for one that is known to be damaged.
+        Reads the whole segment, so call it only for a segment that is known to be damaged.
         """
         position, offset = 0, self.base_offset
         length = min(self.size_bytes, self.file.size())
@@ -637,8 +639,8 @@ class Segment:
         return NO_OFFSET if self._last_base_offset == _UNKNOWN else self._last_position
 
     def has(self, block: Block) -> bool:
-        """Whether the file has the batches that ``block`` names (R42). Also True if the block belongs to
-        another log or names no last batch."""
+        """Whether the file has the two batches whose CRCs are in ``block`` (R42). Also True if the block
+        belongs to another log or has no CRC of a last batch."""
         if block.owner != self.owner or not block.tail_crc:
             return True
         found = self.fingerprint(block.tail_position)

@@ -91,7 +91,8 @@ class SegmentList:
         return buffers, size_bytes, next_offset
 
     def find_bytes(self, start_offset: int, end_offset: int, max_bytes: int) -> BytesEnd:
-        """Implements ``Log.offset_for_bytes`` for a non-empty range within the log."""
+        """Implements ``Log.offset_for_bytes``. The caller ensures that the range is not empty and within the
+        log."""
         first, last = self.number_of(start_offset), self.number_of(end_offset - 1)
         start = self.segments[first].find(start_offset)
         stop = self.segments[last].end_position(self.segments[last].find(end_offset - 1))
@@ -190,7 +191,8 @@ class SegmentList:
             segment.release()
 
     def release_idle(self) -> int:
-        """Close files and maps unused since the last call. Return the number of segments that had any."""
+        """Close files and maps unused since the last call. Return the number of segments whose files were
+        closed."""
         released = 0
         for segment in self.segments:
             if segment.used:

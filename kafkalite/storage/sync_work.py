@@ -28,7 +28,7 @@ from kafkalite.storage.segment import Segment, read_crc
 
 @dataclass(slots=True, eq=False)
 class SyncState:
-    """The unsynced changes of a log on disk, except the batches of its active segment.
+    """The changes of a log that are not synced yet, except the batches of its active segment.
 
     Invariants: ``unsynced`` are the closed segments with unsynced bytes, in order of offsets.
     ``names_synced`` <= ``names_changed``.
@@ -113,7 +113,8 @@ class SyncState:
         return path, encode_leader_epochs(epochs, truncations)
 
     def write_epochs(self, epochs: list[EpochEntry], truncations: int) -> None:
-        """Write the leader-epochs file outside of a sync round if it has changed. Its name is not synced."""
+        """Write the leader-epochs file outside of a sync round if its content has changed. The name is not
+        synced."""
         epochs_file = self._epochs_file(epochs, truncations)
         self.saved_epochs = epochs
         self.take_over_epochs()

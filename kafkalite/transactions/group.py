@@ -6,9 +6,9 @@ records belong to the result. One decision commits them, aborts all other writer
 and records the batch as the last decided one. So each batch is decided once, and a repeated request gets the
 first result.
 
-The last decision is removed some time after the group is retired. After that its name is unknown, and a batch
-under an unknown name is the first one of a new application. So a retired application must not repeat its last
-batch.
+The last decision is removed some time after the group is retired. After that the group's name is unknown, and
+a batch under an unknown name is the first one of a new application. So a retired application must not repeat
+its last batch.
 
 The next writer that joins reuses the producer id of a completed writer, with the next epoch. Otherwise each
 task of each batch would leave producer state in every partition to which it wrote.
@@ -119,7 +119,8 @@ class TransactionGroup:
         _, self.last_batch_id, self.last_winners, self.retired_ms = result
 
     def put(self, writer: Transaction) -> None:
-        """Replay a transaction record. ``writer`` replaces any earlier transaction of its producer id."""
+        """Replay a transaction record. ``writer`` replaces the earlier transaction of the same producer id,
+        if any."""
         producer_id = writer.producer_id
         assert producer_id != NO_PRODUCER_ID
         earlier = self.writers.get(producer_id)

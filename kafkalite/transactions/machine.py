@@ -475,8 +475,8 @@ class TransactionMachine:
 
 
 def _check_not_ending(transaction: Transaction) -> None:
-    """Raise ConcurrentTransactionsError while markers are being written, or InvalidTxnStateError if the
-    transaction of a group's writer has ended."""
+    """Raise ConcurrentTransactionsError while markers are being written, or InvalidTxnStateError if
+    ``transaction`` belongs to a group's writer and has ended."""
     if transaction.state in PREPARED:
         raise ConcurrentTransactionsError(
             f"the markers of {transaction.name!r}'s last transaction are being written"

@@ -18,16 +18,18 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
+from kafkalite.client.admin.admin import Admin
 from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import KafkaliteError
 from kafkalite.model import TopicPartition
 from kafkalite.records.header import HEADER_BYTES
 from kafkalite.storage import layout
+from kafkalite.storage.accept_loss import accept_loss
 from kafkalite.storage.damage import find_batch, intact_runs
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.testing.sim.simulation import Violation
 from proof.damage.kinds import ACTIVE, DIRECTORY, Kind, Tree, copy_tree, damage_log, restore_tree
-from proof.sim.nodes import DATA_PATH, SimNode
+from proof.sim.nodes import CLUSTER_SECRET, DATA_PATH, SimNode
 from proof.sim.stage import Stage, Story, play
 from proof.sim.workload import CLIENT_SETTINGS
 
@@ -141,7 +143,8 @@ async def older_copy(stage: Stage) -> str | None:
     victim.start()
     await stage.until(lambda: victim.is_running)
     await stage.whole()
-    if any(layout.DAMAGED_SUFFIX in name for name in fs.list_dir(DATA_PATH)):
+    suffixes = (layout.REPLACED_SUFFIX, layout.DAMAGED_SUFFIX)
+    if any(suffix in name for name in fs.list_dir(DATA_PATH) for suffix in suffixes):
         return None
     return f"R51: node {victim.node_id} goes on with the replicas of an older copy"
 
@@ -167,10 +170,11 @@ async def damage_while_leading(stage: Stage) -> str | None:
 async def damage_everywhere(stage: Stage) -> str | None:
     """Each replica's log loses another batch, which only scrubs and fetches find (R52).
 
-    No replica can complete another one. All must wait with their own logs, from which an operator chooses.
+    No replica can complete another one. All must wait with their own logs, until an operator accepts the loss
+    of one batch in one of them, and lets that replica lead.
     """
     await stage.open(KEY.topic)
-    await stage.on("writer", _write(stage, FIRST, 0))
+    told = await stage.on("writer", _write(stage, FIRST, 0))
     topic = stage.observer.image.topics[KEY.topic]
     directory = layout.join(DATA_PATH, layout.log_directory_name(topic.topic_id, KEY.partition))
     path = layout.join(directory, layout.segment_file_name(0, layout.LOG_SUFFIX))
@@ -195,7 +199,24 @@ async def damage_everywhere(stage: Stage) -> str | None:
         left = _intact_records(node, path)
         if left < before:
             return f"R52: the log of node {node.node_id} had {before} intact records and now has {left}"
+    chosen = stage.nodes[0]
+    await chosen.stop()
+    await stage.until(lambda: chosen.state == "down")
+    lost = accept_loss(chosen.host.filesystem, directory).lost_records
+    chosen.start()
+    await stage.until(lambda: chosen.is_running)
+    await stage.on("admin", _elect_unclean(stage))
+    await stage.whole()
+    await stage.until(lambda: stage.observer.unconverged() is None)
+    found = await stage.on("reader", _read(stage))
+    if (lost, len(found)) != (1, len(told) - 1):
+        return f"R52: {len(found)} of {len(told)} records are left, although only one was lost: {found[:1]}"
     return None
+
+
+async def _elect_unclean(stage: Stage) -> None:
+    async with Admin(stage.bootstrap, **CLIENT_SETTINGS) as admin:
+        await admin.elect_leaders([KEY], is_unclean=True, cluster_secret=CLUSTER_SECRET)
 
 
 def _intact_records(node: SimNode, path: str) -> int:

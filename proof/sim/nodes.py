@@ -15,6 +15,7 @@ BROKER_PORT: Final = 9092
 CONTROLLER_PORT: Final = 9093
 FIRST_CONTROLLER_ID: Final = 101
 DATA_PATH: Final = "/data"
+CLUSTER_SECRET: Final = "a secret of the simulation"
 
 
 class SimNode:
@@ -165,7 +166,7 @@ def make_nodes(
         common = {
             "controller_quorum_voters": voters,
             "cluster_id": "simulated-cluster-0000",
-            "cluster_secret": "a secret of the simulation",
+            "cluster_secret": CLUSTER_SECRET,
         }
         if others:
             common["process_roles"] = "broker" if node.is_broker else "controller"

@@ -299,5 +299,5 @@ async def test_a_replica_damaged_on_the_disk_is_fetched_again(is_leader: bool) -
         await cluster.start(victim)
         await settled(cluster)
         assert_identical(cluster)
-        assert disk.exists(f"{directory}.damaged-1")
+        await eventually(lambda: disk.exists(f"{directory}.damaged-1"))
         assert [record.value for record in await cluster.records("t")] == values

@@ -203,6 +203,7 @@ async def test_damage_is_never_served_and_discarded_data_is_replicated_again(
                 assert (await admin.elect_leaders([own]))[own] == 2
             await read(cluster.bootstrap_servers, own)
             await cluster.wait(is_whole=True, brokers=3, limit_s=HEALING_LIMIT_S)
+            await eventually(lambda: list(data.glob(f"{damaged.parent.name}.damaged-*")))
             (kept,) = data.glob(f"{damaged.parent.name}.damaged-*")
             assert await verified(damaged.parent) == 0
             assert (kept / damaged.name).exists()

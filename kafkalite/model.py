@@ -139,7 +139,7 @@ _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def topic_name_problem(name: str) -> str | None:
-    """Return why ``name`` is not a valid topic name (S14: 1 to 249 of [a-zA-Z0-9._-]), or None."""
+    """Return why ``name`` is no valid topic name (S14: 1 to 249 of [a-zA-Z0-9._-]); None if it is valid."""
     if not name:
         return "a topic name must not be empty"
     if name in {".", ".."}:

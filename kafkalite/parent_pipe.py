@@ -1,4 +1,4 @@
-"""Lets child processes end with their parent, even if that is killed by SIGKILL.
+"""Lets child processes end with their parent, even if the parent is killed by SIGKILL.
 
 The parent keeps the write end of a pipe open as long as it lives. Its children get the read end as their
 standard input and watch it: the end of the stream shows that the parent has ended. This works on every system
@@ -30,7 +30,10 @@ def stdin_for_children() -> int:
 
 
 def stop_with_parent() -> None:
-    """If PARENT_PIPE is set, stop this process by SIGTERM when its parent ends, and by exit if that hangs."""
+    """If PARENT_PIPE is set, stop this process when its parent ends.
+
+    Sends SIGTERM to this process, and exits STOP_LIMIT_S later if it has not stopped by then.
+    """
     if os.environ.pop(PARENT_PIPE, None):
         threading.Thread(target=_watch, name="parent", daemon=True).start()
 

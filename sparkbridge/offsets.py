@@ -78,8 +78,10 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """The end of a batch, at which the next one starts. ``from_`` has the batch's start in the partitions
-    that its start offset lacks."""
+    """The end offset of a batch, at which the next batch starts.
+
+    ``from_`` has the starts of the partitions that the start offset of the same batch lacks.
+    """
 
     positions: Positions
     ids: dict[str, str] = field(default_factory=dict)

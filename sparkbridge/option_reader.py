@@ -70,8 +70,10 @@ def row(
 
 
 def declared(*rows: SparkOption) -> Any:
-    """Return a dataclass field that declares these options. If there is only one, the field gets its
-    value."""
+    """Return a dataclass field that declares these options.
+
+    If there is only one option, ``OptionReader.values_of`` returns its value as the value of the field.
+    """
     return field(metadata={"options": rows})
 
 
@@ -102,7 +104,7 @@ def rows_of(cls: Any) -> tuple[SparkOption, ...]:
 
 
 class OptionReader:
-    """Reads the options of one source or sink. ``registry`` declares the settings of its client."""
+    """Reads the options of one source or sink. ``registry`` declares the client settings."""
 
     def __init__(
         self,

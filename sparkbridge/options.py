@@ -410,8 +410,7 @@ def _check_subscription(given: OptionReader) -> None:
 
 
 def _starting(given: OptionReader, group_id: str | None) -> StartingSpec:
-    """Return the start from the first option that is set: startingTimestamp, startingOffsetsByTimestamp,
-    startingOffsets."""
+    """Return the start from the first starting option that is set; by default latest (batch: earliest)."""
     is_latest = given.value("startingOffsetsByTimestampStrategy") == "latest"
     spec: StartingSpec | None = None
     for name in ("startingTimestamp", "startingOffsetsByTimestamp"):
@@ -437,11 +436,7 @@ def _starting(given: OptionReader, group_id: str | None) -> StartingSpec:
 
 
 def _ending(given: OptionReader) -> EndingSpec | None:
-    """Return the end from the first option that is set: endingTimestamp, endingOffsetsByTimestamp,
-    endingOffsets.
-
-    Return None for a stream without an end.
-    """
+    """Return the end from the first ending option that is set; None for a stream without an end."""
     for name in ("endingTimestamp", "endingOffsetsByTimestamp"):
         text = given.value(name)
         if text is not None:

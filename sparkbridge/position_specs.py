@@ -23,7 +23,7 @@ Kind = Literal["earliest", "latest", "offset", "back", "group", "time", "ago"]
 
 
 class Where(NamedTuple):
-    """A position in a partition. ``value``: an offset, a count back from the end, or ms, as ``kind`` says."""
+    """A position in a partition. ``value`` is an offset, a count back from the end, or ms: see ``kind``."""
 
     kind: Kind
     value: int = 0
@@ -36,7 +36,7 @@ GROUP: Final = Where("group")
 
 @dataclass(frozen=True, slots=True)
 class PositionSpec:
-    """Requested positions, for all partitions, by topic or by partition. ``option``: its name in errors."""
+    """The positions that the option ``option`` requests: for all partitions, by topic or by partition."""
 
     option: str
     everywhere: Where | None = None
@@ -56,7 +56,7 @@ class PositionSpec:
 
 @dataclass(frozen=True, slots=True)
 class StartingSpec(PositionSpec):
-    """Where a query starts. ``is_latest_without_match``: a time after the last record means the end."""
+    """Where a query starts. With ``is_latest_without_match``, a time after the last record means the end."""
 
     is_latest_without_match: bool = False
 

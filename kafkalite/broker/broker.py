@@ -219,7 +219,8 @@ class Broker:
     def intercept(self, interceptor: Interceptor | None) -> None:
         """Call ``interceptor`` with every request before its handler, so that tests can inject faults.
 
-        None removes the interceptor.
+        If it returns a response, the broker sends that response and does not call the handler. If
+        ``interceptor`` is None, the current interceptor is removed.
         """
         self._dispatcher.interceptor = interceptor
 
@@ -666,5 +667,5 @@ class Broker:
 
 
 def _unexpected(error: BaseException) -> BaseException | None:
-    """Return ``error`` if its traceback is to be logged: an error of kafkalite names its cause itself."""
+    """Return ``error`` if its traceback must be logged, or None for a KafkaliteError: it names its cause."""
     return None if isinstance(error, KafkaliteError) else error

@@ -165,7 +165,7 @@ def _print_for_people(document: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def _some_broker(current: Invocation) -> AsyncIterator[str]:
-    """Yield a name for the broker to measure: the one given by -b, or an embedded one started here."""
+    """Yield a text that names the measured broker: the one given by -b, or an embedded one started here."""
     if current.bootstrap_source != "default":
         yield current.bootstrap_servers
         return

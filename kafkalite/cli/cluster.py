@@ -89,8 +89,8 @@ async def _view_of_all(
 ) -> tuple[ClusterView, DescribeQuorumResponse | None, list[RecoveringPartition], list[str]]:
     """Return (cluster view, controller quorum, partitions in recovery, result of ``look_at_disks``).
 
-    Without an active controller, the quorum is None and no partition is in recovery. The same holds for
-    either of the two if the request for it fails.
+    Without an active controller, the quorum is None and the list of partitions is empty. Each of the two also
+    has this value if its request fails.
     """
     view = await look(client)
     refusals = await look_at_disks(client, view)

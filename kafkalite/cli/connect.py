@@ -44,7 +44,7 @@ def _config(invocation: Invocation, registry: OptionRegistry, defaults: dict[str
 
 
 def _check_known(name: str) -> None:
-    """Raise UsageError unless a producer or consumer defines the property."""
+    """Raise UsageError unless a producer or consumer defines the property ``name``."""
     from kafkalite.client.config import CONSUMER_OPTIONS, PRODUCER_OPTIONS
 
     if name in PRODUCER_OPTIONS or name in CONSUMER_OPTIONS:

@@ -166,7 +166,7 @@ class _Job:
     _open: dict[TopicPartition, Span] = field(default_factory=dict)  #: spans that are not finished
 
     async def run(self, current: Invocation) -> None:
-        """Print the records. Raises TimedOutError if --timeout passes before the count or the end."""
+        """Print the records. Raises TimedOutError if --timeout passes before the count or end is reached."""
         deadline = None if self.timeout_ms is None else time.monotonic() + self.timeout_ms / 1000
         async with connect.admin(current) as admin:
             partitions = await partitions_of(admin, self.topics, self.wanted)

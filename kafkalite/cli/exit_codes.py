@@ -38,7 +38,7 @@ INTERRUPTED: Final = 130
 
 
 class NotFoundError(KafkaliteError):
-    """An object that the user named does not exist, and the broker has no error code for it."""
+    """An object that the user named does not exist, and no error of a broker reports this."""
 
 
 class ExistsAlreadyError(KafkaliteError):

@@ -27,7 +27,7 @@ _IDLE_S: Final = 3.0
 
 
 def patience_ms(deadline: float | None) -> int:
-    """Return the time limit of the next poll in ms; 0 or less if the monotonic ``deadline`` has passed."""
+    """Return the time limit of the next poll (ms): at most 0 after ``deadline``, in monotonic seconds."""
     if deadline is None:
         return _POLL_MS
     return min(_POLL_MS, int((deadline - time.monotonic()) * 1000))
@@ -64,7 +64,7 @@ class GroupJob:
     _was_idle: bool = False
 
     async def run(self, current: Invocation) -> None:
-        """Print the records. Raises TimedOutError if --timeout passes before the count or the end."""
+        """Print the records. Raises TimedOutError if --timeout passes before the count or end is reached."""
         settings = {
             "group.id": self.group_id,
             "enable.auto.commit": False,
@@ -104,7 +104,7 @@ class GroupJob:
         return bool(held) and all((consumer.position(tp) or 0) >= self._ends[tp] for tp in held)
 
     def _is_idle(self, consumer: Consumer) -> bool:
-        """Whether this member has had no partition for _IDLE_S seconds. Prints a warning when this begins."""
+        """Whether this member has had no partition for _IDLE_S seconds. Warns when it begins to be idle."""
         now = time.monotonic()
         if consumer.assignment():
             self._held_at = now

@@ -60,9 +60,9 @@ Strategy = Callable[[TopicPartition, Place], "int | None"]
 
 
 def strategy_of(chosen: Mapping[str, Any], offsets: Mapping[TopicPartition, int]) -> Strategy:
-    """Return the strategy that the only given option in ``chosen`` selects.
+    """Return the strategy for the option that was given. ``chosen`` has the values of all such options.
 
-    ``offsets`` are the offsets of --from-file. Raises UsageError unless exactly one option is given.
+    ``offsets`` are the offsets of --from-file. Raises UsageError unless exactly one option was given.
     """
     given = [name for name in _STRATEGIES if chosen[name] not in (None, False)]
     flags = ", ".join("--" + name.replace("_", "-") for name in _STRATEGIES)

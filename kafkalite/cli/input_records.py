@@ -48,7 +48,7 @@ class RecordDefaults:
 
 
 class RecordReader:
-    """Parses the chunks of one file. ``finish`` returns the last records. Both methods raise InputError."""
+    """Parses one file: ``feed`` takes chunks, ``finish`` returns the last records. Both raise InputError."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ class LazyCommand(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """A group of commands. ``lazy`` has them by name. A command is imported when it is first used."""
+    """A group whose commands are imported when they are first used. ``lazy`` maps their names to them."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -210,7 +210,7 @@ def quorum(check: bool) -> None:
 
 
 def _check(seen: DescribeQuorumResponse) -> None:
-    """Raise CheckFailedError if the quorum has no leader or a voter is silent."""
+    """Raise CheckFailedError if the quorum has no leader or a voter has sent no message for too long."""
     if seen.leader_id < 0:
         raise CheckFailedError("the quorum has no leader")
     silent = silent_voters(seen)

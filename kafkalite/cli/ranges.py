@@ -7,7 +7,7 @@
     bound  = "start" | "end" | N | "+N" | "-N"           +N: N after the log start; -N: N before the log end
 
 A single ``+10`` or ``42`` has no end; ``:end`` stops at the log end at the time of resolution. Both
-times may be relative to now (``-1h``); a right-hand ``+5m`` is relative to the left one.
+times may be relative to now (``-1h``); a right-hand ``+5m`` is relative to the left time.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ def stop_signals(before_exit: Callable[[], None] = lambda: None) -> Iterator[asy
 
 
 async def finishes_first(work: Coroutine[Any, Any, object], stopped: asyncio.Future[Any]) -> bool:
-    """Run ``work`` until it or ``stopped`` completes. Return whether ``work`` did, or raise its error."""
+    """Run ``work`` and return True, or cancel ``work`` and return False when ``stopped`` completes."""
     import asyncio
 
     task = asyncio.ensure_future(work)

@@ -34,7 +34,7 @@ def topic() -> None:
 
 
 async def _each(names: tuple[str, ...], act: Callable[[str], Awaitable[None]]) -> None:
-    """Call ``act`` for each name. Of several names, print each error. Raises the errors of ``_raise_any``."""
+    """Call ``act`` for each name; print errors if there are several names. Raises as ``_raise_any`` does."""
     failures: list[KafkaliteError] = []
     for name in names:
         try:

@@ -180,7 +180,7 @@ def _hanging(
 ) -> tuple[TopicPartition, int, int] | None:
     """Return the hanging transaction to abort: (partition, producer id, first offset).
 
-    Returns None if ``name`` is given instead. Raises UsageError.
+    Returns None if the transaction is given by ``name``, its transactional id. Raises UsageError.
     """
     if hanging is None:
         if name is None:

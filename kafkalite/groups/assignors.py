@@ -103,7 +103,7 @@ def _uniform_mixed(members: Subscribers, counts: Counts, previous: Targets) -> d
 
 
 def _level(owned: dict[str, set[TopicIdPartition]], subscribers: Mapping[str, list[str]]) -> None:
-    """Move partitions in ``owned`` to a subscriber that has at least two fewer, while there is one.
+    """Move partitions in ``owned`` to subscribers that have at least two fewer, until there are none.
 
     Each move decreases the sum of the squared loads, so the loop ends.
     """

@@ -61,7 +61,8 @@ class GroupChange:
         self._record(record_codec.SUBSCRIPTION, subscription, member_id)
 
     def remove(self, member_ids: Iterable[str]) -> None:
-        """Remove members that leave or are expelled. Other members may take over their partitions at once."""
+        """Remove members that leave or are expelled. Other members may take over the partitions of the
+        removed members at once."""
         group_id = self._group.group_id
         for member_id in member_ids:
             del self.members[member_id]

@@ -49,8 +49,8 @@ class Offsets:
                 del self._packed[topic]
 
     def get(self, topic: str, partition: int) -> OffsetValue | None:
-        """Return the committed offset of a partition, or None. The caller must check that its topic id is
-        current."""
+        """Return the committed offset of a partition, or None. The caller must check that the offset's topic
+        id is current."""
         partitions = self._packed.get(topic)
         packed = partitions.get(partition) if partitions is not None else None
         value: OffsetValue | None = parse(OFFSET, packed)[0] if packed is not None else None

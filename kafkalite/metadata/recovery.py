@@ -118,7 +118,7 @@ def is_compared(
     """Whether enough replicas have reported to know which has the most complete log (R46).
 
     Either at least ``min_isr`` (2 or more) members of the ISR and ELR have reported, and no reported log is
-    damaged. Or all members have reported, and at least two replicas have, or ``waited_ms`` is at least
+    damaged. Or all members have reported, and either at least two replicas have, or ``waited_ms`` is at least
     COMPARE_WAIT_MS.
     """
     members = state.isr + state.elr

@@ -9,8 +9,8 @@ envelopes of at most ``SMALL_ENVELOPE_BYTES``, which are nearly all of the traff
 costs a bounded amount of memory, whatever the bytes claim.
 
 ``read(stream)`` reads a larger envelope field by field. Before anything is allocated, every count is compared
-with the remaining bytes, divided by the smallest size of an element. Elements without a field in the struct
-are not unpacked. So a refused envelope costs no more memory than its valid beginning justifies (S2,
+with the remaining bytes, divided by the smallest size of an element. Elements for which the struct has no
+field are not unpacked. So a refused envelope costs no more memory than its valid beginning justifies (S2,
 CVE-2026-111108 in Kafka).
 
 Reading raises only RemoteProtocolError, writing only LocalProtocolError.
@@ -169,7 +169,7 @@ def decode(cls: type[M], data: Buffer) -> M:
 def _open(
     envelope: Buffer, width: int, what: str, max_items: int, max_partitions: int = sys.maxsize
 ) -> list[Any]:
-    """Return the fields of the envelope. The last field is the unpacked body, or a Stream that reads it."""
+    """Return the ``width`` fields of the envelope. The last one is the unpacked body, or a Stream of it."""
     if len(envelope) > SMALL_ENVELOPE_BYTES:
         stream = Stream(envelope, max_items, max_partitions)
         opened: list[Any] = stream.guarded(lambda stream: stream.open(width, what))
@@ -244,7 +244,10 @@ class Stream:
         return count
 
     def spend_partitions(self, count: int, where: str) -> None:
-        """Count ``count`` more partitions of the request. Raises RemoteProtocolError above the limit."""
+        """Lower the number of partitions that the request may still name by ``count``.
+
+        Raises RemoteProtocolError if the number was less.
+        """
         self._partitions_left -= count
         if self._partitions_left < 0:
             raise RemoteProtocolError(

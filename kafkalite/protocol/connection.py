@@ -102,8 +102,8 @@ class ServerConnection:
     """The server's end of a connection.
 
     ``max_envelope_bytes`` and ``max_payload_bytes`` (inclusive) apply after the client has sent ApiVersions.
-    ``max_partitions`` (inclusive) limits the partitions that one request may name. To bound its time, each
-    call returns at most ``requests_per_turn`` requests, or decodes a part of one large request.
+    ``max_partitions`` (inclusive) limits the partitions that one request may name. Each call returns at
+    most ``requests_per_turn`` requests, or decodes a part of one large request, so that its time is bounded.
     ``next_requests`` returns the rest.
     """
 
@@ -194,7 +194,7 @@ class ServerConnection:
         self._keep_frames()
 
     def _keep_frames(self) -> None:
-        """Move complete frames out of the receive buffer, which needs the space, without decoding them."""
+        """Move complete frames out of the receive buffer to free its space, without decoding them."""
         frames = self._unread_frames
         try:
             while self._is_open and not self._is_damaged and (frame := self._reader.next_frame()) is not None:

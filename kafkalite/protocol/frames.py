@@ -63,7 +63,7 @@ def encode_frame(envelope: bytes, payload_parts: Iterable[Buffer] = ()) -> list[
 
 
 class _Lender(BytesIO):
-    """A BytesIO whose buffer a memoryview uses. ``close`` does nothing: it would fail while that exists."""
+    """A BytesIO with a memoryview of its buffer. ``close`` does nothing: with the view it would fail."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
 """The metadata log: the ``Quorum`` interface, its implementations, and the controller that uses it.
 
-``ControllerNode`` appends an entry only if it was decided on the newest state, and receives committed
-entries in order. ``quorum.Quorum`` is this interface. It has three implementations:
+``ControllerNode`` uses the interface ``quorum.Quorum``: it appends an entry only if that was decided on the
+newest state, and receives committed entries in order. The interface has three implementations:
 
 - ``SingleQuorum``: for one node, without the Raft library.
 - ``RaftQuorum``: for several voters. ``node`` runs on the Raft loop (``runner``) and uses ``transport`` and

@@ -258,7 +258,7 @@ class ControllerNode:
         await self._quorum.read_index()
 
     def _fenced_offset(self, node_id: int) -> int:
-        """Return the metadata offset that a fenced broker must replay before it is unfenced, or 0."""
+        """Return the metadata offset that a fenced broker must replay to be unfenced; else 0."""
         if self.image.brokers[node_id].is_fenced:
             return self._fenced_offsets.setdefault(node_id, self.image.metadata_offset)
         self._fenced_offsets.pop(node_id, None)
@@ -337,7 +337,7 @@ class ControllerNode:
                 return
 
     def describe_recovery(self) -> DescribeRecoveryResponse:
-        """Return the partitions that wait for a leader, and all damaged and suspect replicas.
+        """Return the partitions that wait for a leader, and all damaged and unverified replicas.
 
         Raises NotControllerError if this node is not the active controller.
         """

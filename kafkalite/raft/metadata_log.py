@@ -60,7 +60,7 @@ class MetadataLog:
         """Read the files and truncate a torn tail; create or convert the files if necessary.
 
         If ``allow_new`` is False, a directory without a journal is refused. ``known_offset``, if given, is
-        the offset that an earlier session of the only node had reached: a log that ends below it is an older
+        the offset that a single-node cluster had reached before: a log that ends below it is an older
         copy, and is refused (R25). Raises CorruptLogError, StorageError, DataDirectoryError,
         StorageExhaustedError, LogOfflineError.
         """

@@ -350,7 +350,8 @@ class RaftNode:
     def propose(self, command: bytes, done: Done) -> None:
         """Propose a command, and post ``done(outcome, is_known)`` later.
 
-        (None, True): the command has no effect. (None, False): the outcome is unknown.
+        (Outcome, True): the entry is committed and applied. (None, True): the command has no effect.
+        (None, False): the outcome is unknown.
         """
         if not self.is_running:
             self._post([(done, None, True)])

@@ -143,7 +143,10 @@ class Voter(RaftAdapter):
             self.set_deadline(0.0)
 
     def read_index(self, done: ReadDone) -> None:
-        """Call ``done(True)`` once every entry committed anywhere before this call is applied here (R19)."""
+        """Call ``done(True)`` once every entry committed anywhere before this call is applied here (R19).
+
+        Call ``done(False)`` if this node does not lead or stops leading.
+        """
         own_id = self.selfNode.id
         if self.leader() != own_id:
             done(False)

@@ -153,7 +153,8 @@ class ByFunction:
         self._otherwise = RoundRobinPerBatch()
 
     def partition(self, topic: str, key: bytes | None, value: bytes | None, partition_count: int) -> int:
-        """Return the function's partition. Raises RecordError if the topic does not have it."""
+        """Return the partition that the function chooses. Raises RecordError if the topic has no such
+        partition."""
         chosen = self._function(topic, key, value, partition_count)
         if chosen is None:
             return self._otherwise.partition(topic, key, value, partition_count)

@@ -257,8 +257,8 @@ class Partition:
 
     @property
     def last_stable_offset(self) -> int:
-        """Return where read_committed ends, exclusive: at the first transaction that is open or whose
-        marker is not committed, or at the high watermark (R33). May read headers; raises the log's
+        """Return the exclusive end of read_committed: the first offset of the oldest transaction that is open
+        or whose marker is not committed, or else the high watermark (R33). May read headers; raises the log's
         StorageErrors."""
         return self.log.last_stable_offset(self.high_watermark)
 
@@ -285,10 +285,10 @@ class Partition:
     def become_leader(self, state: PartitionState, *, now_ms: int = 0, known_high_watermark: int = 0) -> bool:
         """Lead in the epoch of ``state``, or apply its in-sync set if this replica leads in it already.
 
-        ``known_high_watermark`` is the high watermark in the metadata. A log that ends below it has lost
-        committed records, and goes offline as damaged (R48). Otherwise the high watermark begins at the
-        largest known one. In the current epoch, an older ``state`` changes nothing. Returns whether the high
-        watermark moved.
+        ``known_high_watermark`` is the high watermark in the metadata. A log that ends below that high
+        watermark has lost committed records, and goes offline as damaged (R48). Otherwise the leader begins
+        with the largest high watermark that it knows. In the current epoch, an older ``state`` changes
+        nothing. Returns whether the high watermark moved.
         """
         assert state.leader == self._broker_id, f"{self.key} is led by {state.leader}"
         leader = self._leader
@@ -670,7 +670,7 @@ class Partition:
         return OffsetAndTimestamp(found[1], found[0], epoch)
 
     def end_offset_for_epoch(self, leader_epoch: int) -> EpochEnd:
-        """Return the largest known epoch not above ``leader_epoch``, and its end, exclusive (R4)."""
+        """Return the largest known epoch that is at most ``leader_epoch``, and its end, exclusive (R4)."""
         self._leading()
         return self.log.end_offset_for_epoch(leader_epoch)
 
@@ -766,8 +766,8 @@ class Partition:
         """Return the change of the in-sync set to request from the controller, or None (R12, R15).
 
         First ends the waits for replicas that have joined or are late. Returns None also while the
-        controller's response is awaited; if it is lost or a refusal, call ``on_undecided``. ``live`` returns
-        a node's broker epoch if the node is unfenced and not shutting down, else None.
+        controller's response is awaited; if the response is lost or is a refusal, call ``on_undecided``.
+        ``live`` returns a node's broker epoch if the node is unfenced and not shutting down, else None.
         """
         leader = self._leader
         if leader is None:

@@ -2,7 +2,7 @@
 
 Every intact batch stays at its offset. Gap batches, as compaction writes them, take the place of the offsets
 that no intact batch has, up to the last offset that is known to have been synced. So consumers continue after
-them, and no offset is used twice. The damaged files are kept beside the new ones.
+the lost offsets, and no offset is used twice. The damaged files are kept beside the new ones.
 
 The repair blocks, and needs a directory that no broker uses. If it is interrupted, it can be repeated.
 """
@@ -84,7 +84,8 @@ def accept_loss(fs: FileSystem, directory: str) -> AcceptedLoss:
 
 
 def _accept_older_metadata(fs: FileSystem, directory: str) -> AcceptedLoss:
-    """Forget how far this node had the metadata, so that it starts with the copy in ``directory`` (R25)."""
+    """Remove the recorded metadata offset of this node, so that it starts with the older copy in
+    ``directory`` (R25)."""
     data_directory = layout.parent(directory)
     lock = fs.lock(layout.join(data_directory, layout.LOCK_FILE))
     try:
@@ -213,7 +214,8 @@ class _Repair:
         )
 
     def _runs(self, segment: Segment, view: memoryview, at: int) -> Iterator[Intact]:
-        """Yield the runs of intact batches in a segment. A segment of another log has none (R42)."""
+        """Yield the runs of intact batches at or above offset ``at`` in a segment; none in a segment of
+        another log (R42)."""
         if not is_own(self._fs, segment, self._point.end):
             return
         yield from intact_runs(view, 0, at)

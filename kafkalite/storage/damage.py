@@ -104,7 +104,8 @@ def _batch_at(view: memoryview, position: int, from_offset: int) -> BatchHeader 
 
 
 def head_of(view: memoryview) -> BatchHeader | None:
-    """Return the header of the first batch, or None if it is damaged. Its base offset has no CRC."""
+    """Return the header of the first batch, or None if it is damaged. The CRC does not cover its base
+    offset."""
     return _batch_at(view, 0, 0)
 
 

@@ -25,9 +25,9 @@ class LogConfig:
     ``page-cache``: as in Kafka), ``file_delete_delay_ms`` (how long retired files are kept).
 
     Performance: a segment is closed at ``segment_bytes``, at the age ``segment_ms`` minus up to
-    ``segment_jitter_ms``, or when an index has ``segment_index_bytes``; ``index_interval_bytes`` (bytes of
-    log for each index entry). A file first grows by ``preallocate_min_bytes``, later by its own size, up to
-    ``preallocate_max_bytes``.
+    ``segment_jitter_ms``, or when an index has ``segment_index_bytes``; an index has an entry for each
+    ``index_interval_bytes`` of log. A file first grows by ``preallocate_min_bytes``, later by its own size,
+    up to ``preallocate_max_bytes``.
 
     Compaction, if ``is_compacted``: it begins when ``min_cleanable_dirty_ratio`` of the cleanable bytes were
     never compacted. Records younger than ``min_compaction_lag_ms`` are not compacted. A tombstone stays for

@@ -196,8 +196,8 @@ class LogStore:
         """Open the logs {topic and partition: (topic id, configuration)}, and create missing ones.
 
         After an orderly stop no file of a log is read. A log is offline if it is damaged, or if its directory
-        is missing although the checkpoint lists records in it. ``are_all``: ``logs`` is complete, so other
-        directories are reported.
+        is missing although the checkpoint shows that the log had records. ``are_all``: ``logs`` is complete,
+        so other directories are reported.
         """
         names = set(self._fs.list_dir(self._path))
         if not self.clean_start:
@@ -249,7 +249,8 @@ class LogStore:
             return Log.damaged(self._fs, directory, config, str(error)), None
 
     def _missing_log(self, name: str, config: LogConfig) -> Log | None:
-        """Return a damaged log for a directory that is missing; None if it was empty or never existed."""
+        """Return a damaged log for a directory that is missing, or None if the log was empty at a clean stop
+        or has no recovery point."""
         end, point = self._clean_ends.get(name), self._points.points.get(name)
         records = None
         if end is not None:
@@ -432,7 +433,8 @@ class LogStore:
         return self.create_log(tp, topic_id, config)
 
     def replaced_end(self, tp: TopicPartition) -> int | None:
-        """Return the log end offset of the damaged log that can be reinstated; None if there is none."""
+        """Return the log end offset of the damaged log that ``reinstate_damaged`` would put back; None if
+        there is none."""
         replaced = self._replaced.get(tp)
         return None if replaced is None else replaced[0]
 
@@ -446,7 +448,7 @@ class LogStore:
             del self._replaced[tp]
 
     def reinstate_damaged(self, tp: TopicPartition, config: LogConfig) -> Log:
-        """Put the replaced damaged log back, and keep the log that replaced it beside it (R52).
+        """Put back the damaged log that was replaced. The log that had replaced it is kept beside it (R52).
 
         The returned log is offline; the next start reads its files. Raises StorageExhaustedError, OSError.
         """

@@ -87,7 +87,8 @@ class OpenedLog:
     damage: Damage | None = None
     """Set for a damaged log: the other fields describe its sound part."""
     torn_records: int = 0
-    """The records in a torn tail, as far as its headers show: none was certainly acknowledged."""
+    """The sum of the record counts in the headers of a torn tail. None of these records is known to be
+    acknowledged."""
     torn_files: tuple[str, ...] = ()
     """Paths of the torn tails that are kept beside the log."""
 
@@ -181,7 +182,7 @@ def is_as_left(
 ) -> bool:
     """Whether the files are those that an orderly stop left, by their number, sizes and fingerprints.
 
-    No batch is read, only the CRC fields of each segment's first and last one (R42).
+    No batch is read, only the CRC fields of each segment's first and last batch (R42).
     """
     try:
         state = read_log_state(fs, directory)

@@ -244,10 +244,11 @@ class Segment:
             self._save_head()
 
     def _save_head(self) -> None:
-        """Write a block that identifies the first batch to the index files (R42).
+        """Write to the index files a block that identifies the first batch (R42).
 
         It is written after the batch, so that it never identifies a batch that the segment does not have, and
-        before the batch is acknowledged. Its end position is 0, so it does not prove a sync.
+        before the batch is acknowledged. The end position in the block is 0, so the block does not prove a
+        sync.
         """
         block = Block(self.state.truncations, self.base_offset, 0, b"", self.owner, self.head_crc)
         self._append_blocks(block, block)
@@ -269,8 +270,8 @@ class Segment:
         return head_crc
 
     def is_foreign(self) -> bool:
-        """Whether an index of another log names the first batch, so that the segment belongs to that log
-        (R42)."""
+        """Whether an index of another log stores the CRC of the first batch, so that the segment belongs to
+        that log (R42)."""
         blocks = self._raw_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES)
         blocks += self._raw_blocks(layout.TIME_INDEX_SUFFIX, TIME_MAGIC, TIME_ENTRY_BYTES)
         foreign = {block.head_crc for block, _ in blocks if block.owner != self.owner and block.head_crc}
@@ -498,7 +499,8 @@ class Segment:
         return Found(end, next_offset)
 
     def find_timestamp(self, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
-        """Return (max timestamp, base offset) of the first batch with at least ``timestamp_ms``, or None.
+        """Return (max timestamp, base offset) of the first batch whose max timestamp is at least
+        ``timestamp_ms``, or None.
 
         Batches entirely below ``from_offset`` are ignored. Less than one index interval is scanned, unless
         the indexed batch is below ``from_offset``.
@@ -647,7 +649,8 @@ class Segment:
         return (found.head_crc, found.tail_crc) == (block.head_crc, block.tail_crc)
 
     def _read_blocks(self, suffix: str, magic: bytes, entry_bytes: int) -> list[tuple[Block, int]]:
-        """Return the blocks of an index file; none if its first block names another segment of this log."""
+        """Return the blocks of an index file; none if its first block has the base offset of another
+        segment."""
         blocks = self._raw_blocks(suffix, magic, entry_bytes)
         head = blocks[0][0] if blocks else None
         if head is None or head.owner != self.owner or head.end_position:

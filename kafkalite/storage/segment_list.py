@@ -54,7 +54,8 @@ class SegmentList:
         return self.segments[-1]
 
     def number_of(self, offset: int) -> int:
-        """Return the index of the segment that contains ``offset``; the last one if ``offset`` is higher."""
+        """Return the index of the segment that contains ``offset``; that of the last segment if ``offset`` is
+        higher."""
         return bisect_right(self.bases, offset) - 1
 
     def create(self, base_offset: int, config: LogConfig, state: LogState) -> Segment:
@@ -111,8 +112,8 @@ class SegmentList:
         return BytesEnd(min(offset, end_offset), size_bytes, total_bytes)
 
     def find_timestamp(self, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
-        """Return (max timestamp, base offset) of the first batch with at least ``timestamp_ms`` that does not
-        end below ``from_offset``, or None."""
+        """Return (max timestamp, base offset) of the first batch that ends above ``from_offset`` and whose
+        max timestamp is at least ``timestamp_ms``, or None."""
         for segment in self.segments:
             if segment.next_offset > from_offset:
                 found = segment.find_timestamp(timestamp_ms, from_offset)

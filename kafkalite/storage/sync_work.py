@@ -213,7 +213,7 @@ class StateWork:
     is_parent_unsynced: bool
 
     def run(self) -> None:
-        """Write the state. Raises OSError, DiskFullError."""
+        """Write the state durably. Raises OSError, DiskFullError."""
         if self.is_parent_unsynced:
             self.fs.sync_dir(layout.parent(self.directory))
         path = layout.join(self.directory, layout.LOG_STATE_FILE)

@@ -1,8 +1,8 @@
 """The pytest plugin: a broker for each test that requests one, in synchronous and asynchronous tests.
 
 The fixture ``kafkalite`` is a running SyncCluster, a new one for each test. Clients in any event loop and
-thread of the process connect to ``kafkalite.bootstrap_servers``. It uses no port and no file, so xdist
-workers do not conflict. ``kafkalite_cluster`` creates any number of clusters for a test.
+thread of the process connect to ``kafkalite.bootstrap_servers``. The cluster uses no port and no file, so
+xdist workers do not conflict. ``kafkalite_cluster`` creates any number of clusters for a test.
 ``@pytest.mark.kafkalite(brokers=3, num_partitions=3)`` sets the number of brokers and their settings.
 
 Until a test requests a fixture, no other module of kafkalite is imported.

@@ -431,7 +431,7 @@ class Brokers:
 
 
 def _take(entries: Iterable[Any], found: dict[TopicPartition, list[Any]]) -> KafkaliteError | None:
-    """Add ``entries`` without errors to ``found``. Return an error, if possible a permanent one, or None."""
+    """Add entries without an error to ``found``. Return the error of another entry, permanent if possible."""
     error: KafkaliteError | None = None
     refused: set[TopicPartition] = set()
     taken: dict[TopicPartition, list[Any]] = {}

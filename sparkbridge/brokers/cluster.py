@@ -293,7 +293,8 @@ class SparkCluster:
 
         Each partition gets complete batches, in proportion to the size of its range. A partition whose first
         batch exceeds its share gets that batch if the other partitions leave enough bytes. The partition
-        ``first`` is served first, with all the bytes it can use. At least one batch, if any, is included.
+        ``first`` is served first, with all the bytes it can use. If there is any batch, the result includes
+        at least one.
         """
         reached = dict(ends)
         open_ = {tp: end for tp, end in ends.items() if starts.get(tp, end) < end}
@@ -324,7 +325,7 @@ class SparkCluster:
         return reached
 
     def wait_for_data(self, positions: Positions, max_wait_ms: int) -> bool:
-        """Wait up to ``max_wait_ms`` for data at or after any of ``positions``. Return whether there is."""
+        """Whether there is data at or after any of ``positions``. Waits up to ``max_wait_ms`` for it."""
         with self._locked() as state:
             return state.long_polls.wait(positions, max_wait_ms)
 
@@ -343,7 +344,7 @@ class SparkCluster:
     # --- records -------------------------------------------------------------------------------
 
     def fetch(self, tp: TopicPartition, offset: int, *, max_bytes: int, max_wait_ms: int = 0) -> Fetched:
-        """Return complete batches from ``offset`` on: about ``max_bytes``, but at least one if there is any.
+        """Return complete batches from ``offset`` on: about ``max_bytes``, but at least one batch if any.
 
         Waits up to ``max_wait_ms`` for the first batch. Raises UnknownTopicOrPartitionError, and
         OffsetOutOfRangeError with the range of existing offsets in its message.

@@ -71,7 +71,7 @@ class LongPolls:
         self._polls.pop(address, None)
 
     def wait(self, positions: Positions, max_wait_ms: int) -> bool:
-        """Wait up to ``max_wait_ms`` for data at or after any of ``positions``. Return whether there is.
+        """Whether there is data at or after any of ``positions``. Waits up to ``max_wait_ms`` for it.
 
         With read_committed, only data below the last stable offset counts. Unreachable brokers and missing
         partitions count as having no data; the caller's next request raises their errors.

@@ -259,7 +259,7 @@ def _alone(lock: Path) -> Iterator[bool]:
 
 
 def java_options(archive: Path | None, *, is_short_lived: bool) -> str:
-    """Return JVM options to use ``archive``, if any. ``is_short_lived``: no C2, one collector thread."""
+    """Return JVM options for ``archive``, if any. ``is_short_lived`` turns off C2 and parallel collection."""
     options = ["-Xlog:disable", "-Xlog:all=error:stderr"]  # no messages about an archive that does not fit
     if is_short_lived:
         options += ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]

@@ -44,10 +44,10 @@ def require_own_checkpoint(directory: str, pipeline: Pipeline) -> None:
 
 
 def require_own_output(output: str, checkpoint: str) -> None:
-    """Raise PipelineError if ``output`` has batches of another query, which Spark would take for its own.
+    """Raise PipelineError if ``output`` has batches of another query.
 
     Beside the Parquet files, Spark stores the numbers of written batches, but no query id. It silently skips
-    these numbers.
+    batches of this query with the same numbers.
     """
     if is_url(output) or is_url(checkpoint):
         return

@@ -84,7 +84,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """A destination for the rows of the view ``reads``: one of ``topic``, ``parquet`` and ``console``.
+    """A destination for the rows of the view ``reads``: one of ``topic``, ``parquet`` and ``console`` is set.
 
     For a topic, ``columns`` maps key, value, headers, partition and timestamp to SQL expressions. Without an
     expression, value is a JSON object of ``json_columns`` (empty: all columns).

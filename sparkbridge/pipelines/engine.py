@@ -45,8 +45,8 @@ Show = Callable[[ShownRows], None]
 class Setting:
     """Where a pipeline runs: brokers, checkpoint directory, and the base of relative output paths.
 
-    ``checkpoint`` is a directory or a URL. A nonempty ``trigger`` overrides the trigger in the file.
-    ``outputs`` None means the directory of the file.
+    ``checkpoint`` is a directory or a URL. A nonempty ``trigger`` overrides the trigger in the file. If
+    ``outputs`` is None, the base is the directory of the pipeline file.
     """
 
     servers: str

@@ -139,9 +139,10 @@ def _looks_like_one(path: Path) -> bool:
 
 
 def find_line(text: str, table: str, key: str) -> int:
-    """Return the line (from 1) of ``key`` in ``[table]``, or of the heading if there is no ``key``, or 0.
+    """Return the line number (from 1) of ``key`` in ``[table]``; 0 if there is no such table.
 
-    It searches the text, because tomllib keeps no line numbers.
+    If the table has no such key, returns the line of its heading. Searches the text, because tomllib keeps no
+    line numbers.
     """
     wanted, number = table, 0
     if match := re.fullmatch(r"(.+) (\d+)((?:\..+)?)", table):  # the second [[transform]] is "transform 2"
@@ -228,8 +229,10 @@ def _table_problem(table: Table, path: Path) -> tuple[str, str] | None:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether ``path``, which may be a pattern, matches a file or directory. A path with ``{a,b}`` is not
-    checked: True."""
+    """Whether ``path``, which may be a pattern, matches a file or directory.
+
+    Returns True for a path with ``{a,b}``, which is not checked.
+    """
     if path.exists() or "{" in str(path):
         return True
     return any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))

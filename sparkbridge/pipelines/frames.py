@@ -166,7 +166,7 @@ def views(
 
 
 def topic_columns(frame: DataFrame, sink: Sink) -> DataFrame:
-    """Return the columns for a topic: the sink's expressions, and the value as JSON if none defines it."""
+    """Return a topic's columns: the sink's expressions, and, without one for value, the value as JSON."""
     names = sink.json_columns or frame.columns
     value = sink.columns.get("value") or f"to_json(struct({', '.join(map(_quoted, names))}))"
     columns = {**sink.columns, "value": value}

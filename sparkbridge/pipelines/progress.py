@@ -44,7 +44,7 @@ class Tally:
 
     @property
     def rows_per_second(self) -> float:
-        """Return the rows per second of the time that was spent in batches."""
+        """Return the number of rows divided by the seconds that were spent in batches."""
         return self.rows * 1000 / self.busy_ms if self.busy_ms else 0.0
 
     @property

@@ -101,7 +101,7 @@ def spark_session(
 
 @contextlib.contextmanager
 def _last_words_of(log: Path | None) -> Iterator[None]:
-    """If the JVM ends during its start, add the reason from ``log`` to the error."""
+    """If the JVM ends during its start, add the reason from ``log`` to the PipelineError of the block."""
     before_bytes = log.stat().st_size if log is not None and log.exists() else 0
     try:
         yield

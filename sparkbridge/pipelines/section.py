@@ -85,7 +85,7 @@ class Section:
         return default
 
     def text(self, key: str, default: str = "", *, required: str = "") -> str:
-        """Return a nonblank string or ``default``. ``required`` is the hint for a missing key."""
+        """Return a nonblank string or ``default``. If ``required``, a hint, is not "", the key must exist."""
         found = self.get(key, str, default)
         if key in self.values:
             if isinstance(self.values[key], str) and not found.strip():
@@ -96,7 +96,7 @@ class Section:
         return found
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Return a list of strings that are not blank, or ()."""
+        """Return the value if it is a list of strings that are not blank, otherwise ()."""
         listed = self.get(key, list, [])
         if all(isinstance(item, str) and item.strip() for item in listed):
             return tuple(listed)

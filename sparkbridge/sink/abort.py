@@ -104,7 +104,7 @@ def _open_attempts(admin: Admin, options: SinkOptions, sink_id: str | None) -> I
 
 
 def _abort_attempts(options: SinkOptions, attempts: Sequence[Attempt], done: set[Attempt]) -> None:
-    """Abort attempts: a new writer with an attempt's name fences it. Adds the attempts to ``done``."""
+    """Abort attempts: a new writer with the same name fences each attempt. Adds the attempts to ``done``."""
     for attempt in attempts:
         done.add(attempt)
         with attempt_writer(options, *attempt, ABORT_TIMEOUT_MS):  # no effect if the batch is already decided

@@ -106,7 +106,7 @@ def _retire(group: TransactionGroup) -> None:
 
 
 def _witness(options: SinkOptions, one: Written) -> list[PreparedWriter]:
-    """Return a prepared writer without records, so that brokers store the query of an empty batch."""
+    """Return [] or a prepared writer without records, so that brokers store the query of an empty batch."""
     if not one.query_id or one.sink_id == f"{options.transactional_id_prefix}-{one.query_id}":
         return []  # no query, or a name that belongs to this query alone
     writer = writer_name(one.query_id, f"nothing-{uuid.uuid4().hex}")
@@ -173,7 +173,7 @@ def writer_name(query_id: str, attempt: str) -> str:
 
 
 def _check_same_query(sink_id: str, query_id: str, batch_id: int, result: GroupResult) -> None:
-    """Raise SinkCommitError if another query committed this batch, so that no rows were written."""
+    """Raise SinkCommitError if another query committed the batch; the rows of this query are not written."""
     if not result.is_repeated:
         return
     strangers = [name for name in result.winners if not name.startswith(f"{query_id}/")]

@@ -266,7 +266,8 @@ class _OpenBatch:
     def own(self) -> None:
         """Copy the last of ``records`` into new memory, so that its Arrow batch can be freed.
 
-        Preceding records that are no larger are joined to it, to limit the number of small pieces.
+        Preceding items of ``records`` with no more rows are joined to the copy, to limit the number of small
+        pieces.
         """
         last = [self.records.pop()]
         row_count = last[0].row_count

@@ -92,7 +92,7 @@ class Pruning:
     def narrow_by_time(
         self, ranges: Iterable[OffsetRange], found: Mapping[TopicPartition, int | None]
     ) -> list[OffsetRange]:
-        """Return ``ranges`` without offsets below ``found``, each partition's first offset in the time limit.
+        """Return ``ranges`` without offsets below those in ``found``, the results of looking up ``times``.
 
         None means that all records of the partition are older, so its ranges are omitted. Ranges of
         partitions that are not in ``found`` stay unchanged.

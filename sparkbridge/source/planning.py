@@ -49,7 +49,7 @@ class BytesLookup(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """One partition at a trigger: it was read up to ``position``.
+    """One partition at a trigger. Earlier batches have read it up to ``position``.
 
     The offsets from ``start`` (inclusive) to ``target`` (exclusive) can be read now.
     """
@@ -145,7 +145,7 @@ class SourcePlan:
         return self._initial
 
     def prepare_available_now(self) -> None:
-        """Fix the end of the query at the ends of the logs in the next call of ``latest``.
+        """Make the next call of ``latest`` fix the end of the query at the log ends of its snapshot.
 
         The end is not fixed now, because a batch that a crash interrupted is run first.
         """
@@ -180,7 +180,7 @@ class SourcePlan:
         is_limited: bool,
         results: LookupResults = NO_RESULTS,
     ) -> Proposal:
-        """Return a Proposal for the batch after ``start``. Unless ``is_limited``, it ends at the log ends.
+        """Return a Proposal for the batch after ``start``, which ends at the log ends unless ``is_limited``.
 
         ``results`` are the results of ``needed_lookups``. The first batch of a query is run even if it is
         empty, so that Spark first logs where the query began.
@@ -332,9 +332,9 @@ def share_out(
 ) -> dict[TopicPartition, int]:
     """Divide ``limit`` in proportion to the lags (above 0). Return the lags if their sum is not larger.
 
-    The remainder of rounding goes first to partitions whose share is below one offset: those that had no
-    share in the most batches (``waits``) come first, so that none waits for ever. The rest goes to the
-    largest remainders.
+    The remainder of rounding goes first to partitions whose share is below one offset. Those with the most
+    ``waits``, batches in which a partition had no share, come first, so that no partition waits for ever. The
+    rest goes to the largest remainders.
     """
     total = sum(lags.values())
     if total <= limit:

@@ -264,7 +264,7 @@ class _RangeReader:
             )
 
     def _found_topic_id(self) -> str | None:
-        """Return the topic's current id; None if it is missing. Ranges without an id are not checked."""
+        """Return the topic's current id; None if the topic is missing, "" if the range has no id to check."""
         topic, wanted, options = self._range.topic, self._range.topic_id, self._options
         if not wanted:
             return wanted

@@ -15,7 +15,7 @@ from sparkbridge.offsets import OffsetRange
 def split(
     ranges: Iterable[OffsetRange], *, min_partitions: int | None = None, max_records: int | None = None
 ) -> list[OffsetRange]:
-    """Split ``ranges`` into ranges of at most ``max_records`` offsets, about ``min_partitions`` or more.
+    """Split ``ranges`` into about ``min_partitions`` or more ranges of at most ``max_records`` offsets.
 
     None means no limit. Empty ranges are omitted.
     """

@@ -28,7 +28,7 @@ class StartAfterEndError(SparkOptionError):
 
 
 class Lookups(NamedTuple):
-    """The look-ups needed: offsets for ``times`` (ms) and, if wanted, the group's committed offsets."""
+    """The look-ups to make: offsets for ``times`` (ms) and, if wanted, the group's committed offsets."""
 
     times: dict[TopicPartition, int]
     is_group_wanted: bool = False
@@ -165,7 +165,7 @@ def resolve_ending(
 def requested_offset(
     spec: PositionSpec, tp: TopicPartition, bounds: Bounds, results: LookupResults
 ) -> int | None:
-    """Return the requested offset in ``tp``; None for ``latest``, or if all records are older."""
+    """Return the requested offset in ``tp``; None for ``latest``, or for a time after all records."""
     match spec.where(tp):
         case Where("earliest"):
             return bounds.start

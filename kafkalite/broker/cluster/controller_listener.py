@@ -71,8 +71,12 @@ class ControllerListener:
         on_session_lost: Callable[[int], None],
         clock: Clock,
     ) -> None:
-        """``loop`` is Raft's, and ``greet`` responds to handshakes on it. ``dispatch`` and
-        ``on_session_lost`` are called on the loop that is running now."""
+        """``loop`` is Raft's, and ``greet`` responds to handshakes on it.
+
+        The other callbacks are called on the loop that is running now: ``dispatch`` with each request that is
+        neither a handshake nor has Raft messages, and ``on_session_lost`` with the id of a broker when the
+        connection of its heartbeats has closed.
+        """
         self._loop = loop
         self._broker_loop = asyncio.get_running_loop()
         self._transport = transport

@@ -81,7 +81,7 @@ class ClusterNode:
         is_deterministic: bool,
         is_inline: bool,
     ) -> None:
-        """``path`` is the data directory, and ``known_offset`` the offset up to which it had the metadata.
+        """``path`` is the data directory. ``known_offset`` is as in ``MetadataLog.open``.
 
         If ``is_inline``, no threads are used. If ``is_deterministic``, all randomness comes from ``rng``
         (simulation). Raises DataDirectoryError.

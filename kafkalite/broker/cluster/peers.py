@@ -97,7 +97,7 @@ class MetadataSource:
         self._rules = CallRules(_try_next_voter, BACKOFF, max_failures=TRIES_PER_VOTER * len(voters))
 
     async def fetch(self, request: FetchMetadataRequest) -> tuple[FetchMetadataResponse, memoryview]:
-        """Return the response and its payload from the voter that responded last, or else from the next one.
+        """Send ``request`` to the same voter as before, or else to the next one. Return (response, payload).
 
         Raises ConnectionFailedError, RequestTimeoutError, BrokerError. After an error, the next call tries
         another voter.

@@ -158,7 +158,7 @@ class Coordinators:
         self._on_close[kind].append(callback)
 
     def on_marker(self, partition: Partition, producer_id: int, is_commit: bool) -> None:
-        """Apply a transaction's pending records in the shard of ``partition``, which has its marker (R35)."""
+        """Apply or drop a transaction's pending records, because its marker is now in ``partition`` (R35)."""
         shard = self._shards.get(partition.key)
         if shard is not None and shard.partition is partition:
             shard.on_marker(producer_id, is_commit=is_commit)

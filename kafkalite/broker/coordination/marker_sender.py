@@ -58,7 +58,11 @@ _Key = tuple[str, int, int]
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """The markers of one transaction. Each partition in ``open`` is in a route, in flight or in ``later``."""
+    """The markers of one transaction.
+
+    ``open`` has the partitions whose marker is not written yet. Each of them is in a route, in flight or in
+    ``later``.
+    """
 
     shard: Shard
     marker: PendingMarker
@@ -102,7 +106,10 @@ class MarkerSender:
         loop: asyncio.AbstractEventLoop,
         on_complete: Callable[[str], None],
     ) -> None:
-        """``on_complete`` is called with the transactional id when a transaction's markers are written."""
+        """``on_complete`` makes held requests of a transactional id be decided again.
+
+        It is called when all markers of the id's transaction are written.
+        """
         self._send = send
         self._image = image
         self._tasks = tasks

@@ -37,7 +37,7 @@ class MarkerWriter:
     """Appends markers and waits until they are committed."""
 
     def __init__(self, partitions: Partitions, waiters: Waiters, clock: Clock, on_marker: OnMarker) -> None:
-        """``on_marker`` is called directly after each marker is appended."""
+        """``on_marker`` applies or drops a transaction's offsets. Called after each marker is appended."""
         self._partitions = partitions
         self._waiters = waiters
         self._clock = clock

@@ -260,7 +260,7 @@ class Shard:
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> Exception:
-        """Return the error that clients receive for an error of the log; other errors unchanged."""
+        """Return the error that clients receive for an error of the log. Return any other error unchanged."""
         if isinstance(error, _GONE):
             return NotCoordinatorError(f"this broker does not lead {self.partition.key} any more")
         if isinstance(error, _UNAVAILABLE):
@@ -268,7 +268,10 @@ class Shard:
         return error
 
     def on_marker(self, producer_id: int, *, is_commit: bool) -> None:
-        """Apply a transaction whose marker was appended. While loading, the loader applies it instead."""
+        """Apply or drop the pending records of a transaction whose marker was appended.
+
+        During loading this call does nothing, because the loader replays the marker.
+        """
         if self.is_loaded and not self.is_closed:
             self.machine.end_transaction(producer_id, is_commit=is_commit)
             self._schedule()

@@ -244,7 +244,7 @@ class Transactions:
     ) -> Response | Pending:
         """Return the response of the coordinator on this broker to ``command``.
 
-        If it is CONCURRENT_TRANSACTIONS, it is held for up to ``hold_ms``, and the command is decided again
+        A response of CONCURRENT_TRANSACTIONS is held for up to ``hold_ms``, and ``command`` is decided again
         when the previous transaction is complete. ``transactional_id`` may also be the application id of a
         transaction group. Raises NotCoordinatorError, CoordinatorLoadInProgressError,
         CoordinatorNotAvailableError.

@@ -49,10 +49,10 @@ class _Read(NamedTuple):
     is_final: bool  #: whether to send it now, because a partition failed or a watched one has data
 
     def missing_bytes(self, message: FetchRequest) -> int:
-        """Return how many more bytes must become readable before the response is sent, at most 0 if none.
+        """Return how many more bytes must become readable before the response is sent; 0 or less means none.
 
-        It is at most 1 if an open transaction is in the way, because its end can make any number of bytes
-        readable.
+        The number is at most 1 if an open transaction holds back bytes of a partition, because the end of
+        that transaction can make any number of bytes readable.
         """
         partitions = self.reply.message.partitions
         if any(one.last_stable_offset < one.high_watermark for one in partitions):

@@ -191,7 +191,7 @@ async def list_groups(services: Services, request: Request, client: Client) -> R
 
 
 async def describe_groups(services: Services, request: Request, client: Client) -> Response:
-    """Return the members of groups, their current and target assignments, and the last rebalance causes.
+    """Return the members of groups, their current and target assignments, and causes of recent rebalances.
 
     Errors, per group: those of the coordinator, INVALID_GROUP_ID, GROUP_ID_NOT_FOUND; of the whole request
     INVALID_REQUEST (too many groups).

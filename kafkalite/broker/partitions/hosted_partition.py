@@ -91,8 +91,8 @@ class _Deletion:
 class HostedPartition:
     """One partition on this broker, with its log, its role and its disk jobs.
 
-    Invariants: only a leader has watchers. Only a follower has an exclusive job. While that runs, nothing
-    else uses the log.
+    Invariants: only a leader has watchers (followers on other brokers that are notified of appends and of a
+    new high watermark). Only a follower has an exclusive job. While the job runs, nothing else uses the log.
     """
 
     __slots__ = (
@@ -195,7 +195,7 @@ class HostedPartition:
         return self.partition.log
 
     def stored(self) -> LogDirPartition:
-        """Return sizes and offsets on disk, and why the log is offline. If unreadable, the numbers are 0."""
+        """Return sizes and offsets, and why the log is offline. All numbers are 0 if reading fails."""
         log = self.partition.log
         try:
             size_bytes, segment_count = log.size_bytes, log.segment_count
@@ -205,7 +205,7 @@ class HostedPartition:
         return LogDirPartition(*self.key, size_bytes, segment_count, start, end, log.offline_reason)
 
     def report(self, refused_offset: int = NO_OFFSET) -> ReplicaReport:
-        """Return what the controller needs to compare this log with others (R46).
+        """Return the report by which the controller compares this log with other replicas (R46).
 
         ``refused_offset`` is the offset to which the replica refused to truncate its log (R49), or NO_OFFSET.
         """
@@ -241,7 +241,10 @@ class HostedPartition:
                 watcher.on_appended(size_bytes)
 
     def on_high_watermark_moved(self) -> None:
-        """Notify requests that wait for readable bytes. They read again, because some may be unreadable."""
+        """Notify waiting requests and followers of the new high watermark.
+
+        A fetch then reads again, because some of the counted bytes may still be above the high watermark.
+        """
         high_watermark = self.partition.high_watermark
         readable_bytes = self._unread_bytes
         if high_watermark >= self.partition.log.log_end_offset:
@@ -251,7 +254,7 @@ class HostedPartition:
             watcher.on_moved()
 
     def _on_in_sync_changed(self, *, moved: bool) -> None:
-        """Notify waiters of a changed ISR or min.insync.replicas, and of a high watermark that ``moved``."""
+        """Notify waiters of a changed ISR or min.insync.replicas. ``moved``: the high watermark has moved."""
         if moved:
             self.on_high_watermark_moved()
         error = self.partition.acknowledgement_error

@@ -51,7 +51,8 @@ class SyncScheduler(Generic[S]):
         on_broken: Callable[[BaseException], None],
         run_round: Callable[[Sequence[Any]], list[Exception | None]] | None = None,
     ) -> None:
-        """``run_round`` runs works, blocks until all have ended, and returns the error of each or None."""
+        """``run_round`` runs the SyncWork objects of a round, blocks until all have ended, and returns a list
+        with the error of each, or None for each that succeeded."""
         self._run_round = run_round or _run_each
         self._loop = loop
         self._executor = executor
@@ -127,7 +128,7 @@ class SyncScheduler(Generic[S]):
             )
 
     def _run(self, works: list[tuple[S, SyncWork]]) -> list[tuple[S, SyncWork, Exception | None]]:
-        """Run one round and return each work with its error. Runs in the executor's thread."""
+        """Run one round in the executor's thread. Return (log, its work, error or None) for each work."""
         errors = self._run_round([work for _, work in works])
         return [(log, work, error) for (log, work), error in zip(works, errors, strict=True)]
 

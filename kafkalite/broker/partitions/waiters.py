@@ -17,7 +17,10 @@ Key = tuple[str, int]
 
 @dataclass(slots=True, eq=False)
 class ReachedWaiter:
-    """Waits until a partition's high watermark, synced end or low watermark is at least ``offset``."""
+    """Waits until a partition's high watermark, synced end or low watermark is at least ``offset``.
+
+    ``callback`` is then called with None, or earlier with the error because of which waiting is useless.
+    """
 
     offset: int  #: exclusive end of the awaited batch, or the new log start of a deletion
     callback: Callable[[Exception | None], None]
@@ -130,7 +133,7 @@ class Waiters:
         return waiter
 
     def on_high_watermark(self, key: Key, high_watermark: int, readable_bytes: int) -> None:
-        """Call the callbacks up to ``high_watermark``. Count ``readable_bytes`` new bytes for fetches."""
+        """Call each callback that waits for ``high_watermark`` or less. Count the bytes for fetches."""
         if self._committed.by_key:
             self._committed.advance(key, high_watermark)
         if not self._appended:
@@ -143,7 +146,7 @@ class Waiters:
                     fetch.wake()
 
     def on_synced(self, key: Key, synced_end_offset: int) -> None:
-        """Call the callbacks up to ``synced_end_offset``, below which this broker's disk is synced."""
+        """Call each callback that waits for ``synced_end_offset`` or less, below which records are synced."""
         if self._synced.by_key:
             self._synced.advance(key, synced_end_offset)
 
@@ -152,7 +155,7 @@ class Waiters:
         return key in self._deleted.by_key
 
     def on_low_watermark(self, key: Key, low_watermark: int) -> None:
-        """Call the callbacks up to ``low_watermark``, the least log start of the in-sync replicas."""
+        """Call each callback that waits for ``low_watermark`` (lowest log start in the ISR) or less."""
         self._deleted.advance(key, low_watermark)
 
     def on_failed(self, key: Key, error: Exception) -> None:

@@ -146,7 +146,7 @@ class FetchSession:
     def forget(self, key: PartitionKey) -> FetchedReplica | None:
         """Remove a partition, and return its state, or None if the session did not have the partition.
 
-        The follower no longer fetches it, or lists it again.
+        Called when the follower no longer fetches the partition, or before it lists the partition again.
         """
         replica = self.replicas.pop(key, None)
         if replica is not None:

@@ -248,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._is_writable and len(self._queue) < self._max_in_flight
 
     def _hold_back(self, requests: Iterable[Request | BadRequest]) -> None:
-        """Queue requests for later. Reading then pauses, so one receive buffer has all of them."""
+        """Queue requests for later. Reading then pauses, so they are at most those of one receive buffer."""
         if not self._is_final:
             self._backlog.extend(requests)
 
@@ -349,7 +349,7 @@ class Connection(asyncio.BufferedProtocol):
             self._half_close_if_answered()
 
     def _write_lines(self, out: list[Any]) -> None:
-        """Call ``writelines``, and then ``pause_writing`` if Python has omitted it (since 3.12)."""
+        """Call ``writelines``, and then ``pause_writing`` if Python has not called it (since 3.12)."""
         transport = self._transport
         transport.writelines(out)
         if self._is_writable and transport.get_write_buffer_size() > WRITE_BUFFER_HIGH_BYTES:

@@ -611,7 +611,7 @@ class Admin:
         return dict(zip(nodes, responses, strict=True))
 
     async def _list(self, kind: type[D], name: str, request: Any) -> list[D]:
-        """Send ``request`` to all live brokers. Return the items in their field ``name`` as ``kind``."""
+        """Send ``request`` to all live brokers. Return the items in each response's ``name`` as ``kind``."""
         responses = await self._call_every_broker(request)
         return [
             described(kind, one, coordinator_id=node_id)

@@ -55,7 +55,7 @@ class PlacedPartition(NamedTuple):
 
     @property
     def is_led_by_another(self) -> bool:
-        """Whether the leader is not the preferred replica, which is the first replica."""
+        """Whether there is a leader that is not the preferred (first) replica."""
         return not self.is_leaderless and self.state.leader_id != self.state.replicas[0]
 
 
@@ -134,7 +134,7 @@ async def look(client: ClusterClient) -> ClusterView:
 
 
 async def look_at_recovery(client: ClusterClient) -> list[RecoveringPartition]:
-    """Return the partitions that wait for a leader or have damaged or suspect replicas.
+    """Return the partitions that wait for a leader or have damaged or unverified replicas.
 
     Raises the same errors as ``ClusterClient.call``.
     """
@@ -247,7 +247,7 @@ def silent_voters(quorum: DescribeQuorumResponse) -> list[int]:
 
 
 def describe_recovery(partition: RecoveringPartition) -> str:
-    """Return a text: what a partition waits for or how it is repaired, and the state of its replicas."""
+    """Return a text: why the partition has no leader or is being repaired, and the state of each replica."""
     name = f"{partition.topic}-{partition.partition}"
     states = [
         f"{each.node_id} {each.state}"
@@ -272,9 +272,10 @@ def describe_recovery(partition: RecoveringPartition) -> str:
 
 
 async def look_at_disks(client: ClusterClient, view: ClusterView) -> list[str]:
-    """Return one line per live broker and reason for which logs of the broker refuse records.
+    """Return the reasons why logs of live brokers refuse records, at most three lines per broker.
 
-    Each line has the number of these logs. Brokers that do not respond are omitted.
+    Each line names the broker, a reason, and the number of logs with this reason. Brokers that do not respond
+    are omitted.
     """
 
     async def look_at(node_id: int) -> list[str]:

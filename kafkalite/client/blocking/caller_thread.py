@@ -59,7 +59,7 @@ class CallerThread:
         return _ForwardingListener(self, listener)
 
     async def call_back(self, method: _Method, partitions: Sequence[TopicPartition]) -> None:
-        """Called in the loop thread: let the waiting thread call ``method``. Raises the method's error."""
+        """Make the thread that waits in ``run`` call ``method``. Wait, and raise the method's error."""
         if not self._waits:
             raise ClientError("no thread waits in a call that could run the rebalance listener")
         loop = asyncio.get_running_loop()

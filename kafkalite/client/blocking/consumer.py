@@ -100,7 +100,7 @@ class Consumer(Twin[consumer.Consumer]):
         return len(self._buffered) - length_hint(self._remaining)
 
     def _rewind(self, *, is_done: bool = True) -> None:
-        """Drop the buffered records and seek to the first of them that was not returned to the caller.
+        """Drop the buffer. Seek each partition to its first record that was not returned to the caller.
 
         Unless ``is_done``, seek to the first record that the last call returned, so that it is read again. An
         at-most-once consumer does not read returned records again.

@@ -117,7 +117,7 @@ class Producer(Twin[async_producer.Producer]):
             pending = producer.send("orders", b"...", key=b"42")
             print(pending.result(timeout=10).offset)
 
-    Several threads may use it at once. The records of each thread keep their order.
+    Several threads may use one producer at once. The records of each thread keep their order.
     """
 
     @opened_with(async_producer.Producer)
@@ -312,8 +312,8 @@ class Producer(Twin[async_producer.Producer]):
     ) -> PendingBatchDelivery:
         """Queue one prebuilt batch, and return when buffer.memory has room for it.
 
-        ``result()`` of the returned object waits for its acknowledgement, and ``flush()`` for that of all
-        batches. Raises BufferFullError after max.block.ms, and TimeoutError after ``timeout`` seconds.
+        ``result()`` of the returned object waits until this batch is acknowledged, and ``flush()`` until all
+        batches are. Raises BufferFullError after max.block.ms, and TimeoutError after ``timeout`` seconds.
         """
         delivery = self._run_drained(lambda: self._original.queue_batch(topic, partition, batch), timeout)
         return PendingBatchDelivery(self, delivery)
@@ -337,9 +337,9 @@ class Producer(Twin[async_producer.Producer]):
                 producer.send("orders", b"...")
                 producer.send_offsets(consumer)
 
-        The end of the block commits. If a record failed, it raises TransactionAbortableError and aborts the
-        transaction, as it does after an exception in the block. Raises ProducerFencedError if this producer
-        is fenced, and RequestTimeoutError if the outcome is unknown.
+        The end of the block commits, or, if a record failed, aborts and raises TransactionAbortableError. An
+        exception in the block also aborts the transaction. Raises ProducerFencedError if this producer is
+        fenced, and RequestTimeoutError if the outcome is unknown.
         """
         return Transaction(self, self._original.transaction())
 

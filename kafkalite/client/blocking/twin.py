@@ -93,7 +93,7 @@ class Twin(Generic[A]):
 def opened_with(
     original: Callable[P, A],
 ) -> Callable[[Callable[[Any, A], None]], Callable[Concatenate[Any, P], None]]:
-    """Decorate an ``__init__`` that takes a client, so that it takes the client's arguments instead."""
+    """Decorate ``__init__(self, client)`` to take the arguments of ``original``, and make the client."""
 
     def decorate(init: Callable[[Any, A], None]) -> Callable[Concatenate[Any, P], None]:
         @wraps(original.__init__)
@@ -112,7 +112,7 @@ def blocking(
 ) -> Callable[Concatenate[Twin[A], P], T]:
     """Return a blocking method for a twin that runs the asynchronous ``method``, with its docstring.
 
-    Each call first calls ``after``, a method of the twin, if it is given.
+    If ``after``, a method of the twin, is given, each call runs it first.
     """
 
     name = method.__name__

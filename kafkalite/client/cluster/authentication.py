@@ -6,7 +6,7 @@
     ClusterHello(cluster id, node id, nonce)  →
                                               ←  node id, nonce', proof as listener
     ClusterProof(proof as dialler)            →
-                                              ←  the connection is authenticated as that node's
+                                              ←  the connection is authenticated as the dialler's
 
 A proof is the HMAC-SHA256 of everything that identifies this handshake: role, cluster id, both node ids and
 both nonces. A proof is therefore invalid for another node, in the other role, or in another handshake. A

@@ -229,7 +229,7 @@ class CallPlan:
         return self._rules.backoff.delay_ms(failures, chance) if failures else 0
 
     def _is_over(self, verdict: Verdict, now_ms: int, pause_ms: int) -> bool:
-        """Whether no time or no attempt is left for a retry after ``pause_ms``."""
+        """Whether the time or the attempts are used up, so that no retry after ``pause_ms`` is possible."""
         if self._rules.max_failures is not None and self.failures >= self._rules.max_failures:
             return True
         deadline_ms = self._deadline_ms

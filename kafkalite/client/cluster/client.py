@@ -504,7 +504,7 @@ class ClusterClient:
         self._schedule_by_age()
 
     async def changed(self, deadline_ms: int) -> bool:
-        """Return True at the next ``on_change``, or False after ``deadline_ms``. Raises ClientClosedError."""
+        """Wait for the next ``on_change``; return False at ``deadline_ms``. Raises ClientClosedError."""
         if self.is_closed:
             raise ClientClosedError("the client is closed")
         return await self._changed.wait(max(0, deadline_ms - self.now_ms()) / 1000)

@@ -52,8 +52,8 @@ async def list_offsets(
 ) -> dict[TopicPartition, ListedOffset]:
     """Return each partition's offset for EARLIEST, LATEST, MAX_TIMESTAMP or a timestamp in ms.
 
-    For a timestamp, the offset is the base offset of the batch that holds the first record at or after it.
-    Retries until ``timeout_ms``. Raises BrokerError, ConnectionFailedError, RequestTimeoutError.
+    For a timestamp, the offset is the base offset of the batch that holds the first record at or after the
+    timestamp. Retries until ``timeout_ms``. Raises BrokerError, ConnectionFailedError, RequestTimeoutError.
     """
     if timeout_ms is None:
         timeout_ms = cluster.config.default_api_timeout_ms
@@ -148,7 +148,7 @@ async def offsets_for_times(
 async def _refine(
     cluster: ClusterClient, tp: TopicPartition, timestamp_ms: int, entry: ListedOffset
 ) -> OffsetAndTimestamp:
-    """Return the matching record of the batch at ``entry.offset``, or ``entry`` itself if none matches."""
+    """Return the matching record of the batch at ``entry.offset``, or ``entry`` if no record matches."""
     leader = cluster.metadata.leader(tp)
     partition = FetchPartition(tp.topic, tp.partition, leader.leader_epoch, entry.offset, 1)
     request = FetchRequest(0, 0, 1, int(IsolationLevel.READ_UNCOMMITTED), [partition])

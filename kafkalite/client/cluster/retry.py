@@ -41,7 +41,7 @@ def is_retriable(error: BaseException) -> bool:
 
 
 def needs_metadata(error: BaseException) -> bool:
-    """Whether the error means that another broker may lead now."""
+    """Whether the error means that another broker may lead the partition now."""
     if isinstance(error, BrokerError):
         return error.refresh_metadata
     return isinstance(error, ConnectionFailedError | RequestTimeoutError)

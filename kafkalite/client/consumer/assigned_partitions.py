@@ -118,13 +118,13 @@ class PartitionState:
         return self.base_position is None and self.error is None
 
     def seek(self, offset: int, batch_epoch: int = NO_EPOCH) -> None:
-        """Move to ``offset`` and discard the fetched records."""
+        """Move to ``offset``, after a batch of ``batch_epoch`` if known, and discard the fetched records."""
         self.forget()
         self.base_position = self.fetch_offset = offset
         self.batch_epoch = self.base_epoch = batch_epoch
 
     def skip_to(self, next_offset: int, leader_epoch: int) -> None:
-        """Fetch from ``next_offset`` on. The position moves there after the last buffered record."""
+        """Skip to ``next_offset``, after a batch of ``leader_epoch``, when buffered records are returned."""
         if self.buffered:
             if isinstance(self.buffered[-1], tuple):
                 self.buffered.pop()
@@ -184,7 +184,7 @@ class FetchPlan:
 class AssignedPartitions:
     """Owns the assigned partitions of one consumer.
 
-    They are read in turn: a partition whose records were just returned moves behind all others.
+    Partitions are read in turn: after records of a partition were returned, it moves behind all others.
     """
 
     def __init__(self, config: ConsumerConfig) -> None:
@@ -204,7 +204,7 @@ class AssignedPartitions:
                 self.partitions[tp] = PartitionState(tp, reset)
 
     def restart(self, replaced: dict[TopicPartition, str]) -> None:
-        """Reset the partitions of topics that were created again, {partition: auto.offset.reset}."""
+        """Reset ``replaced``, {partition: auto.offset.reset}, because their topics were created again."""
         for tp, reset in replaced.items():
             state = self.partitions.get(tp)
             if state is not None:
@@ -387,10 +387,10 @@ class AssignedPartitions:
         now_ms: int,
         is_led: Callable[[TopicPartition], bool],
     ) -> bool:
-        """Whether a fetch in flight has every wanted partition of its broker, at the current fetch offset.
+        """Whether a fetch in flight to a broker includes each wanted partition that the broker leads.
 
-        ``requested`` are the partitions of the fetch. ``is_led`` returns whether its broker leads a
-        partition.
+        ``requested`` are the partitions of the fetch. A partition counts only if it was requested at its
+        current fetch offset. ``is_led`` returns whether the broker leads a partition.
         """
         return all(
             (at := requested.get(tp)) is not None
@@ -511,7 +511,7 @@ class AssignedPartitions:
     ) -> dict[int, dict[TopicPartition, tuple[EpochPartition, Requested]]]:
         """Return the truncation checks (KIP-320) that must precede fetches from new leaders.
 
-        The result is {leader's node id: {partition: (entry of the request, state for ``on_checked``)}}.
+        The result is {leader's node id: {partition: (entry of the request, argument of ``on_checked``)}}.
         """
         wanted: dict[int, dict[TopicPartition, tuple[EpochPartition, Requested]]] = {}
         for tp, state in self.partitions.items():

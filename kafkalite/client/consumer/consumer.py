@@ -68,9 +68,10 @@ class Consumer:
     stored. ``assign`` selects partitions instead.
 
     A partition without a position starts at the committed offset. If there is none, ``auto_offset_reset``
-    determines the start when the consumer opens. Partitions that appear later start at their beginning, so
-    that ``latest`` skips no new records. Settings are those of ``config.CONSUMER_OPTIONS``, given as keyword
-    arguments or, by dotted name, in ``config``. Keyword arguments take precedence.
+    determines the start of partitions that exist when the consumer opens. Partitions that are created later
+    start at their beginning, so that ``latest`` skips no new records. Settings are those of
+    ``config.CONSUMER_OPTIONS``, given as keyword arguments or, by dotted name, in ``config``. Keyword
+    arguments take precedence.
 
     Use a consumer from one task at a time. Every call that reads records marks the records returned before it
     as processed.
@@ -292,7 +293,7 @@ class Consumer:
         await self._member().commit(self._offsets(what))
 
     def commit_nowait(self, what: Committable = None) -> None:
-        """Commit in the background. The next ``commit`` or ``close`` raises the error if it fails."""
+        """Commit in the background. If this fails, the next ``commit`` or ``close`` raises the error."""
         self._member().commit_later(self._offsets(what))
 
     async def committed(

@@ -85,7 +85,7 @@ class Deduplicator:
         return True
 
     def new(self, records: Iterable[Record]) -> list[Record]:
-        """Return the records that were not seen before, and remember their ids. Each id is returned once."""
+        """Return the records that were not seen before, the first one of each id, and remember their ids."""
         return [record for record in records if self.add(record)]
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:

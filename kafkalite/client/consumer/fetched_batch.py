@@ -57,7 +57,7 @@ class FetchedBatch:
 
 
 def unreadable(error: RecordError, tp: TopicPartition, offset: int, next_offset: int) -> RecordError:
-    """Return a copy of ``error`` that names the unreadable batch and the offset to which to seek past it."""
+    """Return a copy of ``error`` that names the unreadable batch and the offset after it, to seek to."""
     failed = type(error)(
         f"{tp}: the batch at offset {offset} can't be read: {error.message}",
         hint=error.hint

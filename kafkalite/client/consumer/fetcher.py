@@ -156,7 +156,7 @@ class Fetcher:
         self._fetches[plan.node_id] = fetch
 
     def _drop_stale_polls(self) -> None:
-        """Close connections whose pending fetch is useless after a seek and would delay the next one.
+        """Close connections whose pending fetch is useless after a seek and would delay the next fetch.
 
         Connecting again takes about a millisecond.
         """

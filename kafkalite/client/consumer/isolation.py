@@ -27,7 +27,8 @@ FLAGS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 class AbortedFilter:
     """Decides which batches of one response are dropped. ``drops`` must be called in offset order.
 
-    Invariant: ``_producers`` are the producers with an aborted transaction that is open after the last batch.
+    Invariant: ``_producers`` are the producers with an aborted transaction that is open after the batch last
+    passed to ``drops``.
     """
 
     __slots__ = ("_coming", "_producers")

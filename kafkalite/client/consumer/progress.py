@@ -38,7 +38,7 @@ class Progress:
             self._unprocessed = {}
 
     def mark_returned(self, tp: TopicPartition, offset: int) -> None:
-        """Record that records from ``offset`` on are about to be returned."""
+        """Mark records from ``offset`` on as unprocessed, just before they are returned to the user."""
         self._unprocessed.setdefault(tp, offset)
 
     def unprocessed(self) -> list[TopicPartition]:

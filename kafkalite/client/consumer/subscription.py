@@ -24,7 +24,7 @@ FORGET_AFTER_MS: Final = 60_000
 
 
 class Selection(NamedTuple):
-    """The partitions that the subscription selects in the latest metadata."""
+    """The partitions to read, and the invalid positions, according to the latest metadata."""
 
     partitions: dict[TopicPartition, str]  #: partitions to read, and the reset policy of each new one
     replaced: dict[TopicPartition, str]  #: partitions of topics created again; their positions are invalid

@@ -97,7 +97,7 @@ class OffsetCommits:
                 await self._commit(offsets, timeout_ms)
 
     def commit_later(self, offsets: Offsets) -> None:
-        """Commit in the background. The next ``commit`` or ``drain`` raises the error if it fails."""
+        """Commit in the background. If this fails, the next ``commit`` or ``drain`` raises the error."""
         self._queued_quietly -= offsets.keys()
         self._queue(offsets)
 

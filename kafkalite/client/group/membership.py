@@ -114,7 +114,7 @@ class Membership:
 
     @property
     def waits_for_user(self) -> bool:
-        """Whether the user must add or revoke partitions before there is a change to report."""
+        """Whether there are partitions to add or revoke, which the user's next call does."""
         return bool(self.revoking() or self.adding())
 
     def request(self, max_wait_ms: int) -> ConsumerGroupHeartbeatRequest:
@@ -181,7 +181,7 @@ class Membership:
         return self.assigned != before
 
     def on_failure(self) -> None:
-        """Handle a request without a response: the next request reports the owned partitions again."""
+        """After a request without a response, report the owned partitions again in the next request."""
         self._sent_owned = None
 
     def on_expelled(self) -> dict[TopicPartition, str]:

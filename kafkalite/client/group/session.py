@@ -378,7 +378,7 @@ class GroupSession:
     def _cancel_reading(self, adding: dict[TopicPartition, str]) -> None:
         """Discard the fetch of committed offsets if one of its partitions is not in ``adding`` any more.
 
-        Its offsets would be outdated when the partition is assigned again.
+        The fetched offset of that partition would be outdated when it is assigned again.
         """
         if self._reading_offsets is not None and not self._reading_offsets[0].items() <= adding.items():
             self._reading_offsets = None

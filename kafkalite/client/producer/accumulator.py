@@ -187,7 +187,7 @@ class Accumulator:
         return flight
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether buffer.memory has room for ``size_bytes`` more. Always True if there is no other batch."""
+        """Whether buffer.memory has room for ``size_bytes`` more. Always True if no batch is incomplete."""
         return size_bytes <= self.free_bytes or not self.incomplete
 
     def add_batch(self, queue: PartitionQueue, batch: PendingBatch, now_ms: int) -> None:

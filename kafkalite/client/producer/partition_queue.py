@@ -363,7 +363,7 @@ class PartitionQueue:
         return Fate.RESEND if flight.failures <= retries else Fate.FAIL
 
     def _fate_of_gap(self, flight: InFlightBatch, error: Exception) -> Fate:
-        """Return the next step for a batch that was refused because the leader lacks records before it."""
+        """Return the next step for a batch that was refused because the leader lacks preceding records."""
         if not flight.was_first:
             # The batches before it were undecided when it was sent. Resend it after them.
             return Fate.RESEND_IN_ORDER

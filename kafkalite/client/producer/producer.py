@@ -262,9 +262,9 @@ class Producer:
                 producer.send_nowait("orders", b"...")
                 await transaction.send_offsets(consumer)
 
-        The end of the block commits. If a record failed, it raises TransactionAbortableError and aborts the
-        transaction, as it does after an exception or a cancellation in the block. Raises ProducerFencedError
-        if this producer is fenced, and RequestTimeoutError if the outcome is unknown.
+        The end of the block commits, or, if a record failed, aborts and raises TransactionAbortableError. An
+        exception or a cancellation in the block also aborts the transaction. Raises ProducerFencedError if
+        this producer is fenced, and RequestTimeoutError if the outcome is unknown.
         """
         manager = self._transactional()
         return Transaction(manager, self.begin_transaction, self.commit_transaction, self.abort_transaction)
@@ -444,7 +444,7 @@ class Producer:
         return self._placement.refuse(topic, error)
 
     async def wait_for_room(self, timeout_ms: int | None = None) -> None:
-        """Wait until buffer.memory has room for a batch. Raises BufferFullError after max.block.ms."""
+        """Wait for room for one batch. Raises BufferFullError after ``timeout_ms`` (None: max.block.ms)."""
         self._check_open()
         await self._sender.wait_for_bytes(self.config.batch_size, timeout_ms)
 

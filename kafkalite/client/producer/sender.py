@@ -78,7 +78,7 @@ class FailureLedger:
             self._first_error = self._first_error or batch.error
 
     def forget(self) -> None:
-        """Mark all failures as seen."""
+        """Mark the errors of all failed batches as seen, and remove the batches."""
         for batch in self._batches:
             batch.observe()
         self._batches.clear()

@@ -92,7 +92,7 @@ class _GroupTransaction(TransactionManager):
             await super().begin()
 
     async def prepare(self, flush: Callable[[], Awaitable[None]]) -> PreparedWriter:
-        """Deliver all records and accept no more. Raises the same errors as ``check_may_commit``."""
+        """Deliver all records with ``flush``; accept no more. Raises the errors of ``check_may_commit``."""
         if not self.is_prepared:
             self.state.check_may_commit()
             self.state.is_flushing = True

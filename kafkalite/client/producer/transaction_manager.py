@@ -81,9 +81,11 @@ Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 async def call_coordinator(
     cluster: ClusterClient, link: CoordinatorLink, request: Any, *, purpose: Purpose = Purpose.MAIN
 ) -> Any:
-    """Return the response to ``request``. Retries while the previous transaction of ``link`` is ending.
+    """Send ``request`` with ``link`` and return the response.
 
-    Raises the last error after default.api.timeout.ms.
+    Retries while the previous transaction of the same transactional id is ending, or while offsets are
+    pending in a transaction. Raises RequestTimeoutError, caused by the last error, after
+    default.api.timeout.ms, and the errors of ``CoordinatorLink.call``.
     """
     deadline_ms = cluster.now_ms() + cluster.config.default_api_timeout_ms
     collisions = 0

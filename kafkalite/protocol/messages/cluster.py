@@ -43,7 +43,7 @@ class RaftMessagesResponse(ApiResponse):
 
 
 class EnvelopeRequest(Struct):
-    """A client's admin request, forwarded to the active controller. The payload is its encoded body."""
+    """A client's admin request, forwarded to the active controller. The payload is its encoded message."""
 
     api_key: int
     api_version: int
@@ -51,7 +51,10 @@ class EnvelopeRequest(Struct):
 
 
 class EnvelopeResponse(ApiResponse):
-    """The response to a forwarded request. The payload is its encoded body; empty after an error."""
+    """The result of a forwarded request.
+
+    The payload is the encoded body of the response to the client. It is empty after an error.
+    """
 
     metadata_offset: int  #: the broker replays the log up to this offset before it forwards the response
 

@@ -111,13 +111,13 @@ class DescribeQuorumResponse(ApiResponse):
 
 
 class DescribeRecoveryRequest(Struct):
-    """Requests what the active controller knows of damaged replicas and of partitions without a leader."""
+    """Requests the list of partitions that have no leader, or have damaged or unverified replicas."""
 
     node_id: int  #: of the broker that forwards a client's request; -1 from a client
 
 
 class RecoveringReplica(Struct):
-    """A replica that is damaged or unverified, or has reported its log because there is no leader."""
+    """A replica that is damaged or unverified, or has sent a ReplicaReport."""
 
     node_id: int
     state: str  #: damaged, short, unverified, refuses to truncate, or reported

@@ -6,7 +6,7 @@ receives the first batch of a transaction has the coordinator add the partition 
 
 In a transaction group many producers write the transactions of one batch of an application. Each joins with
 (application id, batch id) and uses the application id as its transactional id. One ``EndTxnGroup`` decides
-all.
+all of these transactions.
 """
 
 from __future__ import annotations

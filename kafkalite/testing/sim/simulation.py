@@ -171,7 +171,7 @@ class Simulation:
         self.violate(violation)
 
     def story(self, last: int = KEPT_EVENTS) -> list[str]:
-        """Return the last events as lines of text."""
+        """Return the newest ``last`` events as lines of text, in order."""
         lines: list[str] = []
         for now_ms, who, event in list(self.events)[-last:]:
             text = event if isinstance(event, str) else f"{event.levelname.lower()} {event.getMessage()}"

@@ -27,8 +27,10 @@ _WRITE: Final = "write"
 
 
 class Steps:
-    """Counts the steps of a watched program, and calls ``strike`` before step ``fatal`` (from 1; 0:
-    never)."""
+    """Counts the steps of a program, and kills or pauses it before step ``fatal`` (from 1; 0: never).
+
+    ``watch`` receives the program and the function ``strike``, which kills or pauses it.
+    """
 
     def __init__(self, fatal: int = 0) -> None:
         self.fatal = fatal

@@ -307,6 +307,6 @@ class SimEnd(StreamEnd):
 
 
 def _refused(protocol: asyncio.BufferedProtocol, end: SimEnd) -> None:
-    """Open and immediately lose a protocol whose connection broke before it was established."""
+    """Call ``connection_made`` and ``connection_lost``: the connection broke before it was established."""
     protocol.connection_made(end)
     protocol.connection_lost(ConnectionResetError("connection reset by peer"))

@@ -17,6 +17,7 @@ from kafkalite.client.admin.cluster_health import (
     PlacedPartition,
     RequestedState,
     counted,
+    describe_recovery,
     load_of,
     problems,
     unmet_conditions,
@@ -27,6 +28,8 @@ from kafkalite.protocol.messages.metadata import (
     DescribeQuorumResponse,
     PartitionMetadata,
     QuorumNode,
+    RecoveringPartition,
+    RecoveringReplica,
 )
 
 Kl = Callable[..., Any]
@@ -288,3 +291,14 @@ def test_metadata_tail_follows_changes(spawn: Any, at: Kl, servers: str) -> None
     lines = out.decode().splitlines()
     assert len(lines) == 2
     assert " + /topics/new-" in lines[0]
+
+
+def test_r52_if_all_replicas_are_damaged_the_status_names_their_ends_and_the_commands() -> None:
+    replicas = [RecoveringReplica(node_id, "damaged", 7, 60 + node_id) for node_id in (1, 2, 3)]
+    text = describe_recovery(RecoveringPartition("t", 0, -1, 1200, [], replicas))
+    assert "1 damaged, ends at 61, 2 damaged, ends at 62, 3 damaged, ends at 63" in text
+    assert text.index("kl log accept-loss") < text.index("kl cluster elect --unclean")
+    sound = RecoveringReplica(3, "reported", 7, 63)
+    assert "accept-loss" not in describe_recovery(
+        RecoveringPartition("t", 0, -1, 1200, [], [*replicas[:2], sound])
+    )

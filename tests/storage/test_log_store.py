@@ -321,6 +321,19 @@ def test_r52_a_crash_while_a_log_is_replaced_or_put_back_loses_neither(
     store.close()
 
 
+def test_r52_a_replaced_log_of_a_deleted_topic_is_never_put_back(fs: MemoryFileSystem, write: Any) -> None:
+    store = open_store(fs)
+    write(get(store), 10)
+    get(store).mark_damaged("found by a scrub", sound_end_offset=4)
+    store.replace_damaged(ORDERS, IDS[0], CONFIG)
+    store.delete_log(ORDERS, IDS[0])
+    store.close()
+    again = open_store(fs)
+    assert again.replaced_end(ORDERS) is None
+    assert fs.exists(f"{PATH}/{IDS[0]}-0.damaged-1/00000000000000000000.log")
+    again.close()
+
+
 def test_r24_only_a_damaged_log_is_replaced(fs: MemoryFileSystem) -> None:
     store = open_store(fs)
     with pytest.raises(AssertionError, match="not damaged"):

@@ -204,7 +204,7 @@ class ReplicaReport(ReplicaItem):
 
     leader_epoch: int  #: of the partition; the report holds for this epoch only
     last_epoch: int  #: of the last batch; -1 in an empty log
-    log_end_offset: int  #: exclusive; of a damaged log, the end of its sound part
+    log_end_offset: int  #: exclusive; of a log that a start found damaged, the end of its sound part
     is_damaged: bool
     committed_end: int  #: the high watermark that the replica knows, exclusive
     refused_offset: int  #: to which it refused to truncate its log, below committed_end (R49); or -1

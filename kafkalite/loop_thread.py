@@ -64,7 +64,7 @@ class LoopThread:
             raise
 
     def check_outside(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Raise ClientError if called in the loop's own thread, where waiting would deadlock."""
+        """Raise ClientError and close ``coroutine`` if called in the loop's thread, which would deadlock."""
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise ClientError(

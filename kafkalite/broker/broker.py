@@ -90,7 +90,7 @@ class Broker:
         executor: Executor | None = None,
         **settings: Any,
     ) -> None:
-        """``executor`` runs blocking calls instead of the broker's own threads; the simulation passes one."""
+        """``executor``, if given, runs blocking calls instead of the broker's own threads (simulation)."""
         if config is None:
             config = BrokerConfig.from_settings({"listeners": EMBEDDED_LISTENERS, **settings})
         elif settings:

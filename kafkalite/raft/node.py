@@ -6,8 +6,8 @@ through ``post``, and decodes the records. A change takes effect only on the sta
 
 Any exception stops the node. It then sends nothing, and the quorum receives the error. Nothing is retried,
 because the state of the library after an exception is unknown (R26). If the disk is full, or another resource
-is exhausted, the node pauses instead. Like a crashed process it forgets what is not on its disk, and it reads
-its files again after RESUME_INTERVAL_S (R54).
+is exhausted, the node pauses instead. Like a crashed process it forgets all state that is not on its disk,
+and it reads its files again after RESUME_INTERVAL_S (R54).
 """
 
 # Tests: tests/raft/test_raft_quorum.py, tests/raft/test_raft_schedules.py

@@ -117,7 +117,7 @@ class RaftQuorum(Quorum):
         self._release_all(ShuttingDownError("the node stops; the outcome is not known"))
 
     def halt(self) -> None:
-        """Stop immediately without a leadership transfer, as after a crash. Then call ``stop``."""
+        """Stop immediately without a leadership transfer, as after a crash. The caller must ``stop`` next."""
         if self._is_open:
             self._runner.call(self.node.halt)
 
@@ -248,8 +248,9 @@ class RaftQuorum(Quorum):
         return self._offset
 
     async def _ask(self, call: Callable[..., None], on_result: Callable[..., None], *args: Any) -> Any:
-        """Run ``call`` on the Raft loop, and return the result that ``on_result`` sets in the future.
+        """Run ``call`` on the Raft loop, and return the result of the request that it starts.
 
+        ``on_result`` receives a future and the outcome, and completes the future with the result or an error.
         Raises RequestTimedOutError.
         """
         assert self._loop is not None

@@ -185,7 +185,7 @@ class SingleQuorum(Quorum):
         self._is_open = True
 
     async def commit(self, records: Sequence[MetadataRecord], after_offset: int) -> int:
-        """Implements ``Quorum.commit``. A commit may build on the offset of one that is not synced yet."""
+        """Implements ``Quorum.commit``. The entry at ``after_offset`` need not be synced yet."""
         self._check_usable()
         if after_offset != self._appended_offset:
             raise StaleImageError(decided_on=after_offset, offset=self._appended_offset)

@@ -261,7 +261,7 @@ class Cluster:
 
     @property
     def broker(self) -> Broker:
-        """The first broker that is running, or the first one if none is."""
+        """The first running broker, or the first broker if none is running."""
         brokers = self.brokers
         for broker in brokers.values():
             if broker.is_running:

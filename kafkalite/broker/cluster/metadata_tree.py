@@ -23,7 +23,7 @@ ROOTS = ("brokers", "configs", "features", "topics")
 
 
 def describe(image: ClusterImage, path: str) -> list[MetadataNode]:
-    """Return the node at ``path`` and its children, sorted by path; nothing if ``path`` does not exist."""
+    """Return the node at ``path`` and its children, sorted by path, or [] if ``path`` does not exist."""
     parts = [part for part in path.split("/") if part]
     value = _value(image, parts)
     if value is None:

@@ -251,7 +251,10 @@ class MarkerSender:
         answered: Sequence[TxnPartitionResult],
         reason: object,
     ) -> None:
-        """Process a broker's results for the markers of one transaction."""
+        """Process the results ``answered`` for the markers of one transaction that were sent to a broker.
+
+        A marker without a result failed for ``reason``, and is sent again later.
+        """
         outcomes = {(one.topic, one.partition): one for one in answered}
         for at in partitions:
             outcome = outcomes.get((at.topic, at.partition))

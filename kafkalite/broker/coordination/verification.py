@@ -82,8 +82,8 @@ class Verifications:
     ) -> Appended | None:
         """Append a batch now, or after its transaction has been verified.
 
-        Returns the result of ``Partition.append``, or None if the batch must wait. Then ``then`` is called
-        once with the result or an error, and ``batch`` must not change before. Raises the errors of
+        Returns the result of ``Partition.append``, or None if the batch must wait. A waiting batch must not
+        change until ``then`` is called, once, with the result or an error. Raises the errors of
         ``Partition.append``.
         """
         place = (partition.key, header.producer_id)

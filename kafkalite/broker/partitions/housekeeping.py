@@ -151,7 +151,7 @@ class Housekeeping:
         self._retired_files += log.take_retired(self._clock.wall_ms())  # their delay begins now
 
     def _guarded(self, hosted: HostedPartition, action: Callable[[], bool | None]) -> bool:
-        """Return the result of ``action``. Log a disk error of this one log instead, and return True."""
+        """Return the result of ``action``. If it raises a disk error, log the error and return True."""
         try:
             return bool(action())
         except (StorageError, OSError) as error:

@@ -313,7 +313,7 @@ class Partitions:
             self._store.load(wanted, are_all=self._is_complete)
 
     def _distrust_all(self, image: ClusterImage) -> None:
-        """Mark each replica that is not the only one as damaged: this directory is an older copy (R51)."""
+        """Mark each replica of a partition with several as damaged: this directory is an older copy (R51)."""
         logger.error(
             "data directory is an older copy, all replicas are fetched again %s", Fields(path=self.path)
         )

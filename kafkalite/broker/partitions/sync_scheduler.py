@@ -1,4 +1,4 @@
-"""Group commit: syncs logs by ``fdatasync``, one round at a time. Appends meanwhile wait for the next one.
+"""Group commit: syncs logs by ``fdatasync``, one round at a time. Appends during a round wait for the next.
 
 A round syncs every log that was marked since the previous round began. It runs in the executor's thread, and
 the result of each log is reported on the loop. A failed sync is final for its log (R26).

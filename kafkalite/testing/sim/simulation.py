@@ -150,8 +150,10 @@ class Simulation:
             self.lines.append(line)
 
     def probe(self, name: str, times: int = 1) -> None:
-        """Count ``times`` executions of a rare code path. A simulation without any proves nothing about that
-        path."""
+        """Add ``times`` to the count of executions of a rare code path.
+
+        A simulation that never executes the path proves nothing about it.
+        """
         self.probes[name] += times
 
     def violate(self, violation: Violation) -> None:

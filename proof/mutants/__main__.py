@@ -54,7 +54,6 @@ def find(
 Attempt = Callable[[], str | None]
 
 DIRECTED: Final = "directed schedule"
-_RAFT: Final = "RAFT-"
 
 
 def _ways(
@@ -80,14 +79,11 @@ def _ways(
 
 def _directed(mutant: str) -> Attempt | None:
     """Return the schedule that was written for the mutant, or None."""
-    if mutant.startswith(_RAFT):
-        from proof.raft import schedules as raft_schedules
-
-        return raft_schedules.DIRECTED.get(mutant)
     from proof import hostile
     from proof.core import directed as core_directed
     from proof.damage import directed as damage_directed
     from proof.groups import directed as group_directed
+    from proof.raft import schedules as raft_schedules
     from proof.sim import directed as cluster_directed
     from proof.transactions import directed as txn_directed
     from proof.transactions import log as txn_log
@@ -100,6 +96,7 @@ def _directed(mutant: str) -> Attempt | None:
         cluster_directed.DIRECTED,
         damage_directed.DIRECTED,
         hostile.DIRECTED,
+        raft_schedules.DIRECTED,
     )
     return next((schedules[mutant] for schedules in directed if mutant in schedules), None)
 

@@ -398,7 +398,7 @@ def run_raft_seed(
 
 def run_varied_seed(seed: int, *, steps: int = STEPS, stats: Counter[str] | None = None) -> str | None:
     """Run one schedule in one of several plans. Return the violation, or None."""
-    plan = HARSH if seed % 2 else CALM
+    plan = HARSH if seed % 2 else FULL if seed % 4 else CALM
     count = 5 if seed % 5 == 0 else 3
     if seed % 17 == 0:
         count = 1 + seed % 2

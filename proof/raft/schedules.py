@@ -509,6 +509,7 @@ DIRECTED: Final[dict[str, Schedule]] = {
     "RAFT-leader-unsynced": s22_nothing_is_acknowledged_before_it_is_on_disk,
     "RAFT-match-kept": s19_what_a_lost_disk_acknowledged_does_not_count,
     "RAFT-no-compare": s20_an_entry_decided_on_another_state_is_void,
+    "R54-voter-goes-on": s2_a_voter_whose_disk_is_full_does_not_vote_until_there_is_room,
     "R54-voter-stops": s2_a_voter_whose_disk_is_full_does_not_vote_until_there_is_room,
     "RAFT-read-unconfirmed": s21_a_deposed_leader_does_not_read,
     "RAFT-stale-snapshot": s16_a_late_answer_does_not_roll_back_the_state,

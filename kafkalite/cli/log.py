@@ -486,9 +486,10 @@ def accept_loss(paths: tuple[Path, ...], yes: bool) -> None:
         invocation.say(f"{directory}: {damage or 'no damage was found, or the directory is missing'}")
     if not yes:
         invocation.confirm(f"Accept the loss in {plural(len(directories), 'log')}?", "nothing was changed")
-    rows = []
+    rows, damages = [], []
     for directory in directories:
         done = repair(filesystem, directory)
+        damages += [done.damage] if done.damage is not None else []
         topic, partition = _home(Path(directory))
         rows.append(
             {
@@ -499,3 +500,7 @@ def accept_loss(paths: tuple[Path, ...], yes: bool) -> None:
             }
         )
     print_listing(rows, _ACCEPTED_COLUMNS, invocation.current().output, name_key="directory")
+    for damage in damages:
+        invocation.say(str(damage))
+    if damages:
+        raise CheckFailedError(f"{plural(len(damages), 'log')} still damaged")

@@ -9,8 +9,9 @@ The repair blocks, and needs a directory that no broker uses. If it is interrupt
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 from kafkalite.errors import CorruptLogError, DataDirectoryError
@@ -20,6 +21,7 @@ from kafkalite.records.gaps import build_gap
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import (
     CleanShutdown,
+    Fingerprint,
     LogState,
     RecoveryPoint,
     decode_clean_shutdown,
@@ -27,23 +29,26 @@ from kafkalite.storage.checkpoints import (
     encode_clean_shutdown,
     encode_log_state,
 )
-from kafkalite.storage.damage import Intact, intact_runs
-from kafkalite.storage.filesystem import FileSystem, unlink_existing
+from kafkalite.storage.damage import Damage, Intact, head_of, intact_runs
+from kafkalite.storage.filesystem import Buffer, FileSystem, unlink_existing
+from kafkalite.storage.inspect import damage_of
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_store import METADATA_POINT
-from kafkalite.storage.recovery import is_own, read_log_state, restored_state
+from kafkalite.storage.recovery import read_log_state, restored_state
 from kafkalite.storage.recovery_points import RecoveryPointsFile
 from kafkalite.storage.segment import Segment
 
 
 class AcceptedLoss(NamedTuple):
-    """The result of one repair. ``kept``: paths of the damaged files, which can be removed by hand."""
+    """The result of one repair. ``kept``: paths of the damaged files, which can be removed by hand.
+    ``damage``: the damage that the next start will find nevertheless."""
 
     directory: str
     log_start_offset: int
     log_end_offset: int
     lost_records: int
     kept: list[str]
+    damage: Damage | None = None
 
 
 def accept_loss(fs: FileSystem, directory: str) -> AcceptedLoss:
@@ -78,9 +83,9 @@ def accept_loss(fs: FileSystem, directory: str) -> AcceptedLoss:
             data = encode_clean_shutdown(CleanShutdown(NO_BROKER_EPOCH, ends))
             fs.write_atomically(layout.join(data_directory, layout.CLEAN_SHUTDOWN_FILE), data)
         points.write({name: None})
+        return result._replace(damage=damage_of(fs, directory))
     finally:
         lock.release()
-    return result
 
 
 def _accept_older_metadata(fs: FileSystem, directory: str) -> AcceptedLoss:
@@ -106,14 +111,37 @@ def _read_marker(fs: FileSystem, data_directory: str) -> CleanShutdown | None:
         return None
 
 
+@dataclass(eq=False, slots=True)
+class _Source:
+    """A segment file with batches of this log. ``base_offset`` is where its batches begin, which may differ
+    from its name. ``is_proven``: an index or the recovery point names its first batch."""
+
+    segment: Segment
+    view: memoryview
+    base_offset: int
+    is_proven: bool
+    runs: list[Intact]
+
+
+class _Piece(NamedTuple):
+    """Intact batches, and the file that has them."""
+
+    run: Intact
+    source: _Source
+
+    @property
+    def start_offset(self) -> int:
+        return self.run.start_offset
+
+
 @dataclass(slots=True)
 class _Content:
     """The new content of one segment: its intact batches, and gap batches. ``is_same``: the existing file has
     the same batches."""
 
     base_offset: int
-    parts: list[bytes] = field(default_factory=list)
-    is_same: bool = True
+    parts: list[Buffer] = field(default_factory=list)
+    is_same: bool = False
 
 
 class _Repair:
@@ -127,6 +155,7 @@ class _Repair:
         self._lost = 0
         self._first_lost: int | None = None
         self._epoch = 0  # of the batch before
+        self._end: Fingerprint | None = None
 
     def run(self) -> AcceptedLoss:
         fs = self._fs
@@ -144,20 +173,26 @@ class _Repair:
         state = self._repair_state(bases)
         start, end = state.log_start_offset, state.cap(self._point.recovery_point, self._point.truncations)
         known_end = max([start, end, *(self._segment(base, state).saved_end_offset() for base in bases)])
-        bases = [
-            base
-            for base, after in zip(bases, [*bases[1:], known_end + 1], strict=bool(bases))
-            if after > start
-        ]
         self._repair_identity()
-        at = min([start, *bases[:1]])
-        for base, limit in zip(bases, [*bases[1:], known_end], strict=bool(bases)):
-            if base > at:
-                self._write(self._gap_segment(at, base))
-            at = self._repair_segment(self._segment(base, state), max(at, base), limit)
-        if at < known_end:
-            self._write(self._gap_segment(at, known_end))
-            at = known_end
+        point = self._point
+        self._end = point.end if end == point.recovery_point else None
+        found = [one for base in bases if (one := self._identify(self._segment(base, state))) is not None]
+        skipped, sources = self._split(found, start)
+        contents: list[_Content] = []
+        pieces = _choose(sources, known_end)
+        bounds = [base for base in bases if base not in skipped]
+        at = min([start, *(one.source.base_offset for one in pieces[:1])])
+        for source, group in groupby(pieces, key=lambda one: one.source):
+            runs = [one.run for one in group]
+            if at < source.base_offset <= runs[0].start_offset:
+                at = self._fill(contents, bounds, at, source.base_offset)
+            contents.append(self._content(source, runs, at))
+            at = runs[-1].end_offset
+        at = self._fill(contents, bounds, at, known_end)
+        self._replace(contents, bounds, at)
+        for one in sources:
+            if not one.segment.saved_head_crc():  # the index is missing, or that of another segment
+                self._drop_indexes(one.segment.path())
         self._remove_lone_indexes()
         if self._first_lost is not None:
             self._remove_derived(names, self._first_lost)
@@ -165,14 +200,16 @@ class _Repair:
         return AcceptedLoss(self._directory, start, max(at, start), self._lost, self._kept)
 
     def _finish_interrupted(self) -> None:
-        for name in self._fs.list_dir(self._directory):
-            if name.endswith(layout.REPAIRED_SUFFIX):
-                path = layout.join(self._directory, name)
-                target = path.removesuffix(layout.REPAIRED_SUFFIX)
-                if self._fs.exists(target):
-                    self._fs.unlink(path)
-                else:
-                    self._fs.rename(path, target)
+        """Finish or undo an interrupted ``_replace``. A missing target shows that all files were written."""
+        names = [one for one in self._fs.list_dir(self._directory) if one.endswith(layout.REPAIRED_SUFFIX)]
+        paths = [layout.join(self._directory, one).removesuffix(layout.REPAIRED_SUFFIX) for one in names]
+        existing = [path for path in paths if self._fs.exists(path)]
+        if len(existing) == len(paths):
+            unlink_existing(self._fs, [path + layout.REPAIRED_SUFFIX for path in paths])
+            return
+        for path in existing:
+            self._set_aside(path.rpartition("/")[2])
+        self._rename_repaired(paths)
 
     def _repair_state(self, bases: list[int]) -> LogState:
         """Return the log state. If no copy of it is readable, the log starts at the first segment."""
@@ -213,40 +250,68 @@ class _Repair:
             self._fs, self._directory, base_offset, LogConfig(), state, next_offset=base_offset, size_bytes=0
         )
 
-    def _runs(self, segment: Segment, view: memoryview, at: int) -> Iterator[Intact]:
-        """Yield the runs of intact batches at or above offset ``at`` in a segment; none in a segment of
-        another log (R42)."""
-        if not is_own(self._fs, segment, self._point.end):
-            return
-        yield from intact_runs(view, 0, at)
+    def _identify(self, segment: Segment) -> _Source | None:
+        """Return the batches of a file; None if they are of another log (R42).
 
-    def _repair_segment(self, segment: Segment, at: int, limit: int) -> int:
-        """Fill the gaps of one segment from offset ``at`` to ``limit`` (exclusive). Return the segment's end
-        offset."""
-        size = segment.file.size()
-        view = segment.file.map(size)
-        content = _Content(segment.base_offset)
-        position = 0
-        for run in self._runs(segment, view, at):
-            self._add_gap(content, at, run.start_offset, epoch=run.first_epoch)
-            content.is_same = content.is_same and run.position == position
-            content.parts.append(bytes(view[run.position : run.end]))
-            position, at, self._epoch = run.end, run.end_offset, run.last_epoch
-        self._add_gap(content, at, limit)
-        at = max(at, limit)
-        if not content.is_same or any(view[position:]):
-            name = layout.segment_file_name(segment.base_offset, layout.LOG_SUFFIX)
-            segment.release()
-            self._replace(name, b"".join(content.parts))
-            segment.drop_saved_indexes()
-        if not content.parts:
-            segment.drop_saved_indexes()  # they may name a batch that is lost
-        return at
+        Batches under the name of another segment are used only if an index or the recovery point names them.
+        """
+        view = segment.file.map(segment.file.size())
+        base_offset, is_proven = segment.base_offset, False
+        head = head_of(view)
+        if segment.is_foreign():
+            return None
+        if head is not None:
+            head_crc, named = segment.fingerprint(0).head_crc, self._named(segment)
+            is_proven = head_crc in named
+            if not is_proven and head.base_offset != base_offset:
+                home = self._segment(head.base_offset, segment.state)
+                if head_crc in self._named(home) or segment.owner in segment.head_owners():
+                    base_offset, is_proven = head.base_offset, True
+                elif next(intact_runs(view, 0, head.base_offset)).end_offset > head.next_offset:
+                    return None  # otherwise only the base offset of the first batch is damaged
+            if named and not is_proven:
+                return None
+        return _Source(segment, view, base_offset, is_proven, list(intact_runs(view, 0, base_offset)))
 
-    def _gap_segment(self, at: int, end: int) -> _Content:
+    def _named(self, segment: Segment) -> set[int]:
+        """Return the CRC fields of the first batch that the index and the recovery point name."""
+        is_end = self._end is not None and self._end.base_offset == segment.base_offset
+        return {segment.saved_head_crc(), self._end.head_crc if self._end and is_end else 0} - {0}
+
+    def _split(self, found: list[_Source], start: int) -> tuple[set[int], list[_Source]]:
+        """Return the base offsets of the segments that the next start deletes, and the other files."""
+        skipped = {
+            one.segment.base_offset
+            for one in found
+            if any(one.base_offset < other.base_offset <= start for other in found)
+            and all(run.end_offset <= start for run in one.runs)
+        }
+        return skipped, [one for one in found if one.segment.base_offset not in skipped]
+
+    def _content(self, source: _Source, runs: list[Intact], at: int) -> _Content:
+        """Return the content of a segment that begins at offset ``at`` and has ``runs``."""
         content = _Content(at)
-        self._add_gap(content, at, end)
+        position, is_same = 0, at == source.segment.base_offset
+        for run in runs:
+            is_same = is_same and (run.position, run.start_offset) == (position, at)
+            self._add_gap(content, at, run.start_offset, epoch=run.first_epoch)
+            content.parts.append(source.view[run.position : run.end])
+            position, at, self._epoch = run.end, run.end_offset, run.last_epoch
+        content.is_same = is_same and not any(source.view[position:])
         return content
+
+    def _fill(self, contents: list[_Content], bounds: list[int], at: int, end: int) -> int:
+        """Put gaps into [at, end), up to the next base offset in the last segment. Return the end offset."""
+        content = contents[-1] if contents else None
+        for bound in [*(one for one in bounds if at <= one < end), end]:
+            if bound > at:
+                if content is None:
+                    content = _Content(at)
+                    contents.append(content)
+                self._add_gap(content, at, bound)
+                at = bound
+            content = None
+        return at
 
     def _add_gap(self, content: _Content, at: int, end: int, epoch: int | None = None) -> None:
         if at >= end:
@@ -261,18 +326,49 @@ class _Repair:
             content.parts.append(bytes(build_gap(at, count, self._epoch)))
             at += count
 
-    def _write(self, content: _Content) -> None:
-        path = layout.join(self._directory, layout.segment_file_name(content.base_offset, layout.LOG_SUFFIX))
-        self._fs.write_atomically(path, b"".join(content.parts))
+    def _replace(self, contents: list[_Content], bases: list[int], end_offset: int) -> None:
+        """Write the new contents. ``bases``: base offsets of the existing files. Those without content are
+        set aside, except an empty one at ``end_offset``.
+
+        No file is set aside before all contents are on the disk, because one file may have the batches of
+        another one's content.
+        """
+        changed = sorted(
+            (one for one in contents if not one.is_same), key=lambda one: one.base_offset in bases
+        )
+        replaced: list[str] = []
+        for content in changed:
+            path = self._path(content.base_offset)
+            if content.base_offset in bases:
+                replaced.append(path)
+                path += layout.REPAIRED_SUFFIX
+            else:
+                self._drop_indexes(path)
+            self._fs.write_atomically(path, b"".join(content.parts))
+        for path in replaced:
+            self._set_aside(path.rpartition("/")[2])
+        self._fs.sync_dir(self._directory)
+        self._rename_repaired(replaced)
+        used = {one.base_offset for one in contents}
+        for base_offset in bases:
+            path = self._path(base_offset)
+            if base_offset not in used:
+                if base_offset != end_offset or any(self._fs.read_bytes(path)):
+                    self._set_aside(path.rpartition("/")[2])
+                self._drop_indexes(path)
+
+    def _rename_repaired(self, paths: list[str]) -> None:
+        for path in paths:
+            self._drop_indexes(path)  # they may name a batch that is lost
+            self._fs.rename(path + layout.REPAIRED_SUFFIX, path)
+        self._fs.sync_dir(self._directory)
+
+    def _path(self, base_offset: int) -> str:
+        return layout.join(self._directory, layout.segment_file_name(base_offset, layout.LOG_SUFFIX))
+
+    def _drop_indexes(self, path: str) -> None:
         stem = path.removesuffix(layout.LOG_SUFFIX)
         unlink_existing(self._fs, (stem + layout.OFFSET_INDEX_SUFFIX, stem + layout.TIME_INDEX_SUFFIX))
-
-    def _replace(self, name: str, data: bytes) -> None:
-        path = layout.join(self._directory, name)
-        self._fs.write_atomically(path + layout.REPAIRED_SUFFIX, data)
-        self._set_aside(name)
-        self._fs.rename(path + layout.REPAIRED_SUFFIX, path)
-        self._fs.sync_dir(self._directory)
 
     def _set_aside(self, name: str) -> None:
         path = layout.join(self._directory, name)
@@ -298,6 +394,35 @@ class _Repair:
             offset = layout.parse_producers_file_name(name)
             if name == layout.LEADER_EPOCHS_FILE or (offset is not None and offset > first_lost):
                 self._fs.unlink(layout.join(self._directory, name))
+
+
+def _choose(sources: list[_Source], known_end: int) -> list[_Piece]:
+    """Return batches that do not overlap, in order of offsets.
+
+    Proven files are preferred, then other ones, then batches at or behind the beginning of another file: such
+    a batch may have a damaged base offset.
+    """
+    ranked: list[tuple[tuple[int, int, bool], _Piece]] = []
+    bases = {one.base_offset for one in sources}
+    for source in sources:
+        limit = min((one for one in bases if one > source.base_offset), default=None)
+        is_misplaced = source.base_offset != source.segment.base_offset
+        for run in source.runs:
+            rank = 0 if source.is_proven else 1
+            if limit is not None and run.start_offset >= limit:
+                rank = 2
+            ranked.append(((rank, source.base_offset, is_misplaced), _Piece(run, source)))
+    chosen: list[_Piece] = []
+    for (rank, _, _), piece in sorted(ranked, key=lambda one: one[0]):
+        at = bisect_right(chosen, piece.run.start_offset, key=lambda one: one.start_offset)
+        if at and chosen[at - 1].run.end_offset > piece.run.start_offset:
+            continue
+        end = chosen[at].run.start_offset if at < len(chosen) else None
+        if end is None and rank == 2:
+            end = known_end
+        if end is None or piece.run.end_offset <= end:
+            chosen.insert(at, piece)
+    return chosen
 
 
 def _is_log(name: layout.SegmentFileName) -> bool:

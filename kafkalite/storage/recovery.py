@@ -269,7 +269,7 @@ def restored_state(fs: FileSystem, directory: str, point: RecoveryPoint) -> tupl
     return LogState(point.log_start_offset, point.truncations, 0), True
 
 
-def is_own(fs: FileSystem, segment: Segment, end: Fingerprint | None) -> bool:
+def _is_own(fs: FileSystem, segment: Segment, end: Fingerprint | None) -> bool:
     """Whether a segment is of this log: its first batch has the CRC that is stored in ``end`` or in the
     segment's index (R42).
 
@@ -651,7 +651,7 @@ class _Recovery:
             position = self._segments[number].size_bytes
         elif number < len(bases) and not self._is_foreign and bases[number] <= end_offset:
             segment = self._open_segment(bases[number])
-            if is_own(self._fs, segment, self._end):
+            if _is_own(self._fs, segment, self._end):
                 position, end_offset, _ = self._read_batches(segment, 0, segment.base_offset)
                 self._segments.append(segment)
         if end_offset <= start:
@@ -696,7 +696,7 @@ class _Recovery:
             from_offset = max(end_offset, segment.base_offset)
             if number < index < len(self._bases) - 1:
                 intact += self._bases[index + 1] - from_offset
-            elif index > number or is_own(self._fs, segment, self._end):
+            elif index > number or _is_own(self._fs, segment, self._end):
                 for run in intact_runs(view, position if index == number else 0, from_offset):
                     intact += run.end_offset - run.start_offset
                     known = max(known, run.end_offset)

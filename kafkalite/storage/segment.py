@@ -272,10 +272,15 @@ class Segment:
     def is_foreign(self) -> bool:
         """Whether an index of another log stores the CRC of the first batch, so that the segment belongs to
         that log (R42)."""
+        return bool(self.head_owners() - {self.owner})
+
+    def head_owners(self) -> set[int]:
+        """Return the owners of all index blocks that store the CRC of the first batch (R42)."""
         blocks = self._raw_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES)
         blocks += self._raw_blocks(layout.TIME_INDEX_SUFFIX, TIME_MAGIC, TIME_ENTRY_BYTES)
-        foreign = {block.head_crc for block, _ in blocks if block.owner != self.owner and block.head_crc}
-        return bool(foreign) and self.fingerprint(0).head_crc in foreign
+        heads = {(block.owner, block.head_crc) for block, _ in blocks if block.head_crc}
+        head_crc = self.fingerprint(0).head_crc if heads else 0
+        return {owner for owner, crc in heads if crc == head_crc}
 
     def note_batch(self, position: int, base_offset: int, max_timestamp_ms: int) -> None:
         """Add the batch at ``position`` to the indexes. Called once for each batch, in order."""

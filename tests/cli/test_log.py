@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kafkalite import Admin, Broker, Producer
+from kafkalite.storage.damage import Damage
 
 Kl = Callable[..., Any]
 
@@ -216,3 +217,13 @@ def test_a_log_without_a_topic_name(kl: Kl, data: Path) -> None:
     log = logs(kl, data)[0]
     (log.parent / "partition.json").unlink()
     assert rows(kl, "segments", log.parent)[0]["topic"] == log.parent.name.rpartition("-")[0]
+
+
+def test_accepting_a_loss_fails_if_the_log_is_still_damaged(
+    kl: Kl, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage = Damage("a broken segment", 1, 2, "restore it")
+    monkeypatch.setattr("kafkalite.storage.accept_loss.damage_of", lambda *_: damage)
+    result = kl("log", "accept-loss", logs(kl, data)[0].parent, "--yes")
+    assert result.code == 9
+    assert "a broken segment" in result.told

@@ -180,3 +180,122 @@ def test_a_directory_in_use_or_of_another_log_is_refused(
     fs.rename(DIRECTORY, f"{PATH}/{ID}-5")
     with pytest.raises(DataDirectoryError, match="holds the log orders-0"):
         accept_loss(fs, f"{PATH}/{ID}-5")
+
+
+OTHER = TopicPartition("others", 0)
+OTHER_ID = "1" * 32
+OTHER_DIRECTORY = f"{PATH}/{OTHER_ID}-0"
+FILES = (".log", ".index", ".timeindex")
+
+
+@pytest.fixture
+def other(fs: MemoryFileSystem, written: object, make_batch: Any, sync: Any) -> str:
+    """Write another partition with segments 0, 24, 48 and 72, and return its directory."""
+    store = open_store(fs)
+    store.load({ORDERS: (ID, CONFIG), OTHER: (OTHER_ID, CONFIG)})
+    log = store.get(OTHER)
+    assert log is not None
+    log.append(make_batch(seed=999, body_bytes=300), now_ms=1, leader_epoch=1)
+    for number in range(89):
+        log.append(make_batch(seed=1000 + number), now_ms=1, leader_epoch=1)
+    sync(log)
+    store.checkpoint()
+    store.close(clean=False)
+    return OTHER_DIRECTORY
+
+
+def copy(fs: MemoryFileSystem, source: str, target: str, suffixes: tuple[str, ...] = (".log",)) -> None:
+    for suffix in suffixes:
+        content = fs.read_bytes(source.removesuffix(".log") + suffix)
+        fs.write_atomically(target.removesuffix(".log") + suffix, content)
+
+
+def exchange(fs: MemoryFileSystem, one: int, two: int, suffixes: tuple[str, ...]) -> None:
+    for suffix in suffixes:
+        paths = [path(base).removesuffix(".log") + suffix for base in (one, two)]
+        contents = [fs.read_bytes(name) for name in paths]
+        for name, content in zip(paths, reversed(contents), strict=True):
+            fs.write_atomically(name, content)
+
+
+def foreign_path(fs: MemoryFileSystem, number: int) -> str:
+    names = sorted(name for name in fs.list_dir(OTHER_DIRECTORY) if name.endswith(".log"))
+    return f"{OTHER_DIRECTORY}/{names[number]}"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda fs: copy(fs, path(0), path(1)),
+        lambda fs: copy(fs, path(25), path(40)),
+        lambda fs: copy(fs, foreign_path(fs, 1), path(40)),
+        lambda fs: copy(fs, foreign_path(fs, 0), path(1)),
+        lambda fs: copy(fs, foreign_path(fs, 2), path(40), FILES),
+        lambda fs: fs.write_atomically(path(5), b""),
+        lambda fs: exchange(fs, 25, 50, (".log",)),
+        lambda fs: exchange(fs, 0, 50, (".log",)),
+        lambda fs: exchange(fs, 0, 75, (".log",)),
+        lambda fs: exchange(fs, 0, 50, FILES),
+        lambda fs: exchange(fs, 25, 50, (".index", ".timeindex")),
+        lambda fs: exchange(fs, 25, 75, (".index",)),
+    ],
+)
+def test_files_under_wrong_names_lose_no_intact_batch(
+    spoil: Spoil, fs: MemoryFileSystem, written: list[tuple[int, bytes]], other: str, read_all: Any
+) -> None:
+    fs.locked.clear()
+    intact = fs.read_bytes(path(25)), fs.read_bytes(path(75))
+    spoil(fs)
+    accepted = accept_loss(fs, DIRECTORY)
+    assert (accepted.lost_records, accepted.damage) == (0, None)
+    assert fs.read_bytes(path(25)) == intact[0]
+    log = log_of(open_store(fs))
+    assert (log.damage, log.log_end_offset) == (None, 80)
+    assert read_all(log) == written
+
+
+@pytest.mark.parametrize("suffixes", [(".log",), FILES])
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("base_offset", [0, 25, 50, 75])
+def test_batches_of_another_partition_are_never_adopted(
+    base_offset: int,
+    number: int,
+    suffixes: tuple[str, ...],
+    fs: MemoryFileSystem,
+    written: list[tuple[int, bytes]],
+    other: str,
+    read_all: Any,
+) -> None:
+    fs.locked.clear()
+    copy(fs, foreign_path(fs, number), path(base_offset), suffixes)
+    accepted = accept_loss(fs, DIRECTORY)
+    lost = range(base_offset, min(base_offset + 25, 80))
+    assert (accepted.lost_records, accepted.damage) == (len(lost), None)
+    found = read_all(log_of(open_store(fs)))
+    assert [one for one in found if not is_gap(check(one[1]))] == [
+        one for one in written if one[0] not in lost
+    ]
+
+
+@pytest.mark.parametrize("stop_at", range(7))
+def test_an_interrupted_repair_of_exchanged_segments_is_repeated(
+    stop_at: int, fs: MemoryFileSystem, written: list[tuple[int, bytes]], read_all: Any
+) -> None:
+    exchange(fs, 25, 50, (".log",))
+    real = fs.rename
+    calls: list[str] = []
+
+    def stop(old: str, new: str) -> None:
+        calls.append(old)
+        if len(calls) > stop_at:
+            raise OSError(5, "killed")
+        real(old, new)
+
+    fs.rename = stop  # type: ignore[method-assign]
+    try:
+        accept_loss(fs, DIRECTORY)
+    except OSError:
+        fs.locked.clear()
+    fs.rename = real  # type: ignore[method-assign]
+    assert accept_loss(fs, DIRECTORY).lost_records == 0
+    assert read_all(log_of(open_store(fs))) == written

@@ -431,7 +431,7 @@ class KafkaStorageError(
     code=ErrorCode.KAFKA_STORAGE_ERROR,
     retriable=True,
     refresh_metadata=True,
-    hint="free disk space on the broker, or see its log",
+    hint="'kl cluster status' shows damaged logs and full disks; see also the broker's log",
 ): ...
 
 

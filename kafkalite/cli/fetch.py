@@ -11,7 +11,7 @@ import click
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.exit_codes import NotFoundError, TimedOutError, UsageError
 from kafkalite.cli.invocation import Invocation, client_options
-from kafkalite.cli.offset_queries import extents, partitions_of
+from kafkalite.cli.offset_queries import UNKNOWN_END, Extent, list_or_fail, partitions_of
 from kafkalite.cli.printers import RECORD_OUTPUTS, make_printer
 from kafkalite.cli.stdio import printing
 from kafkalite.model import Record, RecordAddress, TopicPartition
@@ -57,7 +57,9 @@ async def _fetch_all(current: Invocation, wanted: list[RecordAddress]) -> list[R
 async def _fetch(admin: Admin, consumer: Consumer, address: RecordAddress) -> Record:
     """Return the record at ``address``. Raises NotFoundError if the log has no record at that offset."""
     (partition,) = await partitions_of(admin, [address.topic], [address.partition])
-    extent = (await extents(admin, [partition]))[partition]
+    first = (await admin.list_offsets([partition], "earliest"))[partition].offset
+    end = (await list_or_fail(admin, [partition], "latest"))[partition]
+    extent = Extent(first, end if isinstance(end, int) else UNKNOWN_END)
     if not extent.log_start_offset <= address.offset < extent.log_end_offset:
         raise NotFoundError(f"there is no record {address}", hint=_extent_in_words(partition, extent))
     consumer.assign([partition])

@@ -5,14 +5,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from kafkalite.cli import connect
 from kafkalite.cli.ranges import Bound, OffsetRange, resolve
+from kafkalite.errors import KafkaStorageError
 from kafkalite.model import NO_OFFSET, TopicPartition
 
 if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
+
+
+#: Stands for the end of a damaged log, which is unknown: a reader gets to the sound end, and then an error.
+UNKNOWN_END: Final = 2**63 - 1
 
 
 class Extent(NamedTuple):
@@ -53,6 +58,24 @@ async def extents(admin: Admin, partitions: Sequence[TopicPartition]) -> dict[To
     return {partition: Extent(starts[partition].offset, ends[partition].offset) for partition in partitions}
 
 
+async def list_or_fail(
+    admin: Admin, partitions: Sequence[TopicPartition], at: Literal["earliest", "latest"] | int
+) -> dict[TopicPartition, int | KafkaStorageError]:
+    """Return the offset of each partition, or the error of the leader, whose log may be damaged (R24)."""
+    import asyncio
+
+    async def one(partition: TopicPartition) -> int | KafkaStorageError:
+        try:
+            return (await admin.list_offsets([partition], at))[partition].offset
+        except KafkaStorageError as error:
+            return error
+
+    try:
+        return {tp: found.offset for tp, found in (await admin.list_offsets(partitions, at)).items()}
+    except KafkaStorageError:
+        return dict(zip(partitions, await asyncio.gather(*map(one, partitions)), strict=True))
+
+
 async def offsets_at(
     admin: Admin, partitions: Sequence[TopicPartition], timestamp_ms: int
 ) -> dict[TopicPartition, int | None]:
@@ -67,14 +90,25 @@ async def offsets_at(
 async def spans(
     admin: Admin, partitions: Sequence[TopicPartition], wanted: OffsetRange
 ) -> dict[TopicPartition, Span]:
-    """Return the offsets to read in each partition, computed from ``wanted`` and the current log ends."""
-    known = await extents(admin, partitions)
-    by_time = {moment: await offsets_at(admin, partitions, moment) for moment in wanted.timestamps_ms}
+    """Return the offsets to read in each partition, computed from ``wanted`` and the current log ends.
+
+    Of a damaged log the sound part can be read: offsets that its leader does not know are UNKNOWN_END.
+    """
+    starts = await admin.list_offsets(partitions, "earliest")
+    ends = await list_or_fail(admin, partitions, "latest")
+    by_time = {moment: await list_or_fail(admin, partitions, moment) for moment in wanted.timestamps_ms}
+
+    def known(offset: int | KafkaStorageError) -> int:
+        return offset if isinstance(offset, int) else UNKNOWN_END
 
     def offset_of(bound: Bound, partition: TopicPartition) -> int:
-        start, end = known[partition]
-        offset_at = {moment: at[partition] for moment, at in by_time.items()}
-        return resolve(bound, log_start_offset=start, log_end_offset=end, offset_at=offset_at)
+        at = {moment: known(found[partition]) for moment, found in by_time.items()}
+        return resolve(
+            bound,
+            log_start_offset=starts[partition].offset,
+            log_end_offset=known(ends[partition]),
+            offset_at={moment: None if offset == NO_OFFSET else offset for moment, offset in at.items()},
+        )
 
     return {
         partition: Span(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -10,9 +10,11 @@ from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.exit_codes import UsageError
 from kafkalite.cli.invocation import listing_options, topic_names
-from kafkalite.cli.offset_queries import extents, offsets_at, partitions_of
+from kafkalite.cli.offset_queries import list_or_fail, partitions_of
 from kafkalite.cli.output import Column, print_listing
 from kafkalite.cli.times import format_time, parse_time
+from kafkalite.errors import KafkaStorageError
+from kafkalite.model import NO_OFFSET
 
 if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
@@ -54,23 +56,33 @@ def offsets(
         at_ms = None if at_text is None else parse_time(at_text.removeprefix("@"), now_ms=invocation.now_ms())
     except ValueError as problem:
         raise UsageError(str(problem)) from None
-    rows = connect.ask_admin(lambda admin: _rows(admin, topics, at_ms, which))
+    rows, errors = connect.ask_admin(lambda admin: _rows(admin, topics, at_ms, which))
     columns = _COLUMNS["at" if at_ms is not None else which or "both"]
     print_listing(rows, columns, invocation.current().output)
+    if errors:
+        raise errors[0]
 
 
 async def _rows(
     admin: Admin, topics: tuple[str, ...], at_ms: int | None, which: str | None
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], list[KafkaStorageError]]:
+    """Return the rows, and the errors of the partitions whose offset is unknown: their logs are damaged."""
     partitions = await partitions_of(admin, topics)
+    at: Literal["earliest", "latest"] = "earliest" if which == "earliest" else "latest"
+    found = await list_or_fail(admin, partitions, at if at_ms is None else at_ms)
+    errors = [offset for offset in found.values() if isinstance(offset, KafkaStorageError)]
+    known = {tp: None if isinstance(offset, KafkaStorageError) else offset for tp, offset in found.items()}
     if at_ms is not None:
-        at = await offsets_at(admin, partitions, at_ms)
-        return [_row(tp) | {"offset": offset, "at": format_time(at_ms)} for tp, offset in at.items()]
+        return [
+            _row(tp) | {"offset": None if offset == NO_OFFSET else offset, "at": format_time(at_ms)}
+            for tp, offset in known.items()
+        ], errors
     rows: list[dict[str, Any]] = []
-    for partition, (start, end) in (await extents(admin, partitions)).items():
-        numbers = {"earliest": start, "latest": end, "count": end - start}
+    for partition, first in (await admin.list_offsets(partitions, "earliest")).items():
+        start, end = first.offset, known[partition]
+        numbers = {"earliest": start, "latest": end, "count": None if end is None else end - start}
         rows.append(_row(partition) | {k: v for k, v in numbers.items() if which in {None, k}})
-    return rows
+    return rows, errors
 
 
 def _row(partition: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kafkalite.cli.offset_queries import Extent, extents
+from kafkalite.cli.offset_queries import Extent, list_or_fail
 from kafkalite.cli.output import Column, human_bytes, pick, print_listing, write
 from kafkalite.errors import KafkaliteError, UnknownTopicOrPartitionError
 from kafkalite.model import TopicPartition
@@ -53,7 +53,10 @@ async def description(admin: Admin, client: ClusterClient, name: str, *, all_con
     topic = await _topic(client, name)
     configs = await admin.describe_configs("topic", name)
     led = [TopicPartition(name, state.partition) for state in topic.partitions if state.leader_id >= 0]
-    known, logs = await asyncio.gather(extents(admin, led), _logs(client, name))
+    starts, ends, logs = await asyncio.gather(
+        admin.list_offsets(led, "earliest"), list_or_fail(admin, led, "latest"), _logs(client, name)
+    )
+    known = {tp: Extent(starts[tp].offset, end) for tp, end in ends.items() if isinstance(end, int)}
     partitions = [
         _partition(state, known.get(TopicPartition(name, state.partition)), logs)
         for state in sorted(topic.partitions, key=lambda state: state.partition)

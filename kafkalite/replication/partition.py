@@ -651,20 +651,27 @@ class Partition:
 
         With ``is_committed_only`` the readable part ends at the last stable offset. Returns NO_OFFSET
         if every readable record is older. Raises InvalidRequestError for another negative number,
-        NotLeaderOrFollowerError, OffsetNotAvailableError (R10).
+        NotLeaderOrFollowerError, OffsetNotAvailableError (R10), and KafkaStorageError if the log is damaged
+        and the offset would be its sound end or above: its end is unknown (R24).
         """
         epoch = self._leading().leader_epoch
         log = self.log
         if timestamp_ms == EARLIEST:
             return OffsetAndTimestamp(log.log_start_offset, NO_TIMESTAMP, epoch)
-        end = self._settled_end(is_committed_only)
+        end, damage = self._settled_end(is_committed_only), log.damage
         if timestamp_ms == LATEST:
+            if damage is not None:
+                raise self._offline()
             return OffsetAndTimestamp(end, NO_TIMESTAMP, epoch)
         if timestamp_ms < 0 and timestamp_ms != MAX_TIMESTAMP:
             raise InvalidRequestError(f"no offset is defined for the timestamp {timestamp_ms}")
         found = (
             log.max_timestamp() if timestamp_ms == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp_ms)
         )
+        if damage is not None and (
+            timestamp_ms == MAX_TIMESTAMP or found is None or found[1] >= damage.sound_end_offset
+        ):
+            raise self._offline()
         if found is None or found[1] >= end:
             return OffsetAndTimestamp(NO_OFFSET, NO_TIMESTAMP, epoch)
         return OffsetAndTimestamp(found[1], found[0], epoch)

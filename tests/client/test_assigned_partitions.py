@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafkalite.client.cluster.retry import STORAGE_ERROR_PATIENCE_MS
 from kafkalite.client.cluster.routing import Leader
 from kafkalite.client.config import ConsumerConfig
 from kafkalite.client.consumer.assigned_partitions import (
@@ -19,6 +20,7 @@ from kafkalite.client.consumer.assigned_partitions import (
 from kafkalite.errors import (
     CorruptBatchError,
     ErrorCode,
+    KafkaStorageError,
     LogTruncationError,
     NoOffsetError,
     OffsetOutOfRangeError,
@@ -303,6 +305,32 @@ def test_temporary_errors_pause_and_request_metadata() -> None:
     _answer(state, plan, {T0: _batch(0, b"a")}, now_ms=310)
     assert state.partitions[T0].failures == 0
     assert state.next_retry_ms(310) is None
+
+
+def test_r24_a_storage_error_that_stays_is_raised_and_then_tried_again() -> None:
+    state, code, patience_ms = _state(T0), int(ErrorCode.KAFKA_STORAGE_ERROR), STORAGE_ERROR_PATIENCE_MS
+
+    def fail_at(now_ms: int, code: int = code) -> None:
+        (plan,) = _plan(state, now_ms)
+        _answer(state, plan, {}, code=code, now_ms=now_ms)
+
+    fail_at(0)
+    fail_at(patience_ms - 1)
+    assert state.next_batch() is None
+    fail_at(2 * patience_ms, int(ErrorCode.LEADER_NOT_AVAILABLE))  # the leader changes
+    fail_at(3 * patience_ms)
+    assert state.next_batch() is None
+    fail_at(4 * patience_ms)
+    with pytest.raises(KafkaStorageError, match="t-0: why"):
+        state.next_batch()
+    assert state.next_batch() is None
+    fail_at(5 * patience_ms)
+    fail_at(6 * patience_ms)
+    with pytest.raises(KafkaStorageError):
+        state.next_batch()
+    (plan,) = _plan(state, 7 * patience_ms)
+    _answer(state, plan, {T0: _batch(0, b"a")}, now_ms=7 * patience_ms)
+    assert _take_all(state) == [b"a"]
 
 
 def test_a_lost_fetch_is_tried_again_after_a_pause() -> None:

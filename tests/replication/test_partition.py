@@ -287,6 +287,20 @@ def test_with_log_append_time_the_producers_timestamps_do_not_matter(new_leader)
     assert appended.log_append_time_ms == leader.now_ms
 
 
+def test_r24_the_end_of_a_damaged_log_is_an_error_and_not_its_sound_end(new_leader):
+    leader = new_leader(durability="page-cache")
+    now_ms = leader.now_ms
+    for step in range(4):
+        leader.append(b"x", timestamp_ms=now_ms + step)
+    leader.partition.log.mark_damaged("a flipped bit", sound_end_offset=2)
+    list_offset = leader.partition.list_offset
+    assert list_offset(EARLIEST).offset == 0
+    assert list_offset(now_ms + 1).offset == 1
+    for timestamp_ms in (LATEST, MAX_TIMESTAMP, now_ms + 2, now_ms + 9):
+        with pytest.raises(KafkaStorageError, match=r"a flipped bit; sound below offset 2.*accept-loss"):
+            list_offset(timestamp_ms)
+
+
 def test_offsets_are_listed_by_time_below_the_high_watermark(new_leader):
     leader = new_leader()
     now_ms = leader.now_ms

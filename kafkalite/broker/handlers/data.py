@@ -57,7 +57,8 @@ def list_offsets(services: Services, request: Request, _client: Client) -> Reply
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH,
     OFFSET_NOT_AVAILABLE (a new leader does not yet know which records are committed: R10), INVALID_REQUEST
-    (an undefined negative timestamp, or an unknown isolation level), KAFKA_STORAGE_ERROR.
+    (an undefined negative timestamp, or an unknown isolation level), KAFKA_STORAGE_ERROR (also: the log is
+    damaged, and the offset would be its end or above the sound records; R24).
     """
     message: ListOffsetsRequest = request.message
     is_committed_only = is_read_committed(message.isolation_level)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from kafkalite.client.cluster.call_driver import drive
-from kafkalite.client.cluster.call_plan import CallPlan
+from kafkalite.client.cluster.call_plan import CallPlan, Verdict, judge_broker_error
 from kafkalite.client.cluster.client import ClusterClient
+from kafkalite.client.cluster.retry import STORAGE_ERROR_PATIENCE_MS
 from kafkalite.errors import (
     KafkaliteError,
+    KafkaStorageError,
     LeaderNotAvailableError,
     UnknownTopicOrPartitionError,
     broker_error,
@@ -53,11 +56,13 @@ async def list_offsets(
     """Return each partition's offset for EARLIEST, LATEST, MAX_TIMESTAMP or a timestamp in ms.
 
     For a timestamp, the offset is the base offset of the batch that holds the first record at or after the
-    timestamp. Retries until ``timeout_ms``. Raises BrokerError, ConnectionFailedError, RequestTimeoutError.
+    timestamp. Retries until ``timeout_ms``, and KAFKA_STORAGE_ERROR for STORAGE_ERROR_PATIENCE_MS. Raises
+    BrokerError, ConnectionFailedError, RequestTimeoutError.
     """
     if timeout_ms is None:
         timeout_ms = cluster.config.default_api_timeout_ms
-    plan = CallPlan(cluster.call_rules, now_ms=cluster.now_ms(), timeout_ms=timeout_ms, is_located=True)
+    rules = replace(cluster.call_rules, judge=_judge)
+    plan = CallPlan(rules, now_ms=cluster.now_ms(), timeout_ms=timeout_ms, is_located=True)
     await check_partitions(cluster, wanted)
     found: dict[TopicPartition, ListedOffset] = {}
 
@@ -77,6 +82,13 @@ async def list_offsets(
         return {tp: found[tp] for tp in wanted}
 
     return await drive(plan, locate=locate, dial=dial, send=send, chance=cluster.rng.random)
+
+
+def _judge(error: KafkaliteError) -> Verdict:
+    """Return the verdict for any broker, but limit the retries of KAFKA_STORAGE_ERROR."""
+    verdict = judge_broker_error(error)
+    is_limited = isinstance(error, KafkaStorageError)
+    return replace(verdict, limit_ms=STORAGE_ERROR_PATIENCE_MS) if is_limited else verdict
 
 
 async def _ask_leaders(

@@ -9,6 +9,9 @@ from kafkalite.errors import BrokerError, ConnectionFailedError, RequestTimeoutE
 
 # KIP-580: up to 20 % more or less, so that clients that failed at the same time retry at different times.
 JITTER_PERCENT: Final = 20
+#: How long a leader may respond with KAFKA_STORAGE_ERROR until a read fails. A leader with a damaged or
+#: failed log is replaced within this time if another replica can lead; otherwise an operator must act (R24).
+STORAGE_ERROR_PATIENCE_MS: Final = 5_000
 _MAX_DOUBLINGS: Final = 30  # 2**30 times any backoff exceeds every limit
 
 

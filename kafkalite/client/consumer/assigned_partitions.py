@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final
 
-from kafkalite.client.cluster.retry import Backoff
+from kafkalite.client.cluster.retry import STORAGE_ERROR_PATIENCE_MS, Backoff
 from kafkalite.client.cluster.routing import Leader
 from kafkalite.client.config import ConsumerConfig
 from kafkalite.client.consumer.fetched_batch import FetchedBatch, RecordCursor, unreadable
@@ -35,6 +35,7 @@ from kafkalite.errors import (
     BrokerError,
     CorruptBatchError,
     KafkaliteError,
+    KafkaStorageError,
     LogTruncationError,
     NoOffsetError,
     NotLeaderOrFollowerError,
@@ -82,6 +83,9 @@ class PartitionState:
     error: KafkaliteError | None = None
     failures: int = 0
     retry_at_ms: int = 0
+    storage_error_ms: int | None = (
+        None  #: when the leader began to respond with only KAFKA_STORAGE_ERROR (R24)
+    )
     #: The exclusive end in the last fetch: the last stable offset with read_committed, else the high
     #: watermark.
     readable_end: int | None = None
@@ -150,6 +154,7 @@ class PartitionState:
         self.base_position = None
         self.error = None
         self.failures = self.retry_at_ms = 0
+        self.storage_error_ms = None
         self.batch_epoch = self.checked_epoch = NO_EPOCH
         self.seek_count += 1
 
@@ -246,8 +251,11 @@ class AssignedPartitions:
             self._move_to_end(state)
             if batch is not None:
                 return batch
-            assert state.error is not None
-            raise state.error.with_traceback(None)
+            error = state.error
+            assert error is not None
+            if isinstance(error, KafkaStorageError):  # the next call fetches again
+                state.error = state.storage_error_ms = None
+            raise error.with_traceback(None)
         return None
 
     def next_cursor(self) -> RecordCursor | None:
@@ -435,6 +443,7 @@ class AssignedPartitions:
                 is_committed_only = self._is_read_committed
                 state.readable_end = result.last_stable_offset if is_committed_only else result.high_watermark
                 state.failures = 0
+                state.storage_error_ms = None
                 self._buffer(state, data, result.aborted if is_committed_only else ())
         return stale_metadata
 
@@ -469,6 +478,12 @@ class AssignedPartitions:
         if error.retriable:
             state.failures += 1
             state.retry_at_ms = now_ms + self._backoff.delay_ms(state.failures, chance)
+            if not isinstance(error, KafkaStorageError):
+                state.storage_error_ms = None
+            elif state.storage_error_ms is None:
+                state.storage_error_ms = now_ms
+            elif now_ms - state.storage_error_ms >= STORAGE_ERROR_PATIENCE_MS:
+                state.error = error
         elif isinstance(error, OffsetOutOfRangeError):
             self._on_out_of_range(state, error)
         else:

@@ -543,8 +543,10 @@ class Consumer:
         """Return up to ``max_records`` (default: max.poll.records) records as soon as there is at least one.
 
         Returns [] if none arrives within ``timeout_ms`` (None: no limit). Raises the error of a partition
-        (NoOffsetError, CorruptBatchError, a BrokerError) after the records before it have been returned. With
-        a group, also raises errors of its coordinator and of the listener.
+        (NoOffsetError, CorruptBatchError, a BrokerError) after the records before it have been returned.
+        KafkaStorageError is raised if the leader responds with it for STORAGE_ERROR_PATIENCE_MS: its log is
+        damaged or has failed, as the message says, and no other replica has taken over. The next call tries
+        again. With a group, also raises errors of its coordinator and of the listener.
         """
         limit = max_records if max_records is not None else self.config.max_poll_records
         records: list[Record] = []

@@ -482,8 +482,15 @@ def accept_loss(paths: tuple[Path, ...], yes: bool) -> None:
         if directory.endswith(f"/{METADATA_POINT}"):
             invocation.say(f"{directory}: the node starts with this copy, even if it is an older one")
             continue
-        damage = verify_log(filesystem, directory).damage if filesystem.exists(directory) else None
-        invocation.say(f"{directory}: {damage or 'no damage was found, or the directory is missing'}")
+        if not filesystem.exists(directory):
+            invocation.say(f"{directory}: the directory is missing: all records of the log are lost")
+            continue
+        verdict = verify_log(filesystem, directory)
+        found = [each for each in verdict.findings if each.is_damage]
+        if verdict.damage is not None or not found:
+            invocation.say(f"{directory}: {verdict.damage or 'no damage was found'}")
+        for each in found:
+            invocation.say(f"{each.path}: position {each.position}: {each.problem}; records there are lost")
     if not yes:
         invocation.confirm(f"Accept the loss in {plural(len(directories), 'log')}?", "nothing was changed")
     rows, damages = [], []

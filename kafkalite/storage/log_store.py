@@ -48,6 +48,9 @@ logger = logging.getLogger(__name__)
 #: The name of the recovery point that holds the metadata offset instead of a log's.
 METADATA_POINT: Final = "__cluster_metadata"
 
+#: A directory with one of these names is the data directory of a node (R25).
+_NODE_NAMES: Final = frozenset({METADATA_POINT, layout.RECOVERY_POINTS_FILE, layout.CLEAN_SHUTDOWN_FILE})
+
 
 def format_data_dir(
     fs: FileSystem, path: str, *, cluster_id: str | None, node_id: int, rng: Rng | None = None
@@ -62,6 +65,11 @@ def format_data_dir(
     names = [name for name in fs.list_dir(path) if name not in ignored and not layout.is_leftover(name)]
     if layout.NODE_FILE in names:
         raise DataDirectoryError(f"{path} is already formatted", hint="use it, or choose another directory")
+    if _NODE_NAMES.intersection(names) or any(map(layout.parse_log_directory_name, names)):
+        raise DataDirectoryError(
+            f"{path} has the data of a node, but no {layout.NODE_FILE}",
+            hint=f"restore {layout.NODE_FILE} or the whole directory from a backup",
+        )
     if names:
         raise DataDirectoryError(
             f"{path} is not empty: it contains {', '.join(names[:3])}", hint="choose an empty directory"

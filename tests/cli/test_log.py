@@ -158,6 +158,19 @@ def test_verify_reports_what_a_start_would_find(kl: Kl, data: Path) -> None:
     assert "the directory is missing" in kl("log", "verify", data).told
 
 
+def test_accepting_a_loss_names_damage_that_only_reading_shows(kl: Kl, data: Path) -> None:
+    """R45: a start does not read closed segments, but the repair does."""
+    segment = logs(kl, data)[0]
+    content = bytearray(segment.read_bytes())
+    content[100] ^= 1
+    segment.write_bytes(content)
+    refused = kl("log", "accept-loss", segment.parent)
+    assert refused.code != 0
+    assert f"{segment}: position 0: " in refused.told
+    assert "records there are lost" in refused.told
+    assert "no damage" not in refused.told
+
+
 def test_accepting_a_loss_asks_first_and_makes_the_log_usable(kl: Kl, data: Path) -> None:
     """R45"""
     segment, second = logs(kl, data)

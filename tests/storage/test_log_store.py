@@ -569,3 +569,13 @@ def test_r24_a_recovered_log_survives_the_next_power_loss(
         disk._root = fs._root
         disk.crash(random.Random(seed))
         assert len(read_all(get(open_store(disk)))) == 10
+
+
+@pytest.mark.parametrize("name", ["__cluster_metadata", "recovery-points", f"{'0f' * 16}-0"])
+def test_r25_the_data_of_a_node_without_its_identity_is_not_formatted(name):
+    fs = MemoryFileSystem()
+    fs.make_dirs(PATH)
+    fs.write_atomically(f"{PATH}/{name}", b"")
+    with pytest.raises(DataDirectoryError, match=r"has the data of a node, but no node\.json") as refused:
+        format_data_dir(fs, PATH, cluster_id="c", node_id=7)
+    assert "restore node.json" in refused.value.hint

@@ -83,9 +83,8 @@ class PartitionState:
     error: KafkaliteError | None = None
     failures: int = 0
     retry_at_ms: int = 0
-    storage_error_ms: int | None = (
-        None  #: when the leader began to respond with only KAFKA_STORAGE_ERROR (R24)
-    )
+    #: When the leader began to respond with only KAFKA_STORAGE_ERROR (R24).
+    storage_error_ms: int | None = None
     #: The exclusive end in the last fetch: the last stable offset with read_committed, else the high
     #: watermark.
     readable_end: int | None = None

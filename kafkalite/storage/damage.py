@@ -113,16 +113,19 @@ def intact_runs(view: memoryview, position: int, from_offset: int) -> Iterator[I
     """Yield the runs of intact batches at or after ``position``, in order of offsets.
 
     ``from_offset`` is the offset that is expected at ``position``. The CRC does not cover a batch's base
-    offset, so two kinds of batch are skipped although their CRC is correct: a batch that directly follows
-    another one but has a higher offset than expected, because its base offset is damaged; and batches with
+    offset, so three kinds of batch are skipped although their CRC is correct: a batch that directly follows
+    another one but has a higher offset than expected, because its base offset is damaged; one whose offset is
+    higher than expected and that a batch with a lower offset follows, for the same reason; and batches with
     lower offsets than expected, which are copies of earlier batches.
     """
     found = find_batch(view, position, from_offset)
     while found is not None:
         first, header = found.position, found.header
-        if first == position and header.base_offset > from_offset:
-            found = find_batch(view, first + 1, from_offset)
-            continue
+        if header.base_offset > from_offset:
+            behind = _batch_at(view, first + header.length_bytes, from_offset)
+            if first == position or (behind is not None and behind.base_offset <= header.base_offset):
+                found = find_batch(view, first + 1, from_offset)
+                continue
         end, end_offset, last_epoch = first, header.base_offset, header.leader_epoch
         following: BatchHeader | None = header
         while following is not None and following.base_offset == end_offset:

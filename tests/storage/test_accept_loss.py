@@ -299,3 +299,15 @@ def test_an_interrupted_repair_of_exchanged_segments_is_repeated(
     fs.rename = real  # type: ignore[method-assign]
     assert accept_loss(fs, DIRECTORY).lost_records == 0
     assert read_all(log_of(open_store(fs))) == written
+
+
+def test_a_base_offset_that_inserted_bytes_made_too_high_is_not_believed(
+    fs: MemoryFileSystem, written: list[tuple[int, bytes]], read_all: Any
+) -> None:
+    content = fs.read_bytes(path(75))
+    at = 2 * BATCH_BYTES + 6  # in the base offset of batch 77
+    fs.write_atomically(path(75), content[:at] + b"\x55" + content[at:])
+    accepted = accept_loss(fs, DIRECTORY)
+    assert (accepted.lost_records, accepted.log_end_offset) == (1, 80)
+    found = read_all(log_of(open_store(fs)))
+    assert [one for one in found if not is_gap(check(one[1]))] == [one for one in written if one[0] != 77]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
     from kafkalite.client.consumer.consumer import Consumer
 
-_PATIENCE_MS: Final = 5_000
+_PATIENCE_MS: Final = 10_000
 
 
 @click.command(

@@ -72,7 +72,9 @@ async def list_or_fail(
 
     try:
         return {tp: found.offset for tp, found in (await admin.list_offsets(partitions, at)).items()}
-    except KafkaStorageError:
+    except KafkaStorageError as error:
+        if len(partitions) == 1:
+            return {partitions[0]: error}
         return dict(zip(partitions, await asyncio.gather(*map(one, partitions)), strict=True))
 
 

@@ -68,7 +68,6 @@ DIRECTED: Final = {
     "R25-missing-is-new": _schedule(Case("partition directory", "delete", is_clean=False)),
     "R42-no-fingerprint": _schedule(Case("middle segment", "swap", is_clean=False)),
     "R42-head-unnamed": _schedule(Case("young segment", "swap", is_clean=False)),
-    "R42-any-identity": _schedule(Case("partition directory", "swap", is_clean=False)),
     "R43-unchecked-read": _schedule(Case("middle segment", "flip", is_clean=False)),
     "R53-scrub-ignored": _scrub_finds_damage,
     "R44-damaged-served": _schedule(Case("group directory", "delete", is_clean=False)),

@@ -8,12 +8,12 @@
     |u32 be  |u32 be  | msgpack      | raw record batches  |
     +--------+--------+--------------+---------------------+
 
-Small frames gather in a staging buffer of fixed size, many per read. A larger part gets a buffer of its own,
-into which the transport reads. Its last buffer has exactly its size, so a payload is checked and written to
-disk without being copied.
+Small frames gather in a staging buffer of fixed size, many per read. An envelope or payload that does not
+fit gets a buffer of its own, into which the transport reads. The buffer grows as the bytes arrive, to exactly
+the size of the envelope or payload, so a payload is checked and written to disk without another copy.
 
-Both lengths are checked before any byte of the frame is kept (S1). The buffer of a larger part grows as its
-bytes arrive, so a peer that announces 100 MiB and sends nothing costs 64 KiB (S3).
+Both lengths are checked before any byte of the frame is kept (S1). Because the buffer grows, a peer that
+announces 100 MiB and sends nothing costs 64 KiB (S3).
 """
 
 from __future__ import annotations

@@ -299,7 +299,11 @@ class Partition:
         return self._begin_leading(state, now_ms, known_high_watermark)
 
     def _begin_leading(self, state: PartitionState, now_ms: int, known_high_watermark: int) -> bool:
-        """Lead in a new epoch, with the producers and aborted transactions of the log (R27, R33)."""
+        """Become leader in the epoch of ``state``. Return whether the high watermark has moved.
+
+        A log that ends below ``known_high_watermark`` is marked as damaged first (R48). The producers' states
+        and the aborted transactions need no change: followers keep them too (R27, R33).
+        """
         assert state.leader_epoch >= self.leader_epoch, f"{self.key}: {state} is outdated"
         log = self.log
         if log.offline_reason is None and self.lacks_committed(known_high_watermark):

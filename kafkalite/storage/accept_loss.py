@@ -274,7 +274,7 @@ class _Repair:
         return _Source(segment, view, base_offset, is_proven, list(intact_runs(view, 0, base_offset)))
 
     def _named(self, segment: Segment) -> set[int]:
-        """Return the CRC fields of the first batch that the index and the recovery point name."""
+        """Return the CRCs that index and recovery point have recorded of the first batch, at most two."""
         is_end = self._end is not None and self._end.base_offset == segment.base_offset
         return {segment.saved_head_crc(), self._end.head_crc if self._end and is_end else 0} - {0}
 

@@ -53,8 +53,9 @@ class SequencedBatch(NamedTuple):
     def is_repeated_by(self, header: BatchHeader, batch: Buffer) -> bool:
         """Whether ``batch``, which has the same sequences, is the same batch: its checksum is equal (R28).
 
-        The CRC covers the attributes with the transactional bit. LogAppendTime changes it, so the batch is
-        also compared as if it were stamped with that time.
+        The CRC covers the attributes with the transactional bit. If the topic uses LogAppendTime, the leader
+        stamped the stored batch, which changed its CRC. So the CRC that ``batch`` would have with the stored
+        batch's append time is also compared.
         """
         if self.crc in (header.crc, UNKNOWN_CRC):
             return True

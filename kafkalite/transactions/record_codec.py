@@ -6,9 +6,9 @@ Keys are ``[type, name, …]``, values are ``[version, field, …]``.
 key                             value
 ==============================  ================================================================
 ``[1, transactional id]``       the transaction
-``[2, application id]``         the last decided batch, and the names of its winners; when the
-                                application was retired (version 1)
-``[3, application id, id]``     a writer's transaction, by its producer id
+``[2, application id]``         the last decided batch and the names of its winners; version 1 adds
+                                the time of the application's retirement
+``[3, application id, id]``     a writer's transaction; ``id`` is the writer's producer id
 ==============================  ================================================================
 
 A group has one record for each writer, so a change of one writer does not write the others. An unknown type

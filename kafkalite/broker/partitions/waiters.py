@@ -133,7 +133,11 @@ class Waiters:
         return waiter
 
     def on_high_watermark(self, key: Key, high_watermark: int, readable_bytes: int) -> None:
-        """Call each callback that waits for ``high_watermark`` or less. Count the bytes for fetches."""
+        """Call each callback that waits for ``high_watermark`` or less.
+
+        Subtract the newly readable ``readable_bytes`` from what each waiting fetch needs, and wake the
+        fetches that have enough.
+        """
         if self._committed.by_key:
             self._committed.advance(key, high_watermark)
         if not self._appended:

@@ -91,7 +91,7 @@ class FetchedReplica:
             self.session.on_new_data(0)
 
     def take(self, asked: ReplicaFetchPartition) -> None:
-        """Apply the position with which the follower has listed the partition again."""
+        """Replace the fetch position, because the follower's request names the partition again."""
         before = self.asked
         self.asked = asked
         if asked.fetch_offset != before.fetch_offset or asked.leader_epoch != before.leader_epoch:
@@ -134,7 +134,7 @@ class FetchSession:
                 self.poll.update()
 
     def list(self, asked: ReplicaFetchPartition) -> FetchedReplica:
-        """Apply the position with which the follower lists a partition. Return its state in the session."""
+        """Add the partition that ``asked`` names, or update its fetch position. Return its state."""
         replica = self.replicas.get((asked.topic_id, asked.partition))
         if replica is None:
             replica = FetchedReplica(self, asked)

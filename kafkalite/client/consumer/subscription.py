@@ -37,7 +37,7 @@ class _Found:
 
     topic_id: str
     partition_count: int = 0
-    missing_since_ms: int | None = None  #: the time of the first response without it that counts
+    missing_since_ms: int | None = None  #: when a response first omitted the topic; None if it is there
 
 
 class Subscription:

@@ -120,7 +120,10 @@ class BulkSender:
         *,
         is_own: bool,
     ) -> PendingBatch:
-        """Wait for room in buffer.memory, then send a batch. If ``is_own``, no caller uses ``encoded``."""
+        """Wait for room in buffer.memory, then send a batch.
+
+        ``is_own`` means that the caller keeps no reference to ``encoded``, so it may be changed in place.
+        """
         sender = self._sender
         if not sender.accumulator.has_room(len(encoded)):
             number = self._check_may_send(0)

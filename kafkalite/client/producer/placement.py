@@ -185,7 +185,10 @@ class Placement:
         queues[key] = queue
 
     async def topic(self, name: str) -> TopicQueues:
-        """Wait for the topic's metadata and return its queues. Raises its BrokerError after max.block.ms."""
+        """Return the queues of a topic, after waiting for its metadata for at most max.block.ms.
+
+        Raises the topic's error: at once if the topic cannot be used, after max.block.ms if it is unknown.
+        """
         deadline_ms = self._sender.now_ms() + self._sender.config.max_block_ms
         await self._cluster.topic_partition_count(name, deadline_ms)
         topic = self.topics.get(name) or self._know(name)

@@ -171,7 +171,7 @@ class _Repair:
             one.base_offset for one in map(layout.parse_segment_file_name, names) if one and _is_log(one)
         ]
         state = self._repair_state(bases)
-        start, end = state.log_start_offset, state.cap(self._point.recovery_point, self._point.truncations)
+        start, end = state.log_start_offset, self._point.valid_end(state)
         known_end = max([start, end, *(self._segment(base, state).saved_end_offset() for base in bases)])
         self._repair_identity()
         point = self._point

@@ -86,6 +86,16 @@ class RecoveryPoint(NamedTuple):
     log_start_offset: int = 0
     end: Fingerprint | None = None
 
+    def valid_end(self, state: LogState) -> int:
+        """Return the offset below which the point still holds for a log with ``state``.
+
+        A state has only the end of its latest truncation. So a point before two truncations proves nothing:
+        the earlier one may have removed more.
+        """
+        if self.truncations < state.truncations - 1:
+            return 0
+        return state.cap(self.recovery_point, self.truncations)
+
 
 class CompactionPoints(NamedTuple):
     """The offsets (exclusive) up to which a log is compacted.

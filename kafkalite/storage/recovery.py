@@ -320,7 +320,7 @@ class _Recovery:
         self._state, self._is_restored = restored_state(fs, directory, point)
         self._point = point
         self._identity = identity
-        self._proven = self._state.cap(point.recovery_point, point.truncations)
+        self._proven = point.valid_end(self._state)
         #: The fingerprint of the recovery point; None if a truncation has made it invalid.
         self._end = point.end if self._proven == point.recovery_point else None
         self._is_identified = False  # the segment with this fingerprint was found

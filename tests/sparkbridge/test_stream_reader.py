@@ -670,6 +670,8 @@ def test_a_leader_that_dies_only_delays_the_query() -> None:
         brokers.create_topic("t", partitions=3)
         for partition in range(3):
             brokers.produce("t", numbered(100 * partition, 100 * partition + 100), partition=partition)
+        with sync.Admin(brokers.bootstrap_servers) as admin:  # __consumer_offsets needs all three brokers
+            admin.alter_group_offsets("g", {TopicPartition("t", 0): 0})
         query = Query(brokers, subscribe="t", startingOffsets="earliest", maxOffsetsPerTrigger=60)
         query.start(**{"kafka.group.id": "g"})
         batches = [query.trigger()]

@@ -260,6 +260,22 @@ def test_a_recovery_point_from_before_a_truncation_is_capped(world: World) -> No
     assert world.contents(world.recover(old)) == world.written
 
 
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_r24_a_recovery_point_from_before_two_truncations_proves_nothing(
+    is_killed: bool, world: World
+) -> None:
+    world.fill(1)
+    old = world.sync()
+    world.log.truncate_to(0)
+    world.written.clear()
+    world.fill(2, epoch=2)
+    world.log.truncate_to(1)  # the log's state has only this end, at which the point would still hold
+    del world.written[1:]
+    log = world.recover(old, is_killed=is_killed)
+    assert log.damage is None
+    assert world.contents(log) == world.written
+
+
 def test_r5_epochs_are_rebuilt_if_the_checkpoint_is_missing_or_damaged(world: World) -> None:
     world.fill(30, epoch=1)
     world.fill(30, epoch=4)

@@ -4,15 +4,18 @@
 
     KafkaliteError
     ├── ConfigError                  a setting has an invalid value; names key, value and allowed values
+    ├── MissingExtraError            an optional package is not installed
     ├── ListenError                  the broker cannot listen on an address
     ├── ProtocolError                bytes or messages violate the protocol
     │   ├── LocalProtocolError       ... and were not sent
     │   └── RemoteProtocolError      ... and came from the peer
     ├── RecordError                  a record or batch cannot be built or read
+    │   ├── SerializationError       a key or value can't be serialized or deserialized
     │   ├── CorruptBatchError        the CRC, a length or the layout is wrong
     │   └── BatchTooLargeError       a batch exceeds a limit, also when decompressed
     ├── StorageError                 an error of the log on disk
     │   ├── CorruptLogError          a log is damaged before its end: file, position, expected, actual
+    │   │   └── WrongFileTypeError   ... a directory, link, pipe or device is in the place of a file
     │   ├── StorageExhaustedError    a resource is exhausted; nothing was written, a later attempt may succeed
     │   │   ├── DiskFullError        ... space on the disk
     │   │   └── TooManyOpenFilesError ... file descriptors
@@ -20,12 +23,14 @@
     │   └── DataDirectoryError       the directory is locked, or has another cluster id or version
     ├── ClientError                  raised by producer, consumer, admin
     │   ├── ClientClosedError
+    │   ├── ForkedClientError        a blocking client is used in a process forked from its own
     │   ├── ConnectionFailedError    no broker could be reached
     │   ├── RequestTimeoutError
     │   ├── DeliveryTimeoutError     delivery.timeout.ms passed; the outcome is unknown
     │   ├── DeliveryFailedError      flush() or close() found records that were not delivered
     │   ├── RecordTooLargeError      one record exceeds max.request.size
     │   ├── BufferFullError          buffer.memory stayed full for max.block.ms
+    │   ├── NotSubscribedError       a consumer without topics or partitions was asked for records
     │   ├── NoOffsetError            there is no position, and auto.offset.reset is none
     │   ├── LogTruncationError       records that were read are no longer in the log
     │   ├── CommitFailedError        the consumer was expelled; its partitions may have other owners
@@ -47,7 +52,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 if TYPE_CHECKING:
-    from kafkalite.model import TopicPartition
+    from kafkalite.model import Record, TopicPartition
 
 
 class ErrorCode(enum.IntEnum):
@@ -145,13 +150,23 @@ class KafkaliteError(Exception):
 
 class ConfigError(KafkaliteError):
     def __init__(self, *, key: str, value: Any, allowed: str, source: str = "") -> None:
-        where = f" in {source}" if source else ""
+        where = f" (in {source})" if source else ""
         got = f" is {value!r}, but must be" if value is not None else ":"
         super().__init__(f"{key}{got} {allowed}{where}")
         self.key = key
         self.value = value
         self.allowed = allowed
         self.source = source
+
+
+class MissingExtraError(KafkaliteError):
+    """An optional package is not installed. The hint names the extra of kafkalite that contains it."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(
+            f"{what} needs the package {package}, which is not installed",
+            hint=f"pip install 'kafkalite[{extra}]'",
+        )
 
 
 class ListenError(KafkaliteError): ...
@@ -175,8 +190,14 @@ class RecordError(KafkaliteError):
     """
 
     topic_partition: TopicPartition | None = None
-    offset: int | None = None  #: of the first record that is not returned, inclusive
-    next_offset: int | None = None  #: the offset after the batch; None if its header is damaged, too
+    offset: int | None = None  #: the offset of the first record that the consumer could not return
+    next_offset: int | None = None  #: the offset after the batch; None if the batch header is damaged, too
+
+
+class SerializationError(RecordError):
+    """A serializer or deserializer raised the ``__cause__``. A consumer's position stays at the record."""
+
+    record: Record | None = None  #: the record with key and value as bytes; None if a serializer failed
 
 
 class CorruptBatchError(RecordError): ...
@@ -196,6 +217,23 @@ class CorruptLogError(StorageError):
         )
         self.path = path
         self.position = position
+
+
+class WrongFileTypeError(CorruptLogError, OSError):
+    """A file in the data directory has the wrong type: for example, it is a directory or a pipe.
+
+    The file was not opened, so the error is an OSError, too.
+    """
+
+    def __init__(self, *, path: str, expected: str, actual: str) -> None:
+        StorageError.__init__(
+            self,
+            f"{path} is {actual}, but must be {expected}",
+            hint="move it away, and restore the file from a replica or a backup",
+        )
+        self.path = path
+        self.position = 0
+        self.actual = actual
 
 
 class StorageExhaustedError(StorageError):
@@ -238,6 +276,9 @@ class ClientError(KafkaliteError): ...
 class ClientClosedError(ClientError): ...
 
 
+class ForkedClientError(ClientError): ...
+
+
 class ConnectionFailedError(ClientError): ...
 
 
@@ -248,7 +289,7 @@ class DeliveryTimeoutError(ClientError): ...
 
 
 class DeliveryFailedError(ClientError):
-    """flush() or close() found failed records whose errors the application had not examined.
+    """flush() or close() found failed records whose errors the application has not retrieved.
 
     ``counts`` maps (topic, partition) to the number of those records; ``__cause__`` is the first error.
     """
@@ -274,7 +315,11 @@ class RecordTooLargeError(ClientError): ...
 class BufferFullError(ClientError): ...
 
 
-class NoOffsetError(ClientError): ...
+class NotSubscribedError(ClientError): ...
+
+
+class NoOffsetError(ClientError):
+    topic_partition: TopicPartition | None = None  #: the partition without a valid position
 
 
 class LogTruncationError(ClientError):
@@ -339,8 +384,8 @@ _CAPITAL: Final = re.compile("(?<!^)(?=[A-Z])")
 def broker_error(code: int, message: str = "", *, about: str = "") -> BrokerError:
     """Return the exception for an error code: UnknownServerError if the code is unknown.
 
-    The message contains ``about``, the subject of the error, once. A hint in the broker's message is dropped
-    if it equals the hint of the class.
+    ``about`` names the affected object, such as a partition; it is put before ``message`` unless ``message``
+    contains it. A hint at the end of ``message`` is dropped if it equals the hint of the class.
     """
     try:
         cls = _CLASS_BY_CODE[ErrorCode(code)]
@@ -432,7 +477,10 @@ class KafkaStorageError(
     retriable=True,
     refresh_metadata=True,
     hint="'kl cluster status' shows damaged logs and full disks; see also the broker's log",
-): ...
+):
+    """A broker cannot read or write a log: it is damaged, its disk has failed, or its disk is full."""
+
+    topic_partition: TopicPartition | None = None  #: set if a consumer raises the error
 
 
 class FencedLeaderEpochError(BrokerError, retriable=True, refresh_metadata=True): ...

@@ -8,9 +8,21 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Final, NamedTuple, NewType
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NewType
 
 from kafkalite.limits import MAX_TOPIC_NAME_LENGTH
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    K = TypeVar("K", default=bytes | None)
+    V = TypeVar("V", default=bytes | None)
+else:
+    from typing import TypeVar
+
+    K = TypeVar("K")
+    V = TypeVar("V")
 
 BrokerId = NewType("BrokerId", int)
 LeaderEpoch = NewType("LeaderEpoch", int)
@@ -85,22 +97,36 @@ def _is_decimal(text: str) -> bool:
 Headers = tuple[tuple[str, bytes | None], ...]
 """A record's headers: (name, value) in the order they were sent; a name may repeat."""
 
+RecordHeaders = Sequence[tuple[str, str | bytes | None]]
+"""Headers as producers accept them: text is sent as UTF-8."""
 
-class Record(NamedTuple):
-    """One record as consumers receive it."""
+
+class Record(NamedTuple, Generic[K, V]):
+    """One record as consumers receive it. Key and value are bytes or None, unless they are deserialized."""
 
     topic: str
     partition: int
     offset: int
     timestamp_ms: int
     timestamp_type: TimestampType
-    key: bytes | None
-    value: bytes | None
+    key: K
+    value: V
     headers: Headers
 
     @property
     def address(self) -> RecordAddress:
         return RecordAddress(self.topic, self.partition, self.offset)
+
+
+class ProducerRecord(NamedTuple):
+    """A record to send, with the arguments of send(): ``producer.send(ProducerRecord("orders", b"..."))``."""
+
+    topic: str
+    value: Any = None
+    key: Any = None
+    partition: int | None = None
+    timestamp_ms: int | None = None
+    headers: RecordHeaders = ()
 
 
 class RecordMetadata(NamedTuple):

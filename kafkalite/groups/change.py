@@ -70,12 +70,14 @@ class GroupChange:
                 self.records.append(StateRecord(record_codec.key_of(kind, group_id, member_id), None))
 
     def step_out(self, member_id: str) -> None:
-        """Let a static member leave temporarily. It owns nothing, but its target stays reserved for it."""
+        """Let a static member leave temporarily. The member then owns nothing, but its target stays
+        reserved."""
         away = CurrentAssignment(STATIC_LEAVE_EPOCH, 0, NO_PARTITIONS, NO_PARTITIONS)
         self._put_current(member_id, away)
 
     def succeed(self, member_id: str, predecessor_id: str, subscription: Subscription) -> None:
-        """Let a static member rejoin, possibly under a new member id. It keeps the target of its old id."""
+        """Let a static member rejoin, possibly under a new member id. The member keeps the target of its old
+        id."""
         target = self.members[predecessor_id].target
         if member_id != predecessor_id:
             self.remove([predecessor_id])
@@ -110,7 +112,8 @@ class GroupChange:
         }
 
     def rebalance(self, cause: str, detail: str) -> None:
-        """Begin a new generation: increment the group epoch, compute all targets, and record the cause."""
+        """Begin a new generation: increment the group epoch, and compute all targets. Record ``cause`` and
+        ``detail`` as the reason."""
         group = self._group
         self.group_epoch += 1
         shapes = self.subscribed_shapes()
@@ -174,7 +177,7 @@ class GroupChange:
             revoking &= owned
         assigned = current.assigned
         if self.group_epoch != current.member_epoch:
-            # A revocation requires a new epoch (see above). Without a new target there is nothing to revoke.
+            # A revocation requires a new epoch (see the docstring). Without one there is nothing to revoke.
             revoking |= assigned - target
             assigned &= target
         if len(assigned) != len(target):

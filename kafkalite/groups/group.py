@@ -45,6 +45,7 @@ class Session:
     revoke_deadline_ms: int | None = None  #: monotonic end of the rebalance timeout; None if not running
     named_epoch: int = 0  #: the epoch in the member's last accepted request
     stated: Partitions | None = None  #: the partitions that the member listed last; None before the first
+    commit_connection: int = 0  #: the newest connection on which the member has committed
 
 
 class Group:

@@ -81,8 +81,9 @@ class HeartbeatRules:
     def has_update(self, request: ConsumerGroupHeartbeatRequest) -> bool:
         """Whether the response to the heartbeat must be sent now, because something has changed.
 
-        If False, the response would contain no change of the assignment, so it may be held. In that case
-        ``decide`` returns records only if the member has not yet received the current group epoch.
+        If False, the response would contain no change of the assignment, so the coordinator may hold the
+        response back. ``decide`` then returns records only if the member has not yet received the current
+        group epoch.
         """
         group = self._groups.get(request.group_id)
         member = group.members.get(request.member_id) if group is not None else None

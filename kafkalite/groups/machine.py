@@ -2,8 +2,8 @@
 
 One coordinator has the groups of one partition of ``__consumer_offsets``. ``decide`` and ``tick`` return
 records; the groups change when these are replayed. The only state that ``decide`` changes directly is in
-memory: the time of each member's last request and the partitions that it listed. A new coordinator gets both
-from the next heartbeats.
+memory: the time of each member's last request, the partitions that it listed, and the connection on which it
+commits. A new coordinator gets them from the next requests.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class GroupMachine:
             case ConsumerGroupHeartbeatRequest():
                 return self._heartbeats.decide(command, caller, now, topics)
             case OffsetCommitRequest() | TxnOffsetCommitRequest():
-                return self._offsets.commit(command, now, topics)
+                return self._offsets.commit(command, caller, now, topics)
             case OffsetFetchRequest():
                 return self._offsets.fetch(command, topics)
             case OffsetDeleteRequest():

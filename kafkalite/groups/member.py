@@ -41,8 +41,8 @@ class Subscription(NamedTuple):
 class CurrentAssignment(NamedTuple):
     """The partitions that a member may own at present.
 
-    Invariants: ``assigned`` and ``revoking`` are disjoint. The member owns no partition that is in neither.
-    No partition is in sets of two members (R38). ``revoking`` gains partitions only together with a new
+    Invariants: ``assigned`` and ``revoking`` are disjoint. The member owns no partition outside of them. No
+    partition is in the sets of two members (R38). ``revoking`` gains partitions only together with a new
     ``member_epoch``, so a member that sends that epoch has received the request to release them.
     """
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kafkalite.coordinator_types import Decision, Instant, StateRecord, Topics
+from kafkalite.coordinator_types import Caller, Decision, Instant, StateRecord, Topics
 from kafkalite.errors import (
     BrokerError,
     ErrorCode,
@@ -22,7 +22,7 @@ from kafkalite.errors import (
     UnknownTopicOrPartitionError,
     UnstableOffsetCommitError,
 )
-from kafkalite.groups.group import Group, new_group
+from kafkalite.groups.group import Group, Session, new_group
 from kafkalite.groups.heartbeat import MAX_NAME_LENGTH, check_instance
 from kafkalite.groups.member import Member
 from kafkalite.groups.offsets import OffsetKey, PendingOffsets
@@ -61,11 +61,11 @@ class OffsetRules:
         self._settings = settings
         self._patterns = patterns
 
-    def commit(self, request: _Commit, now: Instant, topics: Topics) -> Decision:
+    def commit(self, request: _Commit, caller: Caller, now: Instant, topics: Topics) -> Decision:
         """Commit each valid offset; each invalid one gets its own error in the response.
 
         The offsets of a TxnOffsetCommitRequest are pending until its transaction ends. Raises the errors of
-        ``check_member`` (R35, R39).
+        ``check_member`` (R35, R39) and ``check_connection`` (R56).
         """
         self.check_member(request)
         if not 0 < len(request.group_id) <= MAX_NAME_LENGTH:
@@ -73,6 +73,10 @@ class OffsetRules:
         group = self._groups.get(request.group_id) or new_group(
             self._groups, request.group_id, self._settings
         )
+        session = group.sessions.get(request.member_id)
+        if session is not None and isinstance(request, OffsetCommitRequest):
+            self.check_connection(request, caller, session)
+            session.commit_connection = caller.connection
         left_count = self._settings.max_offsets - len(group.offsets)
         may_exceed = len(request.offsets) > left_count
         records: list[StateRecord] = []
@@ -123,6 +127,19 @@ class OffsetRules:
             raise StaleMemberEpochError(
                 f"member {request.member_id} of group {request.group_id!r} is at epoch"
                 f" {member.current.member_epoch}, not {request.member_epoch}"
+            )
+
+    def check_connection(self, request: OffsetCommitRequest, caller: Caller, session: Session) -> None:
+        """Raise InvalidRequestError if the member has already committed on a newer connection (R56).
+
+        The member has then closed this connection, so this commit is older than the commit on the newer
+        connection.
+        """
+        if caller.connection < session.commit_connection:
+            raise InvalidRequestError(
+                f"member {request.member_id} of group {request.group_id!r} has committed on a newer"
+                " connection: a late commit could move its offsets back",
+                hint="send all commits of a member on one connection",
             )
 
     def _check_offset(self, entry: CommittedOffset, topics: Topics) -> str:

@@ -71,7 +71,7 @@ class PendingOffsets:
     """Offsets in open transactions. They take effect when the marker of their transaction is written.
 
     If a partition's offset is committed several times, directly or in transactions, the commit that was
-    appended last takes effect, regardless of the order of the markers. Compaction keeps the same one.
+    appended last takes effect, regardless of the order of the markers. Compaction keeps the same commit.
     """
 
     def __init__(self) -> None:

@@ -151,7 +151,7 @@ def record(kind: int, value: Iterable[Any], *key: str | int, names: Names | None
 
 
 def parse(kind: int, value: bytes) -> tuple[Any, dict[str, str]]:
-    """Return the decoded value, and {id: name} of the topics in it. Raises StorageError if malformed."""
+    """Return (the decoded value, {topic id: name} of the topics in it). Raises StorageError if malformed."""
     layout, names = _LAYOUTS[kind], dict[str, str]()
     try:
         version, *fields = _unpack(value)

@@ -18,6 +18,7 @@ class GroupSettings:
     max_size: int = 10_000  #: group.max.size: the maximum number of members in one group
     max_count: int = 10_000  #: group.max.count: the maximum number of groups of one coordinator
     max_offsets: int = 100_000  #: group.max.offsets: the maximum number of committed offsets of one group
-    offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1_000  #: offsets.retention.minutes, once empty
+    #: offsets.retention.minutes: how long offsets are kept after the last commit and the last member
+    offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1_000
     retention_check_interval_ms: int = 600_000  #: offsets.retention.check.interval.ms
     offset_metadata_max_bytes: int = 4_096  #: offset.metadata.max.bytes: the limit for one committed offset

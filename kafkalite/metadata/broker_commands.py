@@ -72,7 +72,8 @@ BrokerChange = FenceBroker | UnfenceBroker | BeginShutdown | LoseReplicas
 
 
 def broker_of(image: ClusterImage, node_id: int, broker_epoch: int) -> BrokerState:
-    """Return the broker. Raises BROKER_ID_NOT_REGISTERED, or STALE_BROKER_EPOCH for an earlier process."""
+    """Return the registered broker. Raises BROKER_ID_NOT_REGISTERED if there is none, or STALE_BROKER_EPOCH
+    if ``broker_epoch`` is that of an earlier process."""
     broker = image.brokers.get(node_id)
     if broker is None:
         raise BrokerIdNotRegisteredError(f"broker {node_id} is not registered")
@@ -86,17 +87,18 @@ def broker_of(image: ClusterImage, node_id: int, broker_epoch: int) -> BrokerSta
 def register_broker(
     image: ClusterImage, command: RegisterBrokerRequest, *, now_ms: int, settings: ControllerSettings
 ) -> Decision:
-    """Register a broker's new process under a new broker epoch, and end the roles of the earlier one (R20).
+    """Register a broker's new process under a new broker epoch, and end the roles of the earlier process
+    (R20).
 
-    The broker epoch is the lowest offset that the entry of this decision can have. The entry is appended only
-    if the image is still the newest one, so every image at that offset or later contains the registration. A
-    repeated request of the same process gets the same response.
+    The broker epoch is the image's offset plus one, or the earlier broker epoch plus one if that is greater.
+    The entry is appended only if the image is still the newest one, so every image at the registration offset
+    or later contains the registration. A repeated request of the same process gets the same response.
 
-    The broker's replicas stay eligible if it stopped cleanly, or if no topic has durability=page-cache,
-    because then it reported only synced records. After an unclean stop they lead only after a comparison with
-    the other replicas (R46). Replicas lose their eligibility if the data directory has changed or is an older
-    copy (R51), or if they are damaged. The only replica of a partition stays eligible even after an unclean
-    stop, because no other replica can have more records.
+    After a clean stop, the broker's replicas stay eligible. After an unclean stop, only replicas of topics
+    without durability=page-cache do, because only synced records of them were reported; they lead only after
+    a comparison with the other replicas (R46). Replicas lose their eligibility if the data directory has
+    changed or is an older copy (R51), or if they are damaged. The only replica of a partition stays eligible
+    even after an unclean stop, because no other replica can have more records.
     """
     earlier = image.brokers.get(command.node_id)
     if earlier is not None and command.incarnation_id and earlier.incarnation_id == command.incarnation_id:
@@ -160,7 +162,7 @@ def _take_over(
     node_id = command.node_id
     is_same_directory = earlier.directory_id in {"", command.directory_id}
     has_lost_all = not is_same_directory or is_restored_directory(command, earlier)
-    # The count of starts is missing or unreadable, so it says nothing of the directory's age.
+    # The count of starts was missing or unreadable, so it does not show the age of the directory.
     has_lost_count = is_same_directory and command.start_count == 1
     was_clean = has_stopped_cleanly(command, earlier)
     damaged = {(replica.topic_id, replica.partition) for replica in command.damaged}
@@ -183,7 +185,7 @@ def _take_over(
         elif len(change.before.replicas) == 1:
             change.restore(node_id)
         elif not was_clean and has_synced(topic):
-            suspect_after_unclean_stop(change, node_id)
+            mark_unverified(change, node_id)
         elif not was_clean:
             change.distrust(node_id)
         change.elect(live, unclean=allows_unclean_election(image, topic, settings))
@@ -191,9 +193,10 @@ def _take_over(
     return edit_partitions(image, is_affected, edit)
 
 
-def suspect_after_unclean_stop(change: PartitionEdit, node_id: int) -> None:
-    """Mark the replica as unverified: its disk may have lost synced records, so R46 limits its election."""
-    change.suspect(node_id)
+def mark_unverified(change: PartitionEdit, node_id: int) -> None:
+    """Mark the replica as unverified: its disk may have lost synced records, so it leads only after a
+    comparison of logs (R46)."""
+    change.mark_unverified(node_id)
 
 
 def _forget_damaged(change: PartitionEdit, node_id: int) -> None:
@@ -326,8 +329,8 @@ def has_replayed_registration(request: BrokerHeartbeatRequest, broker: BrokerSta
 
 
 def has_replayed_fence(request: BrokerHeartbeatRequest, fenced_offset: int) -> bool:
-    """Whether the broker has replayed the election of leaders in its place, so that it may be unfenced
-    (R23)."""
+    """Whether the broker has replayed the metadata up to ``fenced_offset``, so that it knows the leaders
+    elected in its place and may be unfenced (R23)."""
     return request.metadata_offset >= fenced_offset
 
 
@@ -339,7 +342,7 @@ def _counts(image: ClusterImage, node_id: int, replica: DamagedReplica) -> bool:
 
 
 def may_shut_down(image: ClusterImage, node_id: int) -> bool:
-    """Whether the broker may stop: no other live broker could take over a partition that it leads."""
+    """Whether the broker may stop: it leads no partition that another live broker could lead."""
     live = image.live_brokers() - {node_id}
     return not any(
         state.leader == node_id and any(each in live for each in state.isr)

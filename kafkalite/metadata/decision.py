@@ -54,9 +54,9 @@ class ControllerSettings:
 def min_insync_replicas(image: ClusterImage, topic: TopicImage) -> int:
     """Return the number of in-sync replicas below which the topic's leader certainly does not commit.
 
-    That is the topic's own override. Without an override, each leader uses its broker's configuration, which
-    the controller does not know, so the result is 1. A result that is too small keeps fewer replicas
-    eligible, which is safe.
+    This is the topic's own override. Without an override the result is 1, because each leader uses its
+    broker's configuration, which the controller does not know. A result that is too small keeps fewer
+    replicas eligible, which is safe.
     """
     text = image.topic_configs(topic.name).get("min.insync.replicas")
     return 1 if text is None else int(text)

@@ -53,7 +53,7 @@ class LocalPartition(NamedTuple):
 
 
 class LocalChanges(NamedTuple):
-    """The changes that one broker must make after a delta. It must make them in the order of the fields.
+    """The changes that one broker must make after a delta, in the order of the fields.
 
     A topic that was deleted and created again under the same name is in ``deleted`` with its old topic id and
     in ``created`` with its new one.
@@ -63,7 +63,7 @@ class LocalChanges(NamedTuple):
     created: tuple[LocalPartition, ...] = ()  #: replicas added on this broker
     leaders: tuple[LocalPartition, ...] = ()  #: partitions that this broker leads and whose state changed
     followers: tuple[LocalPartition, ...] = ()  #: other replicas on this broker whose state changed
-    configs_changed: tuple[str, ...] = ()  #: existing topics whose overrides changed
+    configs_changed: tuple[str, ...] = ()  #: existing topics whose overrides or partition counts changed
     broker_configs_changed: bool = False  #: whether this broker's overrides changed; they affect every topic
 
     def __bool__(self) -> bool:
@@ -160,6 +160,7 @@ class Delta:
         assert distinct.issubset(replicas), f"roles outside the replicas: {record}"
         assert len(distinct) == len(roles), f"a replica has two roles: {record}"
         assert set(record.unverified).issubset(record.elr), f"unverified, but not eligible: {record}"
+        assert record.idle_epoch <= record.leader_epoch, f"idle in a later epoch: {record}"
         assert record.leader == NO_LEADER or record.leader in record.isr, (
             f"the leader is not in sync: {record}"
         )
@@ -288,7 +289,7 @@ class Delta:
             tuple(created),
             tuple(leaders),
             tuple(followers),
-            tuple(self._topics_with_changed_configs()),
+            tuple(dict.fromkeys((*self._topics_with_changed_configs(), *self._resized_topics()))),
             self._config_changed((BROKER, str(broker_id))),
         )
 
@@ -300,6 +301,13 @@ class Delta:
             is_same_topic = old is not None and new is not None and old.topic_id == new.topic_id
             if resource_type == TOPIC and is_same_topic and self._config_changed(resource):
                 yield name
+
+    def _resized_topics(self) -> Iterator[str]:
+        assert self.after is not None
+        for topic_id in self._topics:
+            old, new = self.before.topics_by_id.get(topic_id), self.after.topics_by_id.get(topic_id)
+            if old is not None and new is not None and len(old.partitions) != len(new.partitions):
+                yield new.name
 
     def _config_changed(self, resource: Resource) -> bool:
         changed = self._configs.get(resource)

@@ -6,8 +6,12 @@
 * An edit that changes the state increments the partition epoch once. If it changes the leader, it also
   increments the leader epoch once. The number of steps does not matter.
 * R16 (KIP-966): with fewer than min.insync.replicas in sync, the high watermark does not move (R9). A replica
-  that then leaves the ISR still has all committed records and stays eligible; the ISR may become empty. With
-  enough replicas in sync the high watermark may move, and all other replicas lose their eligibility.
+  that then leaves the ISR still has all committed records and stays eligible; the ISR may become empty. If a
+  leader proposes an ISR with enough replicas, the high watermark may move, and all other replicas lose their
+  eligibility.
+* R57: a replica that the controller removes from the ISR stays eligible until the leader has proposed an ISR,
+  however many replicas remain in sync. Until then the leader commits nothing without that replica, because a
+  leader does not move the high watermark while there is an eligible replica.
 * An election chooses an ISR member, or an eligible replica if the ISR is empty. Only an unclean election,
   which must be allowed and may lose committed records, chooses any live replica.
 * R46: an eligible replica that has restarted uncleanly is unverified, because its disk may have lost synced
@@ -22,6 +26,7 @@ from collections.abc import Collection, Container
 
 from kafkalite.metadata.image import PartitionState
 from kafkalite.metadata.records import NO_LEADER
+from kafkalite.model import NO_EPOCH
 
 
 class PartitionEdit:
@@ -33,6 +38,7 @@ class PartitionEdit:
         "_min_isr",
         "before",
         "elr",
+        "idle_epoch",
         "is_unclean",
         "isr",
         "last_known_elr",
@@ -49,6 +55,7 @@ class PartitionEdit:
         self.last_known_elr = before.last_known_elr
         self.unverified = before.unverified
         self.loss_epoch = before.loss_epoch
+        self.idle_epoch = before.idle_epoch
         self._min_isr = min(min_isr, len(before.replicas))
         self._leader_changed = False
         self._is_touched = False
@@ -62,10 +69,14 @@ class PartitionEdit:
             self._leader_changed = True
 
     def set_isr(self, isr: Collection[int]) -> None:
-        """Set the ISR. R16 decides which of the replicas outside it stay eligible."""
+        """Set the ISR that the leader proposes. The replicas outside it stay eligible if R16 requires it."""
+        self._set_isr(isr, is_proposed=True)
+
+    def _set_isr(self, isr: Collection[int], *, is_proposed: bool) -> None:
         in_sync = tuple([node_id for node_id in self.before.replicas if node_id in isr])
-        if not self.keeps_eligible(in_sync):
+        if not (self.keeps_eligible(in_sync) or self.keeps_removed(is_proposed=is_proposed)):
             self.elr = self.last_known_elr = ()
+            self.idle_epoch = NO_EPOCH
         else:
             eligible = {*self.elr, *self.isr}.difference(in_sync)
             self.elr = tuple([node_id for node_id in self.before.replicas if node_id in eligible])
@@ -83,19 +94,25 @@ class PartitionEdit:
         """Whether replicas outside this ISR stay eligible, because it is below min.insync.replicas (R16)."""
         return len(in_sync) < self._min_isr
 
+    def keeps_removed(self, *, is_proposed: bool) -> bool:
+        """Whether replicas outside the ISR stay eligible because the leader has not proposed this ISR
+        (R57)."""
+        return not is_proposed
+
     def refresh_eligible(self) -> None:
-        """Apply R16 to the current ISR, because min.insync.replicas may have changed."""
+        """Decide again which replicas stay eligible (R16), because min.insync.replicas may have changed."""
         self.set_isr(self.isr)
 
     def fence(self, node_id: int) -> None:
-        """Remove ``node_id`` as leader and ISR member, because its process has stopped. R16 applies."""
+        """Remove ``node_id`` as leader and ISR member, because its process has stopped (R57)."""
         if self.leader == node_id:
             self.lead(NO_LEADER)
         if node_id in self.isr:
-            self.set_isr(_without(self.isr, node_id))
+            self._set_isr(_without(self.isr, node_id), is_proposed=False)
 
-    def suspect(self, node_id: int) -> None:
-        """If ``node_id`` is eligible, mark it as unverified, because it has restarted uncleanly (R46)."""
+    def mark_unverified(self, node_id: int) -> None:
+        """Mark ``node_id`` as unverified if it is eligible, because its process has restarted uncleanly
+        (R46)."""
         if node_id in self.elr:
             self.unverified = _both(self.elr, (*self.unverified, node_id))
 
@@ -106,7 +123,7 @@ class PartitionEdit:
             self.elr = _without(self.elr, node_id)
             self.unverified = _without(self.unverified, node_id)
             self.last_known_elr = tuple(
-                each for each in self.before.replicas if each == node_id or each in self.last_known_elr
+                [each for each in self.before.replicas if each == node_id or each in self.last_known_elr]
             )
 
     def forget(self, node_id: int) -> None:
@@ -118,31 +135,34 @@ class PartitionEdit:
         self.last_known_elr = _without(self.last_known_elr, node_id)
 
     def remember_damaged(self, node_id: int) -> None:
-        """Make the only replica ineligible, because its log is damaged, until ``restore`` (R24)."""
+        """Make the only replica of a partition ineligible, because its log is damaged. ``restore`` undoes
+        this (R24)."""
         self.forget(node_id)
         self.last_known_elr = (node_id,)
 
     def restore(self, node_id: int) -> None:
-        """Make the only replica eligible again, because its process has started with a sound log."""
+        """Make the only replica of a partition eligible again, because its process has started with a sound
+        log."""
         if node_id in self.last_known_elr:
             self.elr, self.last_known_elr = (node_id,), ()
 
     def renew_epoch(self) -> None:
-        """Begin a new leader epoch of the same leader, so that the leader ignores earlier fetches of
-        replicas."""
+        """Begin a new leader epoch of the same leader, so that the leader ignores fetches of earlier
+        epochs."""
         if self.leader != NO_LEADER:
             self._leader_changed = True
 
     def hand_over(self, node_id: int, live: Container[int]) -> None:
-        """If another ISR member is live, remove ``node_id``, which will stop, as leader and ISR member."""
+        """If another ISR member is live, end all roles of ``node_id``, which is about to stop."""
         if self.leader == node_id:
             self._elect_from(_without(self.isr, node_id), live)
         others = _without(self.isr, node_id)
         if self.leader != node_id and any(each in live for each in others):
-            self.set_isr(others)
+            self._set_isr(others, is_proposed=False)
 
     def elect(self, live: Container[int], *, unclean: bool = False) -> None:
-        """Elect a leader if there is none. ``unclean`` allows a replica that may lack committed records."""
+        """Elect a leader if there is none. If ``unclean``, a replica that may lack committed records can be
+        elected."""
         if self.leader != NO_LEADER or self._elect_from(self.isr, live):
             return
         if not self.isr and self._elect_from(self.verified_eligible(), live):
@@ -161,10 +181,12 @@ class PartitionEdit:
     def elect_compared(self, node_id: int) -> None:
         """Make ``node_id`` the leader, because a comparison has shown that its log is complete (R46).
 
-        The members of the ELR become unverified: they may lack records that the new leader has.
+        The members of the ELR become unverified: they may lack records that the new leader has. Below
+        min.insync.replicas the leader commits nothing until it proposes a larger ISR (R50).
         """
         self._elect_from((node_id,), {node_id})
         self.unverified = self.elr
+        self.idle_epoch = self.before.leader_epoch + 1 if self.keeps_eligible(self.isr) else NO_EPOCH
 
     def elect_uncleanly(self, node_id: int) -> None:
         """Make ``node_id`` the leader, and record that committed records may be lost (R49)."""
@@ -180,7 +202,7 @@ class PartitionEdit:
         for node_id in candidates:
             if node_id in live:
                 if node_id not in self.isr:
-                    self.set_isr((node_id,))
+                    self._set_isr((node_id,), is_proposed=False)
                 self.lead(node_id)
                 return True
         return False
@@ -192,6 +214,8 @@ class PartitionEdit:
     def build(self) -> PartitionState | None:
         """Return the next state, or None if nothing has changed."""
         before = self.before
+        if not (self.elr or self.keeps_eligible(self.isr)):
+            self.last_known_elr = ()
         is_changed = (
             self._leader_changed
             or self._is_touched
@@ -199,6 +223,7 @@ class PartitionEdit:
             or self.elr != before.elr
             or self.last_known_elr != before.last_known_elr
             or self.unverified != before.unverified
+            or self.idle_epoch != before.idle_epoch
         )
         if not is_changed:
             return None
@@ -212,6 +237,7 @@ class PartitionEdit:
             self.last_known_elr,
             self.unverified,
             self.loss_epoch,
+            self.idle_epoch,
         )
 
 

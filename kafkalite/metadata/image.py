@@ -35,8 +35,9 @@ class PartitionState(NamedTuple):
     Invariants: isr, elr and last_known_elr are disjoint subsets of replicas, in the same order; unverified is
     a subset of elr. The leader is in isr, or -1. Neither epoch ever decreases. Every member of isr and elr
     has all committed records (R16, I2), but the disk of an unverified member may have lost some unnoticed.
-    While isr has at least min.insync.replicas members, elr is empty (I10). Members of last_known_elr have
-    lost their eligibility.
+    While elr has a member, the leader commits nothing (R9, R57). Members of last_known_elr have lost their
+    eligibility. idle_epoch is at most the leader epoch; while they are equal, the leader has committed
+    nothing since a comparison of logs made it the leader (R50).
     """
 
     replicas: tuple[int, ...]  #: the first is the preferred leader
@@ -48,6 +49,7 @@ class PartitionState(NamedTuple):
     last_known_elr: tuple[int, ...] = ()
     unverified: tuple[int, ...] = ()  #: restarted uncleanly; lead only after a comparison of logs (R46)
     loss_epoch: int = -1  #: leader epoch of the latest unclean election; -1: there was none (R49)
+    idle_epoch: int = -1  #: epoch of a leader elected by comparison, while it commits nothing; else -1 (R50)
 
 
 class TopicImage(NamedTuple):
@@ -82,7 +84,7 @@ class ClusterImage:
     topics_by_id: Mapping[str, TopicImage] = field(default_factory=dict)
     configs: Mapping[Resource, Mapping[str, str]] = field(default_factory=dict)
     brokers: Mapping[int, BrokerState] = field(default_factory=dict)  #: by node id
-    #: (topic id, partition) → checkpointed high watermark (exclusive); 0 has no entry
+    #: (topic id, partition) → checkpointed high watermark (exclusive), if it is above 0
     high_watermarks: Mapping[tuple[str, int], int] = field(default_factory=dict)
     next_producer_id: int = 0  #: all lower ids are allocated
     loads: Mapping[int, BrokerLoad] = field(default_factory=dict)  #: derived from the topics

@@ -114,7 +114,8 @@ def _proposed_upon(topic: TopicImage | None, proposal: PartitionChange) -> Parti
 
 
 def _check_is_current(state: PartitionState, node_id: int, proposal: PartitionChange) -> None:
-    """Raise a BrokerError unless the proposal is from the current leader and state of the partition (R13)."""
+    """Raise a BrokerError unless the proposal is from the current leader and based on the current state of
+    the partition (R13)."""
     if proposal.leader_epoch < state.leader_epoch:
         raise FencedLeaderEpochError(
             f"leader epoch {proposal.leader_epoch} has ended; it is {state.leader_epoch}"

@@ -107,7 +107,8 @@ class _Tally:
 
 
 def _circle(brokers: Iterable[BrokerState]) -> list[BrokerState]:
-    """Return the brokers with alternating racks, so that neighbours have different racks if possible."""
+    """Return the brokers in an order that alternates racks, so that neighbours are in different racks if
+    possible."""
     by_rack: dict[str, list[BrokerState]] = {}
     for broker in sorted(brokers, key=lambda each: each.node_id):
         by_rack.setdefault(broker.rack or "", []).append(broker)

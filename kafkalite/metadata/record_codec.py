@@ -67,7 +67,7 @@ def _layout(record_type: type[Any], *field_counts: int) -> _Layout:
 _LAYOUTS: Final[dict[int, _Layout]] = {
     RecordType.TOPIC: _layout(TopicRecord),
     RecordType.REMOVE_TOPIC: _layout(RemoveTopicRecord),
-    RecordType.PARTITION: _layout(PartitionRecord, 7, 9),
+    RecordType.PARTITION: _layout(PartitionRecord, 7, 9, 11),
     RecordType.CONFIG: _layout(ConfigRecord),
     RecordType.BROKER_REGISTRATION: _layout(BrokerRegistrationRecord, 5, 10),
     RecordType.BROKER_CHANGE: _layout(BrokerChangeRecord),
@@ -144,5 +144,5 @@ def _read(layout: _Layout, version: int, fields: list[Any]) -> MetadataRecord | 
     if version == 0 and isinstance(record, BrokerRegistrationRecord):
         return record._replace(
             registration_offset=record.broker_epoch
-        )  # correct for every registration in the old version
+        )  # in version 0, the two are always equal
     return record

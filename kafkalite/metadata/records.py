@@ -42,6 +42,7 @@ class PartitionRecord(NamedTuple):
     last_known_elr: tuple[int, ...] = ()
     unverified: tuple[int, ...] = ()  #: restarted uncleanly; lead only after a comparison of logs (R46)
     loss_epoch: int = -1  #: leader epoch of the latest unclean election; -1: there was none (R49)
+    idle_epoch: int = -1  #: epoch of a leader elected by comparison, while it commits nothing; else -1 (R50)
 
 
 class ConfigRecord(NamedTuple):

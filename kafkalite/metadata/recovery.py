@@ -3,10 +3,10 @@
 A replica in the ISR or ELR has all committed records, unless its disk has lost or damaged some. After an
 unclean stop such a loss can be invisible, because a damaged end of a log looks like an end that was never
 synced. So a replica that restarted uncleanly leads only after a comparison. Logs are equal up to the offset
-at which their epochs diverge, and committed records never follow it (R3, R4). So the log with the greatest
-(last epoch, log end offset) has every committed record of the compared logs. One undamaged ISR or ELR member
-among them ensures that these are all. A report is valid for one leader epoch in which the partition has no
-leader, because meanwhile no log changes.
+at which their epochs diverge, and no committed record lies beyond it (R3, R4). So the log with the greatest
+(last epoch, log end offset) has every committed record that any of the compared logs has. If one of them is
+the undamaged log of an ISR or ELR member, it has every committed record. A report is valid for one leader
+epoch in which the partition has no leader, because no log changes in that epoch.
 
 The active controller keeps reports in memory only. Brokers send them again to a new controller.
 """
@@ -51,7 +51,7 @@ class ReplicaEnd(NamedTuple):
     last_epoch: int  #: of the last batch; -1 in an empty log
     log_end_offset: int
     is_damaged: bool
-    committed_end: int  #: the high watermark that the replica knows
+    committed_end: int  #: the high watermark that the replica knows; of a damaged log, the end that it had
 
 
 class Verdict(NamedTuple):
@@ -98,12 +98,31 @@ class RecoveredPartition(NamedTuple):
 
 
 def lacks_committed(end: ReplicaEnd, committed_end: int) -> bool:
-    """Whether a log has lost committed records, although no damage of it was found (R48)."""
+    """Whether a log has lost committed records although no damage was found in it (R48)."""
     return end.log_end_offset < committed_end
 
 
+def has_impossible_epoch(report: ReplicaReport) -> bool:
+    """Whether the last batch of a reported log has a leader epoch that no leader can have written (R46).
+
+    A report is made in a leader epoch without a leader, so every batch must have an earlier epoch. Only this
+    shows the damage, because the checksum of a batch does not cover its leader epoch.
+    """
+    return report.last_epoch >= report.leader_epoch
+
+
+def lacks_damaged(end: ReplicaEnd, ends: Mapping[int, ReplicaEnd]) -> bool:
+    """Whether the log ``end`` is shorter than a damaged log among ``ends`` was (R46).
+
+    It may then have the same damage without showing it: if the end of a log that was not synced lately is cut
+    off, the log seems intact.
+    """
+    return any(other.is_damaged and end.log_end_offset < other.committed_end for other in ends.values())
+
+
 def most_complete(state: PartitionState, ends: Mapping[int, ReplicaEnd]) -> int:
-    """Return the reporting replica with the greatest (last epoch, end), preferably an ISR or ELR member."""
+    """Return the replica that reported the greatest (last epoch, log end offset). Of equal replicas, prefer
+    an ISR or ELR member."""
     members = state.isr + state.elr
     order = sorted(state.replicas, key=lambda node_id: node_id not in members)
     return max(
@@ -115,11 +134,11 @@ def most_complete(state: PartitionState, ends: Mapping[int, ReplicaEnd]) -> int:
 def is_compared(
     state: PartitionState, ends: Mapping[int, ReplicaEnd], *, min_isr: int, waited_ms: int
 ) -> bool:
-    """Whether enough replicas have reported to know which has the most complete log (R46).
+    """Whether enough replicas have reported to determine the most complete log (R46).
 
-    Either at least ``min_isr`` (2 or more) members of the ISR and ELR have reported, and no reported log is
-    damaged. Or all members have reported, and either at least two replicas have, or ``waited_ms`` is at least
-    COMPARE_WAIT_MS.
+    True in two cases. At least ``min_isr`` members of the ISR and ELR have reported, ``min_isr`` is at least
+    2, and no reported log is damaged. Or all members have reported, and either there are at least two
+    reports, or ``waited_ms`` is at least COMPARE_WAIT_MS.
     """
     members = state.isr + state.elr
     reported = [node_id for node_id in members if node_id in ends]
@@ -129,7 +148,7 @@ def is_compared(
 
 
 def wait_limit_ms(settings: ControllerSettings) -> int:
-    """Return how long to wait for members that have not reported (R47)."""
+    """Return for how many milliseconds an election waits for members that have not reported (R47)."""
     if settings.unclean_recovery_strategy == "none":
         return _WITHOUT_LIMIT
     is_aggressive = settings.unclean_recovery_strategy == "aggressive"
@@ -156,12 +175,13 @@ def compare(
     complete = {node_id: end for node_id, end in sound.items() if not lacks_committed(end, committed_end)}
     short = tuple([each for each in members if each in sound and each not in complete])
     missing = tuple([each for each in members if each not in ends])
+    missing = missing or tuple([each for each in state.replicas if each not in ends])
     if not any(each in complete for each in members):
         return Verdict(NO_LEADER, missing, short)
     best = most_complete(state, complete)
-    if is_compared(state, ends, min_isr=min_isr, waited_ms=waited_ms):
+    is_doubtful = lacks_damaged(complete[best], ends) and len(ends) < len(state.replicas)
+    if is_compared(state, ends, min_isr=min_isr, waited_ms=waited_ms) and not is_doubtful:
         return Verdict(best, (), short)
-    missing = missing or tuple([each for each in state.replicas if each not in ends])
     if waited_ms >= limit_ms:
         return Verdict(best, missing, short, is_late=True)
     return Verdict(NO_LEADER, missing, short)
@@ -194,8 +214,8 @@ def verdict_on(
     waited_ms: int,
     settings: ControllerSettings,
 ) -> tuple[PartitionEdit, Verdict] | None:
-    """Return the verdict on the partition ``key`` and an edit of it without changes. Return None if the
-    partition has a leader or does not exist."""
+    """Return (an edit of the partition ``key`` without any changes yet, the verdict on the partition). Return
+    None if the partition has a leader or does not exist."""
     topic, state = image.topics_by_id.get(key[0]), image.partition_of(*key)
     if topic is None or state is None or state.leader != NO_LEADER:
         return None
@@ -215,7 +235,7 @@ def verdict_on(
 def present_ends(
     image: ClusterImage, state: PartitionState, ends: Mapping[int, ReplicaEnd]
 ) -> dict[int, ReplicaEnd]:
-    """Return the reports of live brokers' current processes."""
+    """Return those reports that are from the current processes of live brokers."""
     brokers = image.brokers
     return {
         node_id: end
@@ -232,14 +252,15 @@ def committed_end(
 ) -> int:
     """Return the exclusive end of the offsets that are known to be committed.
 
-    Reports of replicas that have not taken part since the last unclean election (R49) are ignored.
+    Reports of damaged logs are ignored, and of replicas without a batch since the last unclean election
+    (R49).
     """
     known = (end.committed_end for end in ends if end.last_epoch >= state.loss_epoch and not end.is_damaged)
     return max(image.high_watermarks.get(key, 0), *known, 0)
 
 
 def replace_short_leaders(image: ClusterImage, command: ReplaceShortLeaders) -> Decision:
-    """Decide a ReplaceShortLeaders.
+    """Decide the command ``ReplaceShortLeaders``.
 
     The reply is the one described at ``ReplaceShortLeaders``, or the BrokerError of ``broker_of``.
     """
@@ -261,7 +282,7 @@ def replace_short_leaders(image: ClusterImage, command: ReplaceShortLeaders) -> 
             and not report.is_damaged
         )
         min_isr = min(min_insync_replicas(image, topic), len(state.replicas))
-        if may_lead and has_committed_nothing(state, min_isr):
+        if may_lead and has_committed_nothing(state):
             edit = PartitionEdit(state, min_isr)
             edit.forget(state.leader)
             edit.elect_compared(broker.node_id)
@@ -273,20 +294,19 @@ def replace_short_leaders(image: ClusterImage, command: ReplaceShortLeaders) -> 
 
 
 def is_present_refusal(image: ClusterImage, key: PartitionKey, leader_epoch: int) -> bool:
-    """Whether a refusal to truncate, reported in ``leader_epoch``, concerns the current leader."""
+    """Whether a refusal to truncate that was reported in ``leader_epoch`` refers to the partition's current
+    leader."""
     state = image.partition_of(*key)
     return state is not None and state.leader != NO_LEADER and state.leader_epoch == leader_epoch
 
 
-def has_committed_nothing(state: PartitionState, min_isr: int) -> bool:
+def has_committed_nothing(state: PartitionState) -> bool:
     """Whether the leader has certainly committed nothing since its election by comparison (R50).
 
-    When its ISR reaches min.insync.replicas, the ELR is emptied, and replicas that join the ELR later are
-    verified. So an ELR of only unverified replicas proves that the ISR has stayed below. Otherwise the
-    leader's log and the log of a replica that refuses to truncate may both have committed records, and an
-    operator must choose.
+    That is the case until the leader proposes an ISR of min.insync.replicas. Later, the leader and a replica
+    that refuses to truncate may both have committed records, and an operator must choose.
     """
-    return len(state.isr) < min_isr and bool(state.elr) and state.elr == state.unverified
+    return state.idle_epoch == state.leader_epoch
 
 
 # --- the reports of the active controller ---------------------------------------------------------------
@@ -364,7 +384,7 @@ class ReplicaReports:
                 request.broker_epoch,
                 report.last_epoch,
                 report.log_end_offset,
-                report.is_damaged,
+                report.is_damaged or has_impossible_epoch(report),
                 report.committed_end,
             )
         self._seen = None

@@ -2,7 +2,7 @@
 
 An option's value is the first of these that is set: the topic's override, the broker's override in the
 metadata log (``kl config``), the broker's configuration, the default defined here. Names, meanings and
-defaults are Kafka's; ``durability`` is kafkalite's own option.
+defaults are Kafka's; ``durability`` and ``retention.topic.bytes`` are kafkalite's own options.
 """
 
 from __future__ import annotations
@@ -70,6 +70,13 @@ TOPIC_OPTIONS: Final = OptionRegistry(
             "retention.bytes",
             -1,
             "How large a partition may grow before its oldest whole segments are deleted. -1 sets no limit.",
+            minimum=-1,
+        ),
+        _option(
+            "retention.topic.bytes",
+            -1,
+            "How large a topic may grow before its oldest whole segments are deleted. Each partition has an"
+            " equal share, unless retention.bytes is less. -1 sets no limit.",
             minimum=-1,
         ),
         _option(
@@ -214,6 +221,7 @@ BROKER_DEFAULT_NAMES: Final[Mapping[str, BrokerDefault]] = {
     "log.retention.minutes": BrokerDefault("retention.ms", 60_000),
     "log.retention.hours": BrokerDefault("retention.ms", _HOUR_MS),
     "log.retention.bytes": BrokerDefault("retention.bytes"),
+    "log.retention.topic.bytes": BrokerDefault("retention.topic.bytes"),
     "log.segment.bytes": BrokerDefault("segment.bytes"),
     "log.roll.ms": BrokerDefault("segment.ms"),
     "log.roll.hours": BrokerDefault("segment.ms", _HOUR_MS),

@@ -33,14 +33,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-import pysyncobj.pickle
-import pysyncobj.syncobj
-from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf
-from pysyncobj.node import Node
-from pysyncobj.transport import Transport
-from pysyncobj.version import VERSION
-
-from kafkalite.errors import KafkaliteError
+from kafkalite.errors import KafkaliteError, MissingExtraError
 from kafkalite.limits import KIB, MIB
 from kafkalite.raft.eligibility import Eligibility
 from kafkalite.raft.entries import MAX_COMMAND_BYTES, NO_OP, REGULAR
@@ -48,6 +41,16 @@ from kafkalite.raft.journal import Journal
 from kafkalite.raft.messages import Message
 from kafkalite.raft.snapshot_store import Snapshot, SnapshotStore
 from kafkalite.rng import Rng
+
+try:
+    import pysyncobj.pickle
+    import pysyncobj.syncobj
+    from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf
+    from pysyncobj.node import Node
+    from pysyncobj.transport import Transport
+    from pysyncobj.version import VERSION
+except ModuleNotFoundError as error:
+    raise MissingExtraError("a quorum of several controllers", "pysyncobj", "server") from error
 
 LIBRARY_VERSION: Final = "0.3.17"
 _OVERRIDDEN: Final = (
@@ -135,11 +138,12 @@ class AdapterHost(Protocol):
         ...
 
     def apply(self, index: int, change: bytes) -> Any:
-        """Apply the committed entry ``index``. Return the result for the proposer's ``done``."""
+        """Apply the change of the committed entry ``index``. The proposer's ``done`` callback receives the
+        result."""
         ...
 
     def skip(self, index: int) -> None:
-        """Note that the committed entry ``index`` is a no-op, for which ``apply`` is not called."""
+        """Record that the committed entry ``index`` is a no-op, for which ``apply`` is not called."""
         ...
 
     def install(self, snapshot: Snapshot) -> None:
@@ -263,22 +267,28 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return None if leader is None else leader.id
 
     def matches(self) -> dict[int, tuple[int, float]]:
-        """As the leader, return {peer: (last index up to which the peer's log agrees, loop time of its last
-        response)}.
+        """Return {peer: (match index, loop time of the peer's last response)} as the leader knows them. The
+        match index is the last index up to which the peer's log agrees with the leader's.
 
-        The values are 0 and -1.0 if they are unknown.
+        Unknown values are 0 and -1.0.
         """
         match, seen = self._SyncObj__raftMatchIndex, self._SyncObj__lastResponseTime
         return {peer: (match.get(node, 0), seen.get(node, -1.0)) for peer, node in self._nodes.items()}
 
     def next_deadline(self) -> float:
-        """Return the loop time of the next tick if no event requires an earlier one."""
+        """Return the loop time, in seconds, at which the next tick is due unless an event requires an earlier
+        one."""
         if self.raft_state() == LEADER:
             return float(self._SyncObj__newAppendEntriesTime)
         return self.deadline()
 
     def propose(self, command: bytes, done: Done) -> None:
-        """Append a command if this node leads. Call ``done`` exactly once, when the outcome is decided."""
+        """Append a command if this node leads.
+
+        Calls ``done(result, is_known)`` exactly once, when the outcome is decided: (result of
+        ``AdapterHost.apply``, True) if the command is committed; (None, True) if it has no effect; (None,
+        False) if the outcome is unknown.
+        """
         assert len(command) <= MAX_COMMAND_BYTES, "a command must fit in a message"
 
         def on_outcome(result: Any, reason: int) -> None:
@@ -309,11 +319,11 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return True
 
     def _on_abstaining_ack(self, peer: int, match_index: int) -> None:
-        """Note that an abstaining peer has all entries up to ``match_index``. Called at its
-        acknowledgement."""
+        """Record that a peer that abstains from voting has all entries up to ``match_index``. Called for each
+        of its acknowledgements."""
 
     def set_deadline(self, deadline: float) -> None:
-        """Start an election at this loop time, unless a leader's message arrives first."""
+        """Start an election at the loop time ``deadline``, unless a leader's message arrives first."""
         self._SyncObj__raftElectionDeadline = deadline
 
     def deadline(self) -> float:
@@ -335,7 +345,8 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftLeader = None
 
     def take_term(self, term: int, vote: int | None) -> None:
-        """Enter ``term``, having voted for node ``vote`` (None: no vote yet). Both are durable on return."""
+        """Enter ``term`` with ``vote``, the node that this node has voted for (None: no vote yet). Both are
+        durable on return."""
         self._SyncObj__setCurrentTerm(term, vote)
 
     def lead_next_term(self) -> None:
@@ -383,8 +394,8 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         return self._host.send(node.id, message)
 
     def emit(self, node: Node, message: Message) -> bool:
-        """Add the adapter's fields to a message of the library, make the state that it depends on durable,
-        and send it. Return False if it is not sent."""
+        """Add the adapter's fields to a message of the library, make the state that the message depends on
+        durable, and send it. Return False if it is not sent."""
         kind = message["type"]
         if kind == "append_entries":
             if "prevLogIdx" in message and message["prevLogIdx"] is None:
@@ -493,8 +504,8 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             self._on_resigned()
 
     def abandon(self) -> None:
-        """Complete all proposals, whose outcome is unknown, and all reads, because the adapter is not used
-        any more."""
+        """Complete all proposals and reads, because the adapter is no longer used. The outcome of proposals
+        that are already in the log is unknown."""
         self._report_unknown_outcomes()
         self._refuse_proposals()
         self._on_resigned()
@@ -577,10 +588,10 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         next_index = self._SyncObj__raftNextIndex
         if message["reset"]:
             if message["seq"] <= self._reset_floor.get(node.id, 0):
-                message["reset"] = False  # sent before the peer received the last reset's appends
+                message["reset"] = False  # sent before the peer received the appends after the last reset
             else:
                 self._reset_floor[node.id] = self._append_seq.get(node.id, 0)
-                self.beat_soon()  # otherwise the position would move back by one entry per heartbeat
+                self.beat_soon()  # otherwise the peer's position would move back by one entry per heartbeat
         message["next_node_idx"] = max(1, min(message["next_node_idx"], self._journal.last_index + 1))
         if not message["counts"]:
             if message["reset"]:
@@ -594,11 +605,12 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             next_index[node] = sent  # do not resend entries that are in flight
 
     def is_of_present_term(self, message: Message) -> bool:
-        """Whether an acknowledgement counts: its term must be the leader's current term (R17)."""
+        """Whether an acknowledgement counts: it must have the leader's current term (R17)."""
         return bool(message["stamp"] == self.raftCurrentTerm)
 
     def is_of_present_link(self, peer: int, message: Message) -> bool:
-        """Whether an acknowledgement counts: its append must have been sent over the current link (R17)."""
+        """Whether an acknowledgement counts: the append that it acknowledges must have been sent over the
+        current link (R17)."""
         return bool(message["seq"] > self._link_floor.get(peer, 0))
 
     def _on_request_vote(self, node: Node, message: Message) -> None:

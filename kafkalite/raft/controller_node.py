@@ -20,6 +20,8 @@ before its term. Only the active controller receives heartbeats and decides whic
 broker's state.
 """
 
+# Long because every step of a command works on the one queue and the one image.
+
 from __future__ import annotations
 
 import asyncio
@@ -109,9 +111,10 @@ class ControllerNode:
         self._node_id = node_id
         self._clock = clock
         self._rng = rng
-        self._settings = replace(
-            settings or ControllerSettings(), node_id=node_id, is_single_node=quorum.is_single_node
-        )
+        settings = settings or ControllerSettings()
+        if (settings.node_id, settings.is_single_node) != (node_id, quorum.is_single_node):
+            settings = replace(settings, node_id=node_id, is_single_node=quorum.is_single_node)
+        self._settings = settings
         self._is_refused = is_refused
         self._sessions = BrokerSessions(self._settings.session_timeout_ms)
         self._reports = ReplicaReports(self._settings)
@@ -258,14 +261,16 @@ class ControllerNode:
         await self._quorum.read_index()
 
     def _fenced_offset(self, node_id: int) -> int:
-        """Return the metadata offset that a fenced broker must replay to be unfenced; else 0."""
+        """Return the metadata offset up to which a fenced broker must replay before it is unfenced; 0 if the
+        broker is not fenced."""
         if self.image.brokers[node_id].is_fenced:
             return self._fenced_offsets.setdefault(node_id, self.image.metadata_offset)
         self._fenced_offsets.pop(node_id, None)
         return 0
 
     async def _check_registered(self, node_id: int, broker_epoch: int) -> None:
-        """Raise BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH, according to the newest image (R19)."""
+        """Raise BROKER_ID_NOT_REGISTERED if the newest image does not have the broker, or STALE_BROKER_EPOCH
+        if the image has another broker epoch (R19)."""
         try:
             broker_of(self.image, node_id, broker_epoch)
         except BrokerError:
@@ -318,7 +323,8 @@ class ControllerNode:
             )
 
     async def _recover_leaders(self) -> None:
-        """Elect leaders of partitions whose replicas have all reported, or that have waited long enough."""
+        """Elect leaders of partitions for which all replicas have reported, or for which the wait for the
+        missing reports has ended (R46, R47)."""
         while (command := self._reports.due(self.image, self._clock.monotonic_ms())) is not None:
             recovered: list[RecoveredPartition] = await self.submit(command)
             for topic, number, verdict in recovered:
@@ -371,7 +377,7 @@ class ControllerNode:
             return
         if is_gone:
             self._sessions.on_refused(broker.node_id, broker.broker_epoch, self._clock.monotonic_ms())
-            with suppress(BrokerError, LogOfflineError):  # the next tick repeats it, if this node still leads
+            with suppress(BrokerError, LogOfflineError):  # the next tick tries again if this node still leads
                 await self.tick()
 
     def _end_probe(self, node_id: int, _probe: asyncio.Task[None]) -> None:
@@ -401,7 +407,8 @@ class ControllerNode:
             self._is_ticking = False
 
     async def _fence(self, command: FenceBroker) -> None:
-        """Fence a broker whose session has ended. Meanwhile no response extends its session (R23)."""
+        """Fence a broker whose session has ended. Until the fence is committed, no heartbeat renews the
+        session (R23)."""
         self._fencing.add(command.node_id)
         self._fenced_offsets.pop(command.node_id, None)
         try:
@@ -423,7 +430,7 @@ class ControllerNode:
         for node_id, broker_epoch in sessions.expired(now_ms):
             known = image.brokers.get(node_id)
             if known is not None and known.broker_epoch == broker_epoch and not known.is_fenced:
-                changes.append(FenceBroker(node_id, broker_epoch))  # its session ends when it is fenced
+                changes.append(FenceBroker(node_id, broker_epoch))  # the fence ends the session
             else:
                 sessions.end(node_id)
         return changes
@@ -448,6 +455,12 @@ class ControllerNode:
         if self._decider is None:
             self._decider = asyncio.create_task(self._decide_all(), name="controller")
         return await done
+
+    async def change(self, decide: Callable[[ClusterImage], Sequence[MetadataRecord]]) -> None:
+        """Commit the records that ``decide`` returns for the newest image. Raises as ``submit`` does."""
+        self._check_usable()
+        while not await self._commit(decide(self.image)):
+            pass
 
     async def wait_for_offset(self, offset: int) -> None:
         """Return when the image has reached ``offset``. Raises LogOfflineError if the node has failed."""
@@ -501,15 +514,15 @@ class ControllerNode:
     def _decide_on(self, image: ClusterImage) -> tuple[list[MetadataRecord], list[Any]]:
         """Decide the first commands of the queue on ``image``, each on the result of the previous ones.
 
-        Return the records of all commands, and for each command its reply or exception. A command whose
-        decision raises has no records and does not affect the others.
+        Return (the records of all commands, the reply or exception of each command). A command whose decision
+        raises has no records and does not affect the others.
         """
         records: list[MetadataRecord] = []
         outcomes: list[Any] = []
         for command, done in islice(self._queue, _MAX_COMMANDS_PER_ENTRY):
             if len(records) >= _MAX_RECORDS_PER_ENTRY:
                 break
-            if done.done():  # its caller was cancelled
+            if done.done():  # the caller of ``submit`` was cancelled
                 outcomes.append(None)
                 continue
             try:

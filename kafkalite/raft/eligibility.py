@@ -31,7 +31,7 @@ from kafkalite.errors import DataDirectoryError
 BootstrapVoters = Mapping[int, bytes]
 """{node id: directory id at the bootstrap, or ``UNKNOWN``}: all voters, or empty."""
 
-UNKNOWN: Final = b""  # a voter that rejoined knows only the node ids of the bootstrap voters
+UNKNOWN: Final = b""  # stored by a voter that rejoined: it knows only the node ids of the bootstrap voters
 
 
 class Eligibility:
@@ -52,7 +52,8 @@ class Eligibility:
         self.round = 1
         self._node_id = node_id
         self._others = frozenset(others)
-        self._never_voted: dict[int, bytes] = {}  # {peer: directory id} of this round's responses
+        #: {peer: directory id} of the peers that have responded, in this round, that they have never voted.
+        self._never_voted: dict[int, bytes] = {}
         #: Whether this node wrote the log as the only voter, so that no other voter has the log.
         self.was_alone = bool(self._others) and bootstrap_voters.keys() == {node_id}
         self.is_voter = is_voter and not self.was_alone

@@ -31,7 +31,8 @@ _AFTER_OFFSET: Final = struct.Struct(">Q")
 
 
 def change_after(offset: int, records: bytes) -> bytes:
-    """Return a change that was decided on the state at ``offset``: a command without its first byte."""
+    """Return the encoded change for ``records``, which were decided on the state at ``offset``: a command
+    without its first byte."""
     return _AFTER_OFFSET.pack(offset) + records
 
 

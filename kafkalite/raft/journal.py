@@ -32,9 +32,10 @@ import logging
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, overload
+from typing import Any, Final, NamedTuple, overload
 
 from kafkalite.errors import (
+    CorruptLogError,
     DataDirectoryError,
     DiskFullError,
     LogOfflineError,
@@ -72,6 +73,48 @@ class Identity:
     bootstrap_voters: BootstrapVoters
 
 
+class RecordedEnd(NamedTuple):
+    """The content of ``raft.end``: the journal's synced end (in bytes), and the CRC of its header frame."""
+
+    header_crc: int
+    position: int
+
+
+def parse_end(data: bytes, path: str) -> RecordedEnd | None:
+    """Return the content of ``raft.end``, or None if it is empty or all zeros. Raises CorruptLogError."""
+    fixed = data[: _END.size]
+    if len(data) == _END.size + _CRC.size and _CRC.pack(crc32c(fixed)) == data[_END.size :]:
+        return RecordedEnd(*_END.unpack(fixed)[1:])
+    if any(data):
+        raise corrupt(path, 0, "the recorded end of the journal", "a bad checksum")
+    return None
+
+
+def check_end(path: str, header_crc: int, end: int, recorded: RecordedEnd | None) -> int:
+    """Return the synced end of the journal at ``path``, whose frames end at ``end``; 0 if it is not known.
+
+    Raises CorruptLogError if the journal lacks synced frames.
+    """
+    if recorded is None:
+        return 0
+    if header_crc != recorded.header_crc:
+        raise corrupt(path, 0, f"the journal that {END_FILE} describes", "another one")
+    if end < recorded.position:
+        raise corrupt(path, end, f"frames up to position {recorded.position}, which were synced", "the end")
+    return recorded.position
+
+
+def check_journal(data: bytes, path: str, recorded: RecordedEnd | None) -> int:
+    """Return the end (in bytes) of the intact frames of a journal file. Bytes after that end are a torn tail.
+
+    ``recorded`` is the content of ``raft.end``, or None. Raises CorruptLogError, StorageError.
+    """
+    ((_, header), *frames), end = read_frames(data, path)
+    check_version(header, path, _FORMAT, _VERSION)
+    check_end(path, crc32c(data[: frames[0][0] if frames else end]), end, recorded)
+    return end
+
+
 class Journal:
     """A node's write-ahead journal. Invariant: the file has all changes that were reported as durable."""
 
@@ -85,7 +128,7 @@ class Journal:
         self._vote: int | None = None
         self._commit_index = 1
         self._end_path = join(directory, END_FILE)
-        self._header_crc = 0  #: identifies the file: each rewrite has another header or another end
+        self._header_crc = 0  #: the CRC of the header frame; with the end, it identifies a rewrite
         self.size_bytes = 0
         self._is_open = False
         self.identity: Identity
@@ -113,12 +156,17 @@ class Journal:
         ((_, header), *frames), end = read_frames(data, self._path)
         self._header_crc = crc32c(data[: frames[0][0] if frames else end])
         self._read_header(header, node_id)
-        self._check_end(end)
+        synced = self._check_end(end)
         for position, changes in frames:
             for change in changes:
                 self._replay(change, position)
         self._file = self._filesystem.open(self._path)
         self._is_open = True
+        if end > synced:
+            # The bytes after ``synced`` may be only in the system's page cache. If their sync has failed, the
+            # system may count them as written, and another sync would do nothing. So write them again.
+            self._file.write_at(synced, data[synced:end])
+            self._file.sync()
         if end < len(data):
             self._file.truncate(end)
             self._file.sync()
@@ -127,23 +175,19 @@ class Journal:
         self.size_bytes = end
         self._note_end()
 
-    def _check_end(self, end: int) -> None:
-        """Raise CorruptLogError if frames after position ``end`` were synced and are missing."""
+    def _check_end(self, end: int) -> int:
+        """Return the position up to which the frames were synced; 0 if that is not known.
+
+        Raises CorruptLogError if frames after position ``end`` were synced and are missing.
+        """
         if not self._filesystem.exists(self._end_path):
-            return
-        data = self._filesystem.read_bytes(self._end_path)
-        fixed = data[: _END.size]
-        if len(data) != _END.size + _CRC.size or _CRC.pack(crc32c(fixed)) != data[_END.size :]:
-            if any(data):
-                _log.warning(
-                    "the recorded end of the metadata journal is unreadable %s", Fields(path=self._end_path)
-                )
-            return
-        _, header_crc, synced = _END.unpack(fixed)
-        if header_crc != self._header_crc:
-            raise corrupt(self._path, 0, f"the journal that {END_FILE} describes", "another one")
-        if end < synced:
-            raise corrupt(self._path, end, f"frames up to position {synced}, which were synced", "the end")
+            return 0
+        try:
+            recorded = parse_end(self._filesystem.read_bytes(self._end_path), self._end_path)
+        except CorruptLogError as error:
+            _log.warning("the recorded end of the metadata journal is unreadable %s", Fields(error=error))
+            return 0
+        return check_end(self._path, self._header_crc, end, recorded)
 
     def _note_end(self) -> None:
         """Write the journal's synced end to ``raft.end``. An error is only logged: the file is a hint."""
@@ -158,7 +202,7 @@ class Journal:
     def _forget_end(self) -> None:
         """Durably overwrite ``raft.end`` with zeros, before a shorter journal replaces the current one."""
         if self._filesystem.exists(self._end_path):
-            file = self._filesystem.open(self._end_path)
+            file = self._filesystem.open(self._end_path, create=True)
             file.write_at(0, bytes(_END.size + _CRC.size))
             file.sync()
             file.close()
@@ -238,11 +282,13 @@ class Journal:
     def sync(self) -> None:
         """Make all changes durable.
 
-        Raises DiskFullError, which leaves the file unchanged. Raises LogOfflineError if the disk fails: the
-        outcome is unknown, and the journal must not be used again (R26).
+        Raises StorageExhaustedError, which leaves the file unchanged. Raises LogOfflineError if the disk
+        fails: the outcome is unknown, and the journal must not be used again (R26).
         """
         if not self._unsynced:
             return
+        if not self._is_open:
+            self._open_file()
         framed = frame(self._unsynced)
         try:
             self._file.write_at(self.size_bytes, framed)
@@ -279,7 +325,7 @@ class Journal:
     def compact(self, first_index: int) -> None:
         """Drop the entries before ``first_index``, which a durable snapshot covers.
 
-        Raises StorageExhaustedError, which leaves the file unchanged, and LogOfflineError.
+        Raises StorageExhaustedError, which leaves the file usable, and LogOfflineError.
         """
         self.sync()
         del self._log[: max(0, first_index - self._log[0][1])]
@@ -308,14 +354,22 @@ class Journal:
             raise
         except (OSError, StorageError) as error:
             raise self._offline("replaced", error) from error
-        try:
-            self._file = self._filesystem.open(self._path)
-        except (OSError, StorageError) as error:  # the former file has no name any more
-            raise self._offline("opened", error) from error
-        self._is_open = True
+        self.close()  # the old file no longer has a name
         self.size_bytes = len(data)
         self._header_crc = crc32c(framed)
+        self._open_file()
         self._note_end()
+
+    def _open_file(self) -> None:
+        """Open the file to append to it. Raises StorageExhaustedError, after which the next ``sync`` repeats
+        this (R55), and LogOfflineError."""
+        try:
+            self._file = self._filesystem.open(self._path)
+        except StorageExhaustedError:
+            raise
+        except (OSError, StorageError) as error:
+            raise self._offline("opened", error) from error
+        self._is_open = True
 
     def _offline(self, verb: str, error: Exception) -> LogOfflineError:
         return LogOfflineError(

@@ -65,7 +65,8 @@ def read(filesystem: FileSystem, directory: str) -> tuple[int, bytes]:
 
 
 def remove(filesystem: FileSystem, directory: str) -> None:
-    """Remove the older version's files if they exist. The caller has stored their contents durably."""
+    """Remove the metadata files of the older version if they exist. The caller has stored their contents
+    durably."""
     names = [name for name in (LOG_FILE, SNAPSHOT_FILE) if filesystem.exists(join(directory, name))]
     for name in names:
         filesystem.unlink(join(directory, name))

@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
 
 
 class VoterStatus(NamedTuple):
-    """A voter as the leader sees it. The leader itself is included."""
+    """The state of one voter in a node's QuorumStatus. Only the leader knows the state of other voters."""
 
     node_id: int
     match_offset: int  #: last index at which its log agrees with the leader's; -1 if unknown
@@ -61,7 +61,7 @@ class VoterStatus(NamedTuple):
 
 
 class QuorumStatus(NamedTuple):
-    """The quorum as one voter sees it. Only the leader knows the match offsets in ``nodes``."""
+    """The state of the quorum as one voter knows it. Only the leader knows the match offsets in ``nodes``."""
 
     node_id: int
     leader_id: int | None
@@ -82,7 +82,8 @@ class NodeListener(Protocol):
         ...
 
     def on_void(self, index: int) -> None:
-        """Note that the entry ``index`` is committed without effect: it is void or a no-op."""
+        """Record that the entry ``index`` is committed but has no effect: it is void (see ``entries``) or a
+        no-op."""
         ...
 
     def on_snapshot(self, index: int, offset: int, records: bytes) -> None:
@@ -131,7 +132,7 @@ class RaftNode:
         self._post = post
         self._allow_new = allow_new
         self._known_offset = known_offset
-        # The voter would mistake a longer time between two ticks for a pause of the process.
+        # If the time between two ticks were longer, the voter would mistake it for a pause of the process.
         self._max_tick_s = min(_MAX_TICK_S, settings.election_timeout_ms / 4_000)
         self._events: list[tuple[Any, ...]] = []
         self.is_running = False  #: False before ``open``, while the node pauses, and when it has ended
@@ -339,13 +340,13 @@ class RaftNode:
         if self._runner.loop.time() - self._opened > _ABSTAINS_QUIETLY_S:
             self._has_warned = True
             missing = [peer for peer in self._others if peer not in self.transport.attached()]
-            fields = Fields(node=self._node_id, not_reached=missing)
-            _log.warning("controller does not vote yet: %s %s", self._why_it_abstains(), fields)
+            fields = Fields(node=self._node_id, not_reached=missing, reason=self._why_it_abstains())
+            _log.warning("controller does not vote yet %s", fields)
 
     def _why_it_abstains(self) -> str:
         if self._eligibility.was_alone:
             return "it was the only voter: it waits until all other voters have received its log"
-        return "its metadata directory is new: it waits for all voters to connect, or for the leader's log"
+        return "its metadata directory is new: the first start needs all voters, a later one the leader's log"
 
     def propose(self, command: bytes, done: Done) -> None:
         """Propose a command, and post ``done(outcome, is_known)`` later.
@@ -381,7 +382,7 @@ class RaftNode:
             self.skip(index)
             return Outcome(False, self._offset)
         self._offset = index
-        if index > self._posted_index:  # otherwise applied again after a pause
+        if index > self._posted_index:  # after a pause, entries are applied again, but not posted again
             self._posted_index = index
             self._notify(self._listener.on_entry, index, index, records)
         return Outcome(True, index)
@@ -438,12 +439,16 @@ class RaftNode:
         snapshot = Snapshot(previous, last, offset, encoded)
         try:
             self._files.store_snapshot(snapshot, self._first_retained(index - 1))
-        except StorageExhaustedError as error:  # it is taken when the log has grown as much again
+        except StorageExhaustedError as error:  # retried when the log has grown as much again
             _log.warning("snapshot of the metadata not stored %s", Fields(node=self._node_id, error=error))
         self._compacted_bytes = journal.size_bytes
 
     def _first_retained(self, index: int) -> int:
-        """Return the first entry that the log retains although a snapshot at ``index`` covers it."""
+        """Return the index of the first entry that the log keeps although a snapshot covers the log up to
+        ``index``.
+
+        Keeps at most ``retained_entries`` entries, and at most ``snapshot_min_bytes`` of commands.
+        """
         settings, size_bytes = self._settings, 0
         first = max(self.journal.first_index, index - settings.retained_entries)
         for candidate in range(index, first, -1):

@@ -33,7 +33,7 @@ class StateMachine(Protocol):
     """The owner of the state that the log's entries change. Called on the event loop, in log order."""
 
     def load(self, offset: int, records: Iterable[MetadataRecord]) -> None:
-        """Replace the state by that of a snapshot at ``offset``."""
+        """Replace the state by the ``records`` of a snapshot at ``offset``."""
         ...
 
     def apply(self, offset: int, records: Sequence[MetadataRecord]) -> None:
@@ -54,8 +54,8 @@ LeaderListener = Callable[[int | None, int], None]
 
 
 class Quorum(ABC):
-    """A node's access to the metadata log. Invariant: ``offset`` is that of the state machine, and never
-    decreases."""
+    """A node's access to the metadata log. Invariant: ``offset`` is the offset of the state machine's state,
+    and never decreases."""
 
     is_single_node = False  #: whether this node is the whole cluster
 

@@ -127,7 +127,8 @@ class RaftQuorum(Quorum):
         self._beyond.fail(error)
 
     def _post(self, events: list[tuple[Any, ...]]) -> None:
-        """Schedule the calls on the broker's loop. Called on the Raft loop."""
+        """Schedule ``events``, tuples of a function and its arguments, on the broker's loop. Called on the
+        Raft loop."""
         assert self._loop is not None
         call_on(self._loop, self._take, events)
 

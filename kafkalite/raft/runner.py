@@ -26,7 +26,8 @@ class Runner(Protocol):
         call_on(self.loop, function, *args)
 
     def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], object]) -> None:
-        """Run ``work``, in another thread if possible, then ``done`` on ``loop``. Call it on ``loop``."""
+        """Run ``work``, in another thread if possible, then call ``done`` on ``loop`` with the result or
+        exception. Call ``offload`` on ``loop``."""
         ...
 
 

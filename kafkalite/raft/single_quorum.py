@@ -145,12 +145,14 @@ class SingleQuorum(Quorum):
         *,
         node_id: int = 1,
         executor: Executor | None = None,
+        is_inline: bool = False,
         snapshot_min_bytes: int = SNAPSHOT_MIN_BYTES,
         known_offset: int | None = None,
         rng: Rng | None = None,
     ) -> None:
         """Without a file system nothing is stored. ``executor`` runs blocking calls; None means the loop's
-        default executor. ``known_offset`` is as in ``SingleNodeLog``.
+        default executor. If ``is_inline``, blocking calls run on the loop, for file systems in memory.
+        ``known_offset`` is as in ``SingleNodeLog``.
         """
         super().__init__(node_id)
         self._leader_id = node_id  # leads from the start, so listeners are never called
@@ -162,6 +164,7 @@ class SingleQuorum(Quorum):
                 filesystem, directory, node_id, directory_id, known_offset=known_offset
             )
         self._executor = executor
+        self._is_inline = is_inline
         self._snapshot_min_bytes = snapshot_min_bytes
         self._next_snapshot_bytes = 0  # after a failed snapshot: the journal size at which to retry
         self._appended_offset = 0
@@ -195,7 +198,9 @@ class SingleQuorum(Quorum):
             self._deliver([pending])
         else:
             self._pending.append(pending)
-            if self._writer is None:
+            if self._is_inline:
+                await self._write(self._disk_log)
+            elif self._writer is None:
                 self._writer = asyncio.create_task(self._write(self._disk_log), name="metadata log writer")
         return await pending.done
 
@@ -275,4 +280,6 @@ class SingleQuorum(Quorum):
             self._disk_log.close()
 
     async def _in_executor(self, call: Callable[[], T]) -> T:
+        if self._is_inline:
+            return call()
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)

@@ -42,6 +42,21 @@ class Snapshot(NamedTuple):
         return self.last[1]
 
 
+def parse_snapshot(data: bytes, path: str) -> Snapshot:
+    """Return the snapshot in the content of a file. Raises CorruptLogError, StorageError."""
+    value = read_single_frame(data, path)
+    check_version(value, path, _FORMAT, _VERSION)
+    match value[2:]:
+        case [
+            [bytes(), int(), int()] as previous,
+            [bytes(), int(), int()] as last,
+            int(offset),
+            bytes(records),
+        ] if previous[1] + 1 == last[1]:
+            return Snapshot((*previous,), (*last,), offset, records)
+    raise corrupt(path, 0, "a snapshot of this format", "something else with a good checksum")
+
+
 class SnapshotStore:
     """Stores one snapshot. Use it in one thread at a time. Invariant: ``current`` is the file's content."""
 
@@ -62,7 +77,7 @@ class SnapshotStore:
         """Read the file if it exists. Raises CorruptLogError, StorageError."""
         if self.exists:
             data = self._filesystem.read_bytes(self._path)
-            self.current = self._parse(data)
+            self.current = parse_snapshot(data, self._path)
             self.size_bytes = len(data)
 
     def store(self, snapshot: Snapshot) -> None:
@@ -82,21 +97,9 @@ class SnapshotStore:
         self.size_bytes = len(data)
         self._sending.clear()
 
-    def _parse(self, data: bytes) -> Snapshot:
-        value = read_single_frame(data, self._path)
-        check_version(value, self._path, _FORMAT, _VERSION)
-        match value[2:]:
-            case [
-                [bytes(), int(), int()] as previous,
-                [bytes(), int(), int()] as last,
-                int(offset),
-                bytes(records),
-            ] if previous[1] + 1 == last[1]:
-                return Snapshot((*previous,), (*last,), offset, records)
-        raise corrupt(self._path, 0, "a snapshot of this format", "something else with a good checksum")
-
     def receive(self, data: bytes, *, is_first: bool, is_last: bool) -> Snapshot | None:
-        """Add a chunk of a leader's snapshot. Return the snapshot, not yet stored, once it is complete."""
+        """Add a chunk of a leader's snapshot. After the last chunk, return the snapshot, which is not stored
+        yet. Return None after the others, or if the chunks are not a whole snapshot."""
         if is_first:
             self._receiving = bytearray()
         if self._receiving is None or len(self._receiving) + len(data) > _MAX_RECEIVED_BYTES:
@@ -107,7 +110,7 @@ class SnapshotStore:
             return None
         received, self._receiving = bytes(self._receiving), None
         try:
-            return self._parse(received)
+            return parse_snapshot(received, self._path)
         except StorageError:
             return None  # a chunk was lost or belongs to another snapshot; the leader sends it again
 

@@ -37,7 +37,8 @@ class RaftTransport:
         on_detached: Callable[[int], None],
         on_message: Callable[[int, Message], None],
     ) -> None:
-        self.refused_count = 0  #: malformed messages, and messages and links from nodes that are not voters
+        #: The number of refused messages and links: malformed, or from nodes that are not voters.
+        self.refused_count = 0
         self._peers = frozenset(peers)
         self._links: dict[int, PeerLink] = {}
         self._on_attached = on_attached

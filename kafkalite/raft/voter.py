@@ -159,7 +159,10 @@ class Voter(RaftAdapter):
         self._host.kick()
 
     def _on_probe(self, node: Any, message: Message) -> None:
-        """Confirm the leader of the current term, if this node follows it and does not abstain."""
+        """Send ``probe_ok`` to ``node`` if the leader of the current term is the node that the probe names.
+
+        The leader itself responds, too. A node that abstains sends nothing.
+        """
         if self._eligibility.abstains or message["term"] != self.raftCurrentTerm:
             return
         if self.followed() == message["leader"]:
@@ -208,7 +211,8 @@ class Voter(RaftAdapter):
         return self._is_log_new() or self._log_holders == self._nodes.keys()
 
     def _seek_eligibility(self, now: float) -> None:
-        """Once per heartbeat interval, bootstrap if the responses allow it. Otherwise, send new inquiries."""
+        """At most once per heartbeat interval: become a voter if all other voters have responded that their
+        directories are new, otherwise inquire again."""
         if now < self._next_inquiry:
             return
         self._next_inquiry = now + self.conf.appendEntriesPeriod
@@ -219,7 +223,8 @@ class Voter(RaftAdapter):
             self.send_all({"type": "inquire", "seq": self._eligibility.round})
 
     def _share_log(self, now: float) -> None:
-        """If no other voter has ever voted, lead the others until they have this node's log."""
+        """Called on a node that was the only voter. If no other voter has ever voted, lead the others until
+        they have this node's log."""
         if self.raft_state() == LEADER:
             self._seek_eligibility(now)
         elif self._eligibility.is_round_complete:
@@ -260,7 +265,8 @@ class Voter(RaftAdapter):
             self._bootstrap(bootstrap_voters)
 
     def _bootstrap(self, bootstrap_voters: BootstrapVoters) -> None:
-        """Become one of ``bootstrap_voters``: this node may vote, because it has lost no promise."""
+        """Become one of ``bootstrap_voters``. This node may vote, because it has lost no vote or
+        acknowledgement."""
         self._become_voter(bootstrap_voters)
         self.send_all(self._own_eligibility(0))
         if self.selfNode.id == min(bootstrap_voters) and self._is_log_new():
@@ -301,5 +307,6 @@ class Voter(RaftAdapter):
         lived = self._loop_time() - self._started
         is_candidate_gone = len(self._nodes) <= 2 or lived > 2 * self.conf.raftMaxTimeout
         if self._majority(len(asked.confirmed)) and self._has_caught_up() and is_candidate_gone:
-            self.take_term(self.raftCurrentTerm, NO_CANDIDATE)  # it may have voted in this term before
+            # This node may have voted in this term before its disk was lost.
+            self.take_term(self.raftCurrentTerm, NO_CANDIDATE)
             self._become_voter(dict.fromkeys([self.selfNode.id, *self._nodes], UNKNOWN))

@@ -14,10 +14,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from kafkalite.errors import CorruptBatchError, RecordError
+from kafkalite.errors import CorruptBatchError, MissingExtraError, RecordError
 from kafkalite.limits import MAX_HEADERS_PER_RECORD, MAX_PAYLOAD_BYTES
 from kafkalite.model import NO_TIMESTAMP, Headers, TimestampType
 from kafkalite.records.columns import (
@@ -30,6 +27,12 @@ from kafkalite.records.columns import (
     is_ordinary,
 )
 from kafkalite.records.header import BatchHeader, Buffer
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+except ModuleNotFoundError as error:
+    raise MissingExtraError("Arrow data", "pyarrow", "arrow") from error
 
 HEADERS_TYPE: Final = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())]))
 TIMESTAMP_TYPE: Final = pa.timestamp("ms", tz="UTC")

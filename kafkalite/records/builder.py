@@ -21,6 +21,7 @@ from kafkalite.model import (
     NO_SEQUENCE,
     NO_TIMESTAMP,
     Headers,
+    RecordHeaders,
     TimestampType,
 )
 from kafkalite.records.columns import (
@@ -158,7 +159,7 @@ class RecordBatchBuilder:
         value: bytes | None,
         key: bytes | None = None,
         timestamp_ms: int = NO_TIMESTAMP,
-        headers: Sequence[tuple[str, bytes | None]] = (),
+        headers: RecordHeaders = (),
     ) -> None:
         """Add one record. Raises RecordError for an invalid value, key, timestamp or header."""
         # The most common record, bytes without key and headers, takes the shortest path.
@@ -194,7 +195,7 @@ class RecordBatchBuilder:
         values: Iterable[bytes | None],
         keys: Iterable[bytes | None] | None = None,
         timestamps_ms: int | Iterable[int] = NO_TIMESTAMP,
-        headers: Iterable[Sequence[tuple[str, bytes | None]]] | None = None,
+        headers: Iterable[RecordHeaders] | None = None,
     ) -> None:
         """Add many records: one item of each iterable per record, or one timestamp for all records.
 
@@ -300,7 +301,7 @@ def build_batch(
     values: Iterable[bytes | None],
     keys: Iterable[bytes | None] | None = None,
     timestamps_ms: int | Iterable[int] = NO_TIMESTAMP,
-    headers: Iterable[Sequence[tuple[str, bytes | None]]] | None = None,
+    headers: Iterable[RecordHeaders] | None = None,
     codec: Codec = Codec.NONE,
     *,
     level: int | None = None,
@@ -491,7 +492,8 @@ def _timestamp_parts(
 
 
 def own_bytes(value: Any, what: str = "key or value") -> bytes | None:
-    """Return ``value`` as bytes that the caller cannot change. Raises RecordError, which names ``what``."""
+    """Return ``value`` as bytes that the caller cannot change, or None for None. Raises RecordError for other
+    types; ``what`` names the value in the message."""
     if value is None or type(value) is bytes:
         return value
     if isinstance(value, bytes | bytearray | memoryview):

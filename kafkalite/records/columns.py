@@ -261,14 +261,19 @@ def header_parts(headers: Sequence[Any] | None) -> list[Buffer]:
 
 
 def checked_headers(headers: Any) -> Headers:
-    """Return one record's headers as a tuple of (name, value). Raises RecordError for other types."""
+    """Return one record's headers as a tuple of (name, bytes or None); text is encoded as UTF-8.
+
+    Raises RecordError for other types, and for text with a lone surrogate.
+    """
     checked: list[tuple[str, bytes | None]] = []
     try:
         for name, value in headers or ():
             if not isinstance(name, str):
                 raise RecordError(f"a header's name is {type(name).__name__}, but must be str")
+            if isinstance(value, str):
+                value = value.encode()
             if value is not None and not isinstance(value, bytes):
-                raise RecordError(f"header {name!r} is {type(value).__name__}, but must be bytes or None")
+                raise RecordError(f"header {name!r} is {type(value).__name__}, not bytes, str or None")
             name.encode()
             checked.append((name, value))
     except (TypeError, ValueError) as error:
@@ -419,15 +424,16 @@ def decode_timestamps(deltas: memoryview, count: int, base_timestamp_ms: int) ->
 
 
 def is_ordinary(base_timestamp_ms: int) -> bool:
-    """Whether the base plus any 32-bit difference is a valid time: the base is after January 1970."""
+    """Whether the base timestamp plus any signed 32-bit difference is a valid timestamp. That is so for every
+    base after January 1970, except near the 64-bit limit."""
     return _MAX_INT32 < base_timestamp_ms < MAX_INT64 - _MAX_INT32
 
 
 def decode_headers(column: memoryview, count: int) -> list[Headers]:
     """Return each record's headers, () for a record without headers. Raises CorruptBatchError.
 
-    msgpack allocates an array before it reads the items. So the outer array, which may be long, is decoded by
-    hand, and the inner arrays are limited.
+    msgpack allocates an array before it reads the items. So the length of the outer array is read by hand,
+    because that array may be long, and the lengths of the inner arrays are limited.
     """
     position = check_header_count(column, count)
     unpacker = msgpack.Unpacker(

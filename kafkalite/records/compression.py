@@ -43,8 +43,10 @@ _MAGIC: Final = {
     Codec.LZ4: b"\x04\x22\x4d\x18",
     Codec.ZSTD: b"\x28\xb5\x2f\xfd",
 }
-_GZIP_SIZE_BYTES: Final = 4  # at the end: the size of the output, modulo 2^32
-_SNAPPY_SIZE_BYTES: Final = 5  # at most, at the beginning: 7 bits in each byte, the lowest first
+# gzip data ends with the size of its output, modulo 2^32.
+_GZIP_SIZE_BYTES: Final = 4
+# Snappy data begins with the size of its output, in at most 5 bytes of 7 bits each, the lowest bits first.
+_SNAPPY_SIZE_BYTES: Final = 5
 _FIRST_GUESS_RATIO: Final = 4
 _GUESS_GROWTH: Final = 8
 _MIN_BUFFER_BYTES: Final = 4096

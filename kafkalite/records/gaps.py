@@ -6,13 +6,18 @@ It is flagged as control, so that consumers skip it, but not as transactional, w
 marker. It has no producer and no timestamp, and its columns are nil. 66 bytes replace up to a million
 offsets. A gap keeps the leader epoch of the batches that it replaces, so the epochs of a log can still be
 derived from its batches.
+
+If a producer's state refers to a batch of which records are removed, the first gap in that batch has a
+description of the batch in place of its last column, so that the state can still be derived from the log
+(R27).
 """
 
 # Tests: tests/storage/test_compaction.py
 
 from __future__ import annotations
 
-from typing import Final
+import struct
+from typing import Final, NamedTuple
 
 from kafkalite.records.columns import ARRAY_OF_4, NIL
 from kafkalite.records.header import (
@@ -20,6 +25,7 @@ from kafkalite.records.header import (
     HEADER_BYTES,
     TRANSACTIONAL_BIT,
     BatchHeader,
+    Buffer,
     check,
     pack_control_header,
     seal,
@@ -28,14 +34,57 @@ from kafkalite.records.header import (
 
 _BODY: Final = ARRAY_OF_4 + NIL * 4
 GAP_BYTES: Final = HEADER_BYTES + len(_BODY)
+# The fields of ReplacedBatch, behind the head of a msgpack binary.
+_REPLACED: Final = struct.Struct(">qhiqqqI")
+_REPLACED_HEAD: Final = bytes((0xC4, _REPLACED.size))
+_REPLACED_POSITION: Final = GAP_BYTES - len(NIL) + len(_REPLACED_HEAD)
+DESCRIBED_GAP_BYTES: Final = _REPLACED_POSITION + _REPLACED.size
 
 
-def build_gap(base_offset: int, count: int, leader_epoch: int) -> bytearray:
-    """Return the batch that replaces ``count`` removed offsets, at most MAX_RECORDS_PER_BATCH."""
-    header = pack_control_header(base_offset, GAP_BYTES, 0, count=count, leader_epoch=leader_epoch)
-    batch = bytearray().join((header, _BODY))
+class ReplacedBatch(NamedTuple):
+    """The description of an idempotent producer's batch of which compaction removed records.
+
+    Both offsets are inclusive. ``crc`` is the checksum of the batch before compaction.
+    """
+
+    producer_id: int
+    epoch: int
+    first_sequence: int
+    base_offset: int
+    last_offset: int
+    max_timestamp_ms: int
+    crc: int
+
+    @classmethod
+    def of(cls, header: BatchHeader) -> ReplacedBatch:
+        """Return the description of the stored batch with this header."""
+        producer = (header.producer_id, header.producer_epoch, header.base_sequence)
+        return cls(*producer, header.base_offset, header.last_offset, header.max_timestamp_ms, header.crc)
+
+
+def build_gap(
+    base_offset: int, count: int, leader_epoch: int, replaced: ReplacedBatch | None = None
+) -> bytearray:
+    """Return the batch that replaces ``count`` removed offsets, at most MAX_RECORDS_PER_BATCH.
+
+    ``replaced`` describes the batch that the offsets belonged to, if a producer's state refers to it.
+    """
+    body = _BODY if replaced is None else _BODY[:-1] + _REPLACED_HEAD + _REPLACED.pack(*replaced)
+    size_bytes = HEADER_BYTES + len(body)
+    header = pack_control_header(base_offset, size_bytes, 0, count=count, leader_epoch=leader_epoch)
+    batch = bytearray().join((header, body))
     seal(batch)
     return batch
+
+
+def replaced_by(buffer: Buffer, position: int, attributes: int) -> ReplacedBatch | None:
+    """Return the description in the gap at ``position``. Return None if the batch with these ``attributes``
+    is not a gap, or if the gap has no description."""
+    if attributes & (CONTROL_BIT | TRANSACTIONAL_BIT) != CONTROL_BIT:
+        return None
+    if total_length(buffer, position) != DESCRIBED_GAP_BYTES:
+        return None
+    return ReplacedBatch(*_REPLACED.unpack_from(buffer, position + _REPLACED_POSITION))
 
 
 def is_gap(header: BatchHeader) -> bool:
@@ -44,11 +93,11 @@ def is_gap(header: BatchHeader) -> bool:
 
 
 def joined_at(batches: memoryview, offset: int) -> memoryview:
-    """Return ``batches`` from ``offset`` on if the first batch is a gap that begins before ``offset``.
+    """If the first batch is a gap that contains ``offset``, return ``batches`` with that gap shortened to
+    begin at ``offset``. Otherwise return ``batches`` unchanged.
 
-    A leader's gap may begin before the end of a follower's log. If the first batch is not such a gap, return
-    ``batches`` unchanged; the log refuses them unless they begin at its end. Raises CorruptBatchError for a
-    damaged first batch.
+    A leader's gap may begin before the end of a follower's log. The log refuses batches that do not begin at
+    its end. Raises CorruptBatchError for a damaged first batch.
     """
     length = total_length(batches)
     if not length or length > len(batches):
@@ -56,5 +105,6 @@ def joined_at(batches: memoryview, offset: int) -> memoryview:
     header = check(batches[:length])
     if not is_gap(header) or not header.base_offset < offset < header.next_offset:
         return batches
-    gap = build_gap(offset, header.next_offset - offset, header.leader_epoch)
+    replaced = replaced_by(batches, 0, header.attributes)
+    gap = build_gap(offset, header.next_offset - offset, header.leader_epoch, replaced)
     return memoryview(b"".join((gap, batches[length:])))

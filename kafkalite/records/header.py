@@ -75,13 +75,16 @@ _UINT32: Final = struct.Struct(">I")
 _INT32: Final = struct.Struct(">i")
 _INT16: Final = struct.Struct(">h")
 _PRODUCER: Final = struct.Struct(">qhi")
+#: base offset, batch length, leader epoch, magic, last offset delta: the place of a batch in its log. The CRC
+#: covers only the last of them.
+PLACE: Final = struct.Struct(">qiib6xi")
 # base offset, batch length, magic, last offset delta, max timestamp: the fields that `scan` reads.
 _SCAN: Final = struct.Struct(">qi4xb6xi8xq")
 # The same with the CRC and the attributes before the delta, then producer id, producer epoch, base sequence:
 # the fields that `scan_producers` reads.
 _SCAN_PRODUCERS: Final = struct.Struct(">qi4xbIhi8xqqhi")
 
-_MIN_LENGTH: Final = HEADER_BYTES - LENGTH_OVERHEAD_BYTES
+MIN_LENGTH: Final = HEADER_BYTES - LENGTH_OVERHEAD_BYTES  #: the least value of the length field
 _MAX_BASE_OFFSET: Final = MAX_INT64 - MAX_RECORDS_PER_BATCH
 _make_tuple: Final = tuple.__new__  # the constructor of a named tuple takes three times as long
 
@@ -154,7 +157,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_columnar(self) -> bool:
-        """Whether the body consists of columns. Otherwise it consists of Kafka's rows."""
+        """Whether the body consists of columns rather than Kafka's rows."""
         return self.attributes & CODEC_MASK == COLUMNAR
 
     @property
@@ -180,7 +183,7 @@ class BatchHeader(NamedTuple):
 def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """Return the header at ``position`` after checking its fields. The CRC and the body are not read.
 
-    Raises CorruptBatchError if it is cut off, or if no builder can have written it.
+    Raises CorruptBatchError if the header is cut off, or has a value that no builder writes.
     """
     # One flat condition and no constructor of the named tuple: this runs for each produced and fetched batch.
     try:
@@ -194,7 +197,7 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     header = _make_tuple(BatchHeader, (base_offset, length + LENGTH_OVERHEAD_BYTES) + fields[2:])  # noqa: RUF005 - unpacking is slower
     if (
         magic == MAGIC
-        and length >= _MIN_LENGTH
+        and length >= MIN_LENGTH
         and 0 <= last_delta < MAX_RECORDS_PER_BATCH
         and last_delta + 1 == count
         and 0 <= base_offset <= _MAX_BASE_OFFSET
@@ -304,7 +307,8 @@ def check(buffer: Buffer) -> BatchHeader:
     header = parse_header(buffer)
     if header.length_bytes != len(buffer):
         raise _wrong_length(buffer, header)
-    actual = crc32c(memoryview(buffer)[ATTRIBUTES_POSITION:])
+    view = buffer if type(buffer) is memoryview else memoryview(buffer)
+    actual = crc32c(view[ATTRIBUTES_POSITION:])
     if actual != header.crc:
         raise CorruptBatchError(
             f"record batch at offset {header.base_offset}: CRC-32C is {actual:#010x},"

@@ -3,8 +3,8 @@
 The broker checks the layout that every reader relies on, from a few bytes of the batch: the kind of body, the
 lengths of its columns, and the size that compressed bytes declare. It looks at the records only for their
 timestamps, and only if these could leave the range: the differences are 64 bits wide, or the base is not an
-ordinary time. So other bytes inside a column may still be wrong: descending offsets, headers that are no
-msgpack, and any inside compressed columns. Such a batch costs its readers no more than its size, and a
+ordinary time. So a column may still be wrong inside: its offsets may decrease, its headers may not be
+msgpack, and compressed columns may contain anything. Reading such a batch costs no more than its size, and a
 consumer can skip it.
 
 A batch has at least one byte for each record that it declares. Otherwise 66 bytes of four empty columns would

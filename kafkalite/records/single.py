@@ -66,9 +66,9 @@ _BEFORE_VALUE: Final = NIL + _COLUMN
 def read_single(data: bytes, start: int, end: int) -> tuple[bytes, bytes | None] | None:
     """Return (key, value) of an uncompressed batch of one record.
 
-    Its body is ``data`` from ``start`` (inclusive) to ``end`` (exclusive). Returns None if the record has
-    headers, has no key, or has a key or value of more than 255 bytes; ``RecordBatch`` reads these batches.
-    The caller has checked the header's fields and the CRC.
+    The body of the batch is ``data`` from ``start`` (inclusive) to ``end`` (exclusive). Returns None if the
+    record has headers, has no key, or has a key or value of more than 255 bytes; ``RecordBatch`` reads these
+    batches. The caller has checked the header's fields and the CRC.
     """
     if end - start < _KEY_HEAD.size:
         return None

@@ -1,2 +1,2 @@
-"""Replicas of one partition: ``partition`` joins a role (``leader``, ``follower``) to a log. Nothing
-awaits."""
+"""Replicas of one partition: ``partition`` joins a role (``leader``, ``follower``) to a log. All code here is
+synchronous."""

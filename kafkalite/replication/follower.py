@@ -29,9 +29,11 @@ _BASE_OFFSET: Final = struct.Struct(">q")
 
 
 class FetchPosition(NamedTuple):
-    """The position that a follower reports in a fetch. Two positions have the same ``version`` if neither the
-    batches nor the role changed in between. A response to a fetch at one of them is then also valid for the
-    other."""
+    """The position that a follower reports in a fetch.
+
+    Two positions have the same ``version`` if neither the batches nor the role changed in between. A response
+    to a fetch at one of them is then also valid for the other.
+    """
 
     leader_epoch: int
     fetch_offset: int  #: the log end
@@ -45,9 +47,9 @@ class NextFetch(Enum):
     """When a follower fetches again after a response."""
 
     NOT_DUE = auto()  #: nothing has changed
-    AFTER_SYNC = auto()  #: the log grew; its new end counts as soon as it is synced
+    AFTER_SYNC = auto()  #: the log grew, and the leader counts the new end only after the sync
     NOW = auto()
-    REPEATED = auto()  #: now, and the leader must send its last response again
+    REPEATED = auto()  #: now, and request that the leader sends its last response again
 
 
 class FollowerStep(NamedTuple):
@@ -107,7 +109,7 @@ class PartitionFollower:
 
     @property
     def youngest_epoch(self) -> int | None:
-        """Return the greatest leader epoch that a batch may have (R3); None if there is no limit."""
+        """The greatest leader epoch that a batch from the leader may have (R3); None if there is no limit."""
         return self.leader_epoch
 
     def reported_synced_end(self) -> int:
@@ -134,7 +136,8 @@ class PartitionFollower:
         return offset >= self.committed_end or self.log.latest_epoch < self.loss_epoch
 
     def waits_for_disk(self, response: ReplicaFetchedPartition, batches: memoryview) -> bool:
-        """Whether ``apply`` syncs before it returns: it truncates the log, or moves the log start."""
+        """Whether ``apply`` will sync before it returns, because the response truncates the log or moves its
+        start."""
         log = self.log
         return bool(
             response.error_code
@@ -158,8 +161,8 @@ class PartitionFollower:
     def _extend(self, response: ReplicaFetchedPartition, batches: memoryview, now_ms: int) -> FollowerStep:
         log = self.log
         if batches and _BASE_OFFSET.unpack_from(batches)[0] < log.log_end_offset <= response.log_start_offset:
-            # The leader's log starts inside its first batch, behind this log's end: the leader has deleted
-            # all records that this log holds.
+            # The leader's log starts inside the first batch, at or after this log's end: the leader has
+            # deleted all records of this log.
             self._start_over(_BASE_OFFSET.unpack_from(batches)[0])
         before = log.log_end_offset
         if batches:
@@ -193,11 +196,12 @@ class PartitionFollower:
         return True
 
     def _join_at(self, response: ReplicaFetchedPartition, batches: memoryview) -> FollowerStep:
-        """Truncate this log, which ends inside the leader's first batch, to that batch's base offset.
+        """Truncate this log to the base offset of the leader's first batch, because this log ends inside that
+        batch.
 
-        That happens if this log's end came from another leader, which had compacted the batch. The
-        batch is committed and incomplete here, so this replica is not in sync and loses no acknowledged
-        copy (R8). Raises CorruptBatchError.
+        Called if this log copied its end from another leader, which had compacted the batch differently. The
+        batch is committed but incomplete here, so this replica is not in sync, and the truncation removes no
+        copy that counts (R8). Raises CorruptBatchError if the batch is not committed.
         """
         log = self.log
         header = check(batches[: total_length(batches)])
@@ -259,6 +263,9 @@ def diverging_at(last_epoch: int, fetch_offset: int, leaders: EpochEnd) -> Epoch
 
 
 def truncation_target(leaders_end_offset: int, own: EpochEnd, log_end_offset: int) -> int:
-    """Return the offset to which a follower truncates (R4). ``own`` is the end, in the follower's log, of the
-    epoch that the leader sent."""
+    """Return the offset to which a follower truncates its log (R4).
+
+    ``leaders_end_offset`` is the end of an epoch in the leader's log, ``own`` the end of the same epoch in
+    the follower's log.
+    """
     return min(leaders_end_offset, own.end_offset, log_end_offset)

@@ -7,12 +7,13 @@ R8  high watermark := max(high watermark, least progress over the *maximal* in-s
     maximal is the current set united with the proposed one, because the controller may decide for either
 R9  the high watermark does not move while fewer replicas than min.insync.replicas are in sync, whatever the
     acks
+R57 the high watermark does not move either while a replica outside the in-sync set is eligible to lead. If
+    enough replicas are in sync, the leader proposes the set as it is, which ends the eligibility
 R10 until the high watermark has reached the offset where this epoch started, it may be lower than the
-    previous leader's, so no response that must never go back is derived from it
+    previous leader's. Requests for offsets that must never decrease are refused until then
 R12 a replica joins once it has fetched, in this epoch, past the high watermark and the start of the epoch.
-    Under load a replica that keeps up could always be a moment behind a high watermark that faster replicas
-    move. The high watermark waits for such a replica, briefly and not often (Kafka's
-    shouldWaitForReplicaToJoinIsr)
+    Under load, faster replicas could always keep the high watermark just ahead of a replica that keeps up.
+    The high watermark waits for such a replica, briefly and not often (Kafka's shouldWaitForReplicaToJoinIsr)
 R13 a replica joins as the incarnation that has fetched: its broker epoch is part of the proposal
 R14 a proposal is pending until a greater partition epoch is known; an error or a timeout does not end it
 R15 a replica leaves if it has not reached the leader's log end within replica.lag.time.max.ms
@@ -32,11 +33,12 @@ JOIN_PAUSE_MS: Final = 10 * JOIN_WAIT_MS
 
 
 class ProposedIsr(NamedTuple):
-    """An in-sync set to replace that of ``partition_epoch``. ``broker_epochs`` is in the order of ``isr``."""
+    """The in-sync set ``isr`` that is to replace the set of ``partition_epoch``. ``broker_epochs`` is in the
+    order of ``isr``."""
 
     partition_epoch: int
     isr: tuple[int, ...]
-    broker_epochs: tuple[int, ...]  #: as seen in each replica's fetches; -1: none, or the leader itself
+    broker_epochs: tuple[int, ...]  #: of each replica's latest fetch; -1: no fetch, or the leader itself
 
 
 class _Follower:
@@ -59,7 +61,8 @@ class _Follower:
         self.broker_epoch = NO_BROKER_EPOCH
         self.log_start_offset = -1
         self.caught_up_ms = self.target_ms = now_ms
-        self.has_caught_up = False  # in this leadership; until then caught_up_ms is a grace period
+        # Whether the follower has caught up in this leadership; until then caught_up_ms is a grace period.
+        self.has_caught_up = False
         self.target_offset = leader_end_offset
 
     def reach(self, progress: int, leader_end_offset: int, now_ms: int) -> None:
@@ -76,13 +79,14 @@ class _Follower:
 class PartitionLeader:
     """The state of a partition's leader during one leader epoch.
 
-    Invariants: ``high_watermark`` never moves back; ``isr`` is that of ``partition_epoch``; a pending
-    proposal is for ``partition_epoch``; all replicas in ``isr`` or proposed are in ``_quorum``.
+    Invariants: ``high_watermark`` never moves back. ``isr`` is the in-sync set of ``partition_epoch``, and a
+    pending proposal is to replace that set. ``_quorum`` includes ``isr`` and the proposed set.
     """
 
     __slots__ = (
         "_broker_id",
         "_followers",
+        "_has_eligible",
         "_is_alone",
         "_is_pending_sent",
         "_joining",
@@ -109,6 +113,7 @@ class PartitionLeader:
         epoch_start_offset: int,
         high_watermark: int,
         min_insync_replicas: int,
+        has_eligible: bool = False,
         partition_epoch: int = NO_EPOCH,
         replicas: Iterable[int] = (),
         now_ms: int = 0,
@@ -116,6 +121,7 @@ class PartitionLeader:
         """``epoch_start_offset`` is the log end at the moment of becoming leader.
 
         ``high_watermark`` is the high watermark that this replica knew when it became the leader.
+        ``has_eligible`` is whether replicas outside ``isr`` are eligible leaders (R57).
         """
         self.leader_epoch = leader_epoch
         self.partition_epoch = partition_epoch
@@ -132,6 +138,7 @@ class PartitionLeader:
         self._is_pending_sent = False
         self._joining: dict[int, int] = {}  # replica that the high watermark waits for -> end of the wait
         self._may_wait_again_ms = now_ms
+        self._has_eligible = has_eligible
         self.configure(isr, min_insync_replicas)
 
     def configure(self, isr: Iterable[int], min_insync_replicas: int) -> bool:
@@ -144,16 +151,17 @@ class PartitionLeader:
         """Set ``min.insync.replicas``. Return whether the high watermark moved."""
         return self.configure(self.isr, min_insync_replicas)
 
-    def take_state(self, partition_epoch: int, isr: Iterable[int]) -> bool:
-        """Apply the committed in-sync set. A state that is not newer than the current one is ignored.
+    def take_state(self, partition_epoch: int, isr: Iterable[int], *, has_eligible: bool = False) -> bool:
+        """Apply the committed in-sync set. ``has_eligible``: replicas outside it are eligible to lead (R57).
 
-        A greater partition epoch than the pending proposal's ends that proposal, whatever the decision
-        was (R14). Returns whether the high watermark moved.
+        A state whose ``partition_epoch`` does not exceed the current one is ignored. Any other state ends the
+        pending proposal, whatever the controller has decided (R14). Returns whether the high watermark moved.
         """
         if partition_epoch <= self.partition_epoch:
             return False
         self.partition_epoch = partition_epoch
         self._pending = None
+        self._has_eligible = has_eligible
         return self.configure(isr, self._min_insync_replicas)
 
     def _take_quorum(self) -> bool:
@@ -171,7 +179,16 @@ class PartitionLeader:
 
     def may_move_high_watermark(self) -> bool:
         """Whether enough replicas are in sync for the high watermark to move (R9)."""
-        return self.has_enough_in_sync
+        return self.has_enough_in_sync and not self.waits_for_confirmation()
+
+    def waits_for_confirmation(self) -> bool:
+        """Whether the leader must not commit yet, because a replica outside the in-sync set is eligible to
+        lead (R57).
+
+        The replica loses its eligibility when the controller accepts an in-sync set that this leader
+        proposes.
+        """
+        return self._has_eligible
 
     @property
     def is_settled(self) -> bool:
@@ -179,15 +196,13 @@ class PartitionLeader:
         return self.high_watermark >= self.epoch_start_offset
 
     def has_epoch_start(self, progress: int) -> bool:
-        """Whether a replica with that progress has all records from before this epoch (R12)."""
+        """Whether a replica with this progress has all records from before this epoch (R12)."""
         return progress >= self.epoch_start_offset
 
     @staticmethod
     def is_live_incarnation(broker_epoch: int | None, seen_broker_epoch: int) -> bool:
-        """Whether the incarnation that has fetched is the one that may join (R13).
-
-        ``broker_epoch`` is that of the registered broker, or None if the broker may not be in sync.
-        """
+        """Whether the broker process that has fetched is the one that may join (R13). ``broker_epoch`` is
+        that of the registered process, or None if the broker may not be in sync."""
         return broker_epoch is not None and broker_epoch == seen_broker_epoch
 
     def on_progress(self, broker_id: int, offset: int) -> bool:
@@ -202,7 +217,7 @@ class PartitionLeader:
         before = self._progress.get(broker_id, 0)
         self._progress[broker_id] = offset
         if before > self.high_watermark:
-            return False  # another replica holds it back
+            return False  # the progress of another replica limits the high watermark
         return self._advance()
 
     def on_fetch(
@@ -241,8 +256,8 @@ class PartitionLeader:
         return self._followers[replica_id].broker_epoch
 
     def low_watermark(self, own_log_start_offset: int) -> int:
-        """Return the least log start of the maximal in-sync set; -1 if one of its replicas has not
-        fetched."""
+        """Return the lowest log start offset in the maximal in-sync set; -1 if a replica in it has not
+        fetched yet."""
         others = (self._followers[one].log_start_offset for one in self._quorum if one in self._followers)
         return min((own_log_start_offset, *others))
 
@@ -257,14 +272,16 @@ class PartitionLeader:
         return True
 
     def may_join(self, replica_id: int) -> bool:
-        """Whether a follower meets R12, so that ``propose`` would admit it if it is live."""
+        """Whether a follower has fetched far enough to join the in-sync set (R12). ``propose`` then adds it
+        if it is live."""
         if replica_id in self.isr or self._pending is not None:
             return False
         progress = self._progress.get(replica_id, -1)
         return progress >= self.high_watermark and self.has_epoch_start(progress)
 
     def is_close(self, replica_id: int, now_ms: int) -> bool:
-        """Whether a follower is so close to meeting R12 that the high watermark should wait for it."""
+        """Whether the high watermark should wait for a follower, because it will probably join the in-sync
+        set soon (R12)."""
         if replica_id in self.isr or self._pending is not None or now_ms < self._may_wait_again_ms:
             return False
         progress = self._progress.get(replica_id, -1)
@@ -284,7 +301,8 @@ class PartitionLeader:
         self._take_quorum()
 
     def end_waits(self, now_ms: int) -> bool:
-        """End the waits for replicas that joined or are late. Returns whether the high watermark moved."""
+        """End the waits for replicas that have joined, or have not joined in time. Returns whether the high
+        watermark moved."""
         over = [one for one, until_ms in self._joining.items() if now_ms >= until_ms or one in self.isr]
         for replica_id in over:
             del self._joining[replica_id]
@@ -293,8 +311,8 @@ class PartitionLeader:
     def propose(
         self, now_ms: int, *, lag_time_max_ms: int, leader_end_offset: int, live: Callable[[int], int | None]
     ) -> ProposedIsr | None:
-        """Return the in-sync set to request from the controller. None if the current set is right, or while
-        the controller's response is awaited.
+        """Return the in-sync set to request from the controller. None if the current set is right and needs
+        no confirmation (R57), or while the controller's response is awaited.
 
         ``live`` returns a node's broker epoch if the node is unfenced and not shutting down, else None. After
         ``on_undecided``, the pending proposal is returned again, unchanged (R14).
@@ -320,7 +338,8 @@ class PartitionLeader:
                     isr.add(replica_id)
                 else:
                     self._await_joining(replica_id, now_ms)
-        return None if isr == self.isr else self._begin_proposal(isr)
+        must_confirm = self.has_enough_in_sync and self.waits_for_confirmation()
+        return None if isr == self.isr and not must_confirm else self._begin_proposal(isr)
 
     def _begin_proposal(self, isr: Iterable[int]) -> ProposedIsr:
         """Make ``isr`` the pending proposal, which counts beside the current set until it is decided (R8)."""

@@ -25,6 +25,7 @@ from kafkalite.errors import (
     InvalidTopicError,
     InvalidTxnStateError,
     KafkaStorageError,
+    LogOfflineError,
     MessageTooLargeError,
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
@@ -257,9 +258,12 @@ class Partition:
 
     @property
     def last_stable_offset(self) -> int:
-        """Return the exclusive end of read_committed: the first offset of the oldest transaction that is open
-        or whose marker is not committed, or else the high watermark (R33). May read headers; raises the log's
-        StorageErrors."""
+        """The last stable offset (exclusive), up to which read_committed consumers can read (R33): the first
+        offset of the oldest transaction that is open or whose marker is not committed, or else the high
+        watermark.
+
+        May read headers; raises the log's StorageErrors.
+        """
         return self.log.last_stable_offset(self.high_watermark)
 
     def known_stable_offset(self, high_watermark: int) -> int:
@@ -268,8 +272,9 @@ class Partition:
 
     @property
     def low_watermark(self) -> int:
-        """Return the offset below which no replica in sync has records, so that they stay deleted
-        whichever replica leads next. The log start if this replica does not lead."""
+        """The offset below which no in-sync replica has records, so that they stay deleted whichever replica
+        leads next; -1 if an in-sync replica has not fetched yet. The log start if this replica does not
+        lead."""
         start = self.log.log_start_offset
         return start if self._leader is None else self._leader.low_watermark(start)
 
@@ -293,7 +298,7 @@ class Partition:
         assert state.leader == self._broker_id, f"{self.key} is led by {state.leader}"
         leader = self._leader
         if leader is not None and leader.leader_epoch == state.leader_epoch:
-            moved = leader.take_state(state.partition_epoch, state.isr)
+            moved = leader.take_state(state.partition_epoch, state.isr, has_eligible=bool(state.elr))
             self.partition_epoch = leader.partition_epoch
             return moved
         return self._begin_leading(state, now_ms, known_high_watermark)
@@ -301,11 +306,14 @@ class Partition:
     def _begin_leading(self, state: PartitionState, now_ms: int, known_high_watermark: int) -> bool:
         """Become leader in the epoch of ``state``. Return whether the high watermark has moved.
 
-        A log that ends below ``known_high_watermark`` is marked as damaged first (R48). The producers' states
-        and the aborted transactions need no change: followers keep them too (R27, R33).
+        First mark the log as damaged if it ends below ``known_high_watermark`` (R48), or if it has batches of
+        a later epoch than that of ``state`` (R43). The producers' states and the aborted transactions need no
+        change: followers keep them too (R27, R33).
         """
         assert state.leader_epoch >= self.leader_epoch, f"{self.key}: {state} is outdated"
         log = self.log
+        if log.is_open and log.offline_reason is None:
+            log.refuse_epochs_above(state.leader_epoch)
         if log.offline_reason is None and self.lacks_committed(known_high_watermark):
             log.mark_damaged(
                 f"ends at {log.log_end_offset} below the committed offset {known_high_watermark}",
@@ -315,7 +323,7 @@ class Partition:
         certain = max(
             self.high_watermark, log.log_start_offset, min(known_high_watermark, log.log_end_offset)
         )
-        # No batch is older than epoch 0, so it needs no entry (R2).
+        # No batch is older than epoch 0, so epoch 0 needs no entry (R2).
         if state.leader_epoch > 0 and log.offline_reason is None:
             log.start_epoch(state.leader_epoch)
         self.resign()
@@ -329,20 +337,23 @@ class Partition:
             epoch_start_offset=log.log_end_offset,
             high_watermark=certain,
             min_insync_replicas=self.settings.min_insync_replicas,
+            has_eligible=bool(state.elr),
             now_ms=now_ms,
         )
         return self.on_synced()
 
     def lacks_committed(self, known_high_watermark: int) -> bool:
-        """Whether the log of this eligible replica has lost committed records (R48)."""
+        """Whether the log ends below ``known_high_watermark``. If so, and this replica is in the ISR or ELR,
+        it has lost committed records (R48)."""
         return self.log.log_end_offset < known_high_watermark
 
     def become_follower(self, state: PartitionState, *, known_high_watermark: int = 0) -> None:
-        """Follow ``state.leader``; if it is -1, wait for a leader. Uncommitted records stay until the new
+        """Follow ``state.leader``, or wait for a leader if it is -1. Uncommitted records stay until the new
         leader's response shows where the logs diverge (R4).
 
-        ``known_high_watermark`` is the high watermark in the metadata. A member of the ISR or ELR has all
-        records below it, and truncates neither below it nor below its own high watermark (R49).
+        ``known_high_watermark`` is the high watermark in the metadata. This replica does not truncate below
+        its own high watermark and, if it is in the ISR or ELR, not below ``known_high_watermark``, except
+        after an unclean election (R49).
         """
         assert state.leader != self._broker_id, f"{self.key} is led here"
         follower = self._follower
@@ -487,11 +498,11 @@ class Partition:
     ) -> Appended:
         """Append the marker that ends the producer's transaction here, as with acks=all (R33).
 
-        ``producer_epoch`` is the transaction's epoch plus one, and becomes the producer's (R31). If the
-        log has the marker already, nothing is appended. The result then ends at the log end, because the
-        marker is certainly committed when all of the log is. Raises NotLeaderOrFollowerError,
-        KafkaStorageError, NotEnoughReplicasError, TransactionCoordinatorFencedError (R32),
-        InvalidProducerEpochError, and the log's StorageErrors.
+        ``producer_epoch`` is the transaction's epoch plus one, and becomes the producer's epoch (R31). If the
+        log already has the marker, nothing is appended, and the result has the last offset of the log: when
+        that offset is committed, so is the marker. Raises NotLeaderOrFollowerError, KafkaStorageError,
+        NotEnoughReplicasError, TransactionCoordinatorFencedError (R32), InvalidProducerEpochError, and the
+        log's StorageErrors.
         """
         leader = self._appending()
         log = self.log
@@ -530,8 +541,8 @@ class Partition:
         )
 
     def _offline(self) -> KafkaStorageError:
-        hint = "" if self.log.damage is None else self.log.damage.hint
-        return KafkaStorageError(f"{self.key} is offline: {self.log.offline_reason}", hint=hint)
+        # The message has the hint of the damage, because a response has no other place for it.
+        return KafkaStorageError(f"{self.key} is offline: {self.log.offline_reason}", hint="")
 
     def _not_enough_replicas(self, leader: PartitionLeader) -> NotEnoughReplicasError:
         return NotEnoughReplicasError(
@@ -577,7 +588,8 @@ class Partition:
 
     @property
     def acknowledgement_error(self) -> NotEnoughReplicasAfterAppendError | None:
-        """The error for requests that wait for acks=all while the high watermark cannot move (R6, R9)."""
+        """The error for requests that wait for acks=all while fewer than min.insync.replicas are in sync (R6,
+        R9); None otherwise."""
         leader = self._leader
         if leader is None or leader.has_enough_in_sync:
             return None
@@ -589,12 +601,13 @@ class Partition:
     # --- leading: reads --------------------------------------------------------------------------------
 
     def read(self, offset: int, max_bytes: int, is_committed_only: bool = False) -> Slice:
-        """Return whole batches from the one that holds ``offset`` on, below the high watermark (R11).
+        """Return whole batches below the high watermark, beginning with the batch that contains ``offset``
+        (R11).
 
-        ``is_committed_only``: only below the last stable offset, so that every transaction's outcome is
-        known; ``aborted_between`` returns the aborted transactions. Empty if no batch is readable there yet.
-        The first batch is returned whole even if it alone has more than ``max_bytes``. Raises
-        OffsetOutOfRangeError, NotLeaderOrFollowerError, OffsetNotAvailableError.
+        If ``is_committed_only``, return only batches below the last stable offset, so that every
+        transaction's outcome is known; ``aborted_between`` returns the aborted transactions. The result is
+        empty if no batch is readable there yet. The first batch is returned whole even if it alone has more
+        than ``max_bytes``. Raises OffsetOutOfRangeError, NotLeaderOrFollowerError, OffsetNotAvailableError.
         """
         leader = self._leader or self._leading()
         log = self.log
@@ -603,7 +616,14 @@ class Partition:
         end = leader.high_watermark
         if is_committed_only:
             end = log.last_stable_offset(end)
+            log.check_growth(offset, end)
         return log.read(offset, max_bytes=max_bytes, up_to=end)
+
+    def check_again(self, offset: int, max_bytes: int) -> None:
+        """Check the CRCs of the batches that a read from ``offset`` returns, because a reader may have found
+        one of them damaged (R43). Raises the errors of ``read``."""
+        log = self.log
+        log.check_again(log.read(offset, max_bytes=max_bytes, up_to=log.log_end_offset))
 
     def readable_end(self, offset: int, is_committed_only: bool = False) -> int:
         """Return the exclusive end of a ``read`` from ``offset`` on. Raises the same errors as ``read``."""
@@ -613,7 +633,10 @@ class Partition:
             raise self._unsettled()
         log.read(offset, max_bytes=0, up_to=offset)  # reads nothing, but raises for an offset out of range
         end = leader.high_watermark
-        return log.last_stable_offset(end) if is_committed_only else end
+        if is_committed_only:
+            end = log.last_stable_offset(end)
+            log.check_growth(offset, end)
+        return end
 
     def _settled_end(self, is_committed_only: bool) -> int:
         """Return the exclusive end of the readable offsets. Raises OffsetNotAvailableError while it may move
@@ -636,8 +659,8 @@ class Partition:
     def offset_for_bytes(
         self, start_offset: int, end_offset: int, max_bytes: int, is_committed_only: bool = False
     ) -> BytesEnd:
-        """Return the result of ``Log.offset_for_bytes``, up to the high watermark or the last stable
-        offset.
+        """Return the result of ``Log.offset_for_bytes``, up to the high watermark, or up to the last stable
+        offset if ``is_committed_only``.
 
         Raises InvalidRequestError for a bad range, OffsetOutOfRangeError if the range begins above the
         readable end, NotLeaderOrFollowerError, OffsetNotAvailableError (R10).
@@ -727,7 +750,8 @@ class Partition:
     ) -> ReplicaFetchResult:
         """Record the position that a follower reports (R3, R4, R7, R8).
 
-        A diverging or refused fetch does not count. Raises NotLeaderOrFollowerError (also for a broker
+        A diverging or refused fetch does not count. Raises LogOfflineError instead of a divergence if this
+        log is offline: its epochs may be damaged. Raises NotLeaderOrFollowerError (also for a broker
         without a replica), FencedLeaderEpochError, UnknownLeaderEpochError, StaleBrokerEpochError (an earlier
         incarnation of the broker), OffsetOutOfRangeError (the follower ends before this log starts).
         """
@@ -744,6 +768,8 @@ class Partition:
         if last_epoch != NO_EPOCH:
             diverging = diverging_at(last_epoch, fetch_offset, log.end_offset_for_epoch(last_epoch))
             if diverging is not None:
+                if log.offline_reason is not None:  # damage here must not remove records there
+                    raise LogOfflineError(f"{self.key} is offline: {log.offline_reason}")
                 return ReplicaFetchResult(diverging, moved=False, may_join=False)
         if not log.log_start_offset <= fetch_offset <= log.log_end_offset:
             raise OffsetOutOfRangeError(
@@ -766,10 +792,14 @@ class Partition:
         if self._leader is not None:
             self._leader.forget_follower(replica_id)
 
-    def read_for_replica(self, offset: int, max_bytes: int) -> Slice:
-        """Return whole batches as ``read`` does, but up to the log end (R11)."""
+    def read_for_replica(self, offset: int, max_bytes: int, *, is_checked: bool = True) -> Slice:
+        """Return whole batches as ``read`` does, but up to the log end, for a follower (R11). Unless
+        ``is_checked``, check their CRCs (R43)."""
         self._leading()
-        return self.log.read(offset, max_bytes=max_bytes, up_to=self.log.log_end_offset)
+        found = self.log.read(offset, max_bytes=max_bytes, up_to=self.log.log_end_offset)
+        if not is_checked:
+            self.log.check_again(found)
+        return found
 
     def propose_isr(
         self, now_ms: int, *, lag_time_max_ms: int, live: Callable[[int], int | None]
@@ -827,7 +857,8 @@ class Partition:
         return self._follower
 
     def waits_for_disk(self, response: ReplicaFetchedPartition, batches: memoryview) -> bool:
-        """Whether ``on_fetched`` syncs before it returns: it truncates, or moves the log start."""
+        """Whether ``on_fetched`` will sync before it returns, because the response truncates the log or moves
+        its start."""
         return self._follower is not None and self._follower.waits_for_disk(response, batches)
 
     def on_fetched(

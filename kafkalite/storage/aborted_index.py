@@ -51,8 +51,8 @@ class AbortedIndex:
         return map(_LINE.__mod__, self._rows())
 
     def add_line(self, text: str) -> None:
-        """Add the entry that ``text`` contains: a line of a snapshot without the word ``aborted`` before it.
-        Raises ValueError if it is malformed."""
+        """Add the entry in ``text``: a line of a snapshot without its first word, ``aborted``. Raises
+        ValueError if it is malformed."""
         producer_id, first_offset, last_offset, bound = map(int, text.split())
         self.add(Aborted(producer_id, first_offset, last_offset, bound))
 

@@ -2,46 +2,60 @@
 
 Every intact batch stays at its offset. Gap batches, as compaction writes them, take the place of the offsets
 that no intact batch has, up to the last offset that is known to have been synced. So consumers continue after
-the lost offsets, and no offset is used twice. The damaged files are kept beside the new ones.
+the lost offsets, and no offset is used twice. A batch of which only the leader epoch is damaged gets the
+recorded epoch back (R58). The damaged files are kept beside the new ones.
 
 The repair blocks, and needs a directory that no broker uses. If it is interrupted, it can be repeated.
 """
 
+# Long because judging batches, files and epochs is one decision about the content of one directory.
+
 from __future__ import annotations
 
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import accumulate, groupby, takewhile
+from operator import ne
 from typing import NamedTuple
 
 from kafkalite.errors import CorruptLogError, DataDirectoryError
 from kafkalite.limits import MAX_RECORDS_PER_BATCH
-from kafkalite.model import NO_BROKER_EPOCH
+from kafkalite.model import NO_BROKER_EPOCH, NO_EPOCH
 from kafkalite.records.gaps import build_gap
+from kafkalite.records.header import BatchHeader, parse_header, stamp
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import (
     CleanShutdown,
     Fingerprint,
     LogState,
     RecoveryPoint,
+    SavedEpochs,
     decode_clean_shutdown,
     decode_partition,
     encode_clean_shutdown,
     encode_log_state,
 )
-from kafkalite.storage.damage import Damage, Intact, head_of, intact_runs
+from kafkalite.storage.damage import Damage, Intact, head_of, intact_runs, misplaced_runs
 from kafkalite.storage.filesystem import Buffer, FileSystem, unlink_existing
-from kafkalite.storage.inspect import damage_of
+from kafkalite.storage.inspect import damage_of, unopenable_files
+from kafkalite.storage.leader_epochs import LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_store import METADATA_POINT
-from kafkalite.storage.recovery import read_log_state, restored_state
+from kafkalite.storage.recovery import read_epochs, read_log_state, restored_state
 from kafkalite.storage.recovery_points import RecoveryPointsFile
 from kafkalite.storage.segment import Segment
 
 
 class AcceptedLoss(NamedTuple):
-    """The result of one repair. ``kept``: paths of the damaged files, which can be removed by hand.
-    ``damage``: the damage that the next start will find nevertheless."""
+    """The result of one repair. The offsets are the log's range after it; the end is exclusive.
+
+    ``lost_records`` is the number of offsets whose records are lost. ``kept``: paths of the damaged files,
+    which can be removed by hand. ``damage``: damage that the repair has left and that the next start will
+    find, or None. ``corrected_batches``: the number of batches whose leader epoch was restored (R58); their
+    records are not lost.
+    """
 
     directory: str
     log_start_offset: int
@@ -49,16 +63,19 @@ class AcceptedLoss(NamedTuple):
     lost_records: int
     kept: list[str]
     damage: Damage | None = None
+    corrected_batches: int = 0
 
 
-def accept_loss(fs: FileSystem, directory: str) -> AcceptedLoss:
-    """Repair the log in ``directory``, whose parent is the data directory. For the directory of the metadata
-    log, accept that it is an older copy.
+def accept_loss(fs: FileSystem, directory: str, leader_epoch: int | None = None) -> AcceptedLoss:
+    """Repair the log in ``directory``, whose parent is the data directory. If it is the directory of the
+    metadata log, accept instead that this node has an older copy of the metadata.
 
-    Raises DataDirectoryError if the data directory is in use or ``directory`` cannot be a log, OSError,
-    DiskFullError.
+    ``leader_epoch`` is the latest one that a batch can have, if known; a later one in a batch is damaged.
+
+    Raises DataDirectoryError if the data directory is in use, ``directory`` cannot be a log, or one of its
+    files cannot be opened as a file; OSError, DiskFullError.
     """
-    data_directory, name = layout.parent(directory), directory.rpartition("/")[2]
+    data_directory, name = layout.parent(directory), layout.name_of(directory)
     if name == METADATA_POINT:
         return _accept_older_metadata(fs, directory)
     if layout.parse_log_directory_name(name) is None:
@@ -72,13 +89,16 @@ def accept_loss(fs: FileSystem, directory: str) -> AcceptedLoss:
         marker = _read_marker(fs, data_directory)
         point = points.points.get(name, RecoveryPoint())
         if marker is not None and name in marker.ends:
-            point = max(point, marker.ends[name].point, key=lambda one: (one.truncations, one.recovery_point))
+            point = max(point, marker.ends[name].point, key=RecoveryPoint.age)
         if not fs.exists(directory) and point == RecoveryPoint():
             raise DataDirectoryError(
                 f"{directory} does not exist, and the data directory does not list such a log"
             )
-        result = _Repair(fs, directory, point).run()
-        if marker is not None:  # the log differs from its entry, and the disk lacks acknowledged records
+        _check_files(fs, directory)
+        result = _Repair(fs, directory, point, leader_epoch).run()
+        # The repaired log differs from its entry in the marker. A broker epoch in the marker would claim that
+        # this disk has every acknowledged record.
+        if marker is not None:
             ends = {one: end for one, end in marker.ends.items() if one != name}
             data = encode_clean_shutdown(CleanShutdown(NO_BROKER_EPOCH, ends))
             fs.write_atomically(layout.join(data_directory, layout.CLEAN_SHUTDOWN_FILE), data)
@@ -88,8 +108,17 @@ def accept_loss(fs: FileSystem, directory: str) -> AcceptedLoss:
         lock.release()
 
 
+def _check_files(fs: FileSystem, directory: str) -> None:
+    """Raise DataDirectoryError if a file of the log cannot be opened: it may still contain intact records."""
+    for found in unopenable_files(fs, directory):
+        raise DataDirectoryError(
+            f"{found.path} {found.problem}",
+            hint="put the file itself there, or move it away and lose its records; then try again",
+        )
+
+
 def _accept_older_metadata(fs: FileSystem, directory: str) -> AcceptedLoss:
-    """Remove the recorded metadata offset of this node, so that it starts with the older copy in
+    """Remove the metadata offset that this node has recorded, so that it starts with the older metadata in
     ``directory`` (R25)."""
     data_directory = layout.parent(directory)
     lock = fs.lock(layout.join(data_directory, layout.LOCK_FILE))
@@ -114,7 +143,8 @@ def _read_marker(fs: FileSystem, data_directory: str) -> CleanShutdown | None:
 @dataclass(eq=False, slots=True)
 class _Source:
     """A segment file with batches of this log. ``base_offset`` is where its batches begin, which may differ
-    from its name. ``is_proven``: an index or the recovery point names its first batch."""
+    from the offset in its name. ``is_proven``: an index or the recovery point has the CRC of its first
+    batch."""
 
     segment: Segment
     view: memoryview
@@ -124,7 +154,7 @@ class _Source:
 
 
 class _Piece(NamedTuple):
-    """Intact batches, and the file that has them."""
+    """Adjacent intact batches, and the file that contains them."""
 
     run: Intact
     source: _Source
@@ -147,14 +177,19 @@ class _Content:
 class _Repair:
     """Repairs the log in one directory."""
 
-    def __init__(self, fs: FileSystem, directory: str, point: RecoveryPoint) -> None:
+    def __init__(
+        self, fs: FileSystem, directory: str, point: RecoveryPoint, leader_epoch: int | None
+    ) -> None:
         self._fs = fs
+        self._leader_epoch = leader_epoch
         self._directory = directory
         self._point = point
         self._kept: list[str] = []
         self._lost = 0
         self._first_lost: int | None = None
-        self._epoch = 0  # of the batch before
+        self._epoch = 0  # the leader epoch of the previous batch, for gap batches
+        #: By base offset of the file: (position of a batch, its correct leader epoch), in order of positions.
+        self._corrections: dict[int, list[tuple[int, int]]] = {}
         self._end: Fingerprint | None = None
 
     def run(self) -> AcceptedLoss:
@@ -164,7 +199,8 @@ class _Repair:
             fs.sync_dir(layout.parent(self._directory))
         self._finish_interrupted()
         for name in fs.list_dir(self._directory):
-            if layout.parse_swap_file_name(name) is not None:  # the segments that it replaces are there still
+            # A swap file is not needed: the segments that it was to replace still exist.
+            if layout.parse_swap_file_name(name) is not None:
                 self._set_aside(name)
         names = fs.list_dir(self._directory)
         bases = [
@@ -176,10 +212,14 @@ class _Repair:
         self._repair_identity()
         point = self._point
         self._end = point.end if end == point.recovery_point else None
-        found = [one for base in bases if (one := self._identify(self._segment(base, state))) is not None]
+        ordered = sorted(bases)
+        limits = zip(ordered, [*ordered[1:], known_end], strict=False)
+        identified = (self._identify(self._segment(base, state), end) for base, end in limits)
+        found = [one for one in identified if one is not None]
         skipped, sources = self._split(found, start)
         contents: list[_Content] = []
         pieces = _choose(sources, known_end)
+        self._correct_epochs(pieces, state)
         bounds = [base for base in bases if base not in skipped]
         at = min([start, *(one.source.base_offset for one in pieces[:1])])
         for source, group in groupby(pieces, key=lambda one: one.source):
@@ -191,16 +231,22 @@ class _Repair:
         at = self._fill(contents, bounds, at, known_end)
         self._replace(contents, bounds, at)
         for one in sources:
-            if not one.segment.saved_head_crc():  # the index is missing, or that of another segment
+            if not one.segment.saved_head_crc():  # the index is missing, or belongs to another segment
                 self._drop_indexes(one.segment.path())
         self._remove_lone_indexes()
         if self._first_lost is not None:
             self._remove_derived(names, self._first_lost)
         fs.sync_dir(self._directory)
-        return AcceptedLoss(self._directory, start, max(at, start), self._lost, self._kept)
+        end, corrected = max(at, start), sum(map(len, self._corrections.values()))
+        return AcceptedLoss(self._directory, start, end, self._lost, self._kept, corrected_batches=corrected)
 
     def _finish_interrupted(self) -> None:
-        """Finish or undo an interrupted ``_replace``. A missing target shows that all files were written."""
+        """Finish or undo a ``_replace`` that a crash interrupted.
+
+        ``_replace`` writes all ``.repaired`` files before it renames the first damaged file. So if each of
+        them still has a damaged file beside it, the ``.repaired`` files may be incomplete and are removed.
+        Otherwise they replace the damaged files.
+        """
         names = [one for one in self._fs.list_dir(self._directory) if one.endswith(layout.REPAIRED_SUFFIX)]
         paths = [layout.join(self._directory, one).removesuffix(layout.REPAIRED_SUFFIX) for one in names]
         existing = [path for path in paths if self._fs.exists(path)]
@@ -208,11 +254,12 @@ class _Repair:
             unlink_existing(self._fs, [path + layout.REPAIRED_SUFFIX for path in paths])
             return
         for path in existing:
-            self._set_aside(path.rpartition("/")[2])
+            self._set_aside(layout.name_of(path))
         self._rename_repaired(paths)
 
     def _repair_state(self, bases: list[int]) -> LogState:
-        """Return the log state. If no copy of it is readable, the log starts at the first segment."""
+        """Write the log state again if it is missing or damaged, and return it. If no copy of it is readable,
+        the log starts at the first segment."""
         try:
             state, is_restored = restored_state(self._fs, self._directory, self._point)
         except (CorruptLogError, ValueError):
@@ -224,18 +271,19 @@ class _Repair:
             state, is_restored = state._replace(log_start_offset=self._point.recovery_point), True
         if is_restored:
             path = layout.join(self._directory, layout.LOG_STATE_FILE)
-            self._fs.write_atomically(path, encode_log_state(state, self._directory.rpartition("/")[2]))
+            self._fs.write_atomically(path, encode_log_state(state, layout.name_of(self._directory)))
         assert read_log_state(self._fs, self._directory) == state
         return state
 
     def _repair_identity(self) -> None:
         """Set an unreadable ``partition.json`` aside; the next start writes a new one. Raises
-        DataDirectoryError."""
+        DataDirectoryError if the file names another log."""
         path = layout.join(self._directory, layout.PARTITION_FILE)
-        if not self._fs.exists(path):
+        try:
+            found = decode_partition(self._fs.read_bytes(path))
+        except FileNotFoundError:
             return
-        found = decode_partition(self._fs.read_bytes(path))
-        here = layout.parse_log_directory_name(self._directory.rpartition("/")[2])
+        here = layout.parse_log_directory_name(layout.name_of(self._directory))
         if found is None:
             self._set_aside(layout.PARTITION_FILE)
         elif here is not None and found[1:] != here:
@@ -250,36 +298,81 @@ class _Repair:
             self._fs, self._directory, base_offset, LogConfig(), state, next_offset=base_offset, size_bytes=0
         )
 
-    def _identify(self, segment: Segment) -> _Source | None:
-        """Return the batches of a file; None if they are of another log (R42).
+    def _identify(self, segment: Segment, end_offset: int) -> _Source | None:
+        """Return the intact batches of a segment file, or None if the file belongs to another log (R42).
 
-        Batches under the name of another segment are used only if an index or the recovery point names them.
+        The offsets of the file should end at ``end_offset``. If the first batch does not begin at the offset
+        in the file's name, it keeps its own offset only if an index or the recovery point has its CRC. If the
+        recorded first batch is not in the first place, the file is used if that batch, or the recorded last
+        one, is elsewhere in it.
         """
         view = segment.file.map(segment.file.size())
         base_offset, is_proven = segment.base_offset, False
         head = head_of(view)
         if segment.is_foreign():
             return None
+        runs = _runs(view, base_offset, end_offset)
         if head is not None:
             head_crc, named = segment.fingerprint(0).head_crc, self._named(segment)
             is_proven = head_crc in named
+            if named and not is_proven and self._has_own_batch(segment, view, runs):
+                runs = list(_without_other_heads(view, runs, base_offset, named))
+                is_proven = True
             if not is_proven and head.base_offset != base_offset:
                 home = self._segment(head.base_offset, segment.state)
                 if head_crc in self._named(home) or segment.owner in segment.head_owners():
                     base_offset, is_proven = head.base_offset, True
+                    runs = _runs(view, base_offset, end_offset)
                 elif next(intact_runs(view, 0, head.base_offset)).end_offset > head.next_offset:
-                    return None  # otherwise only the base offset of the first batch is damaged
+                    return None  # a single batch may be this log's, with a damaged base offset
             if named and not is_proven:
                 return None
-        return _Source(segment, view, base_offset, is_proven, list(intact_runs(view, 0, base_offset)))
+        return _Source(segment, view, base_offset, is_proven, runs)
+
+    def _has_own_batch(self, segment: Segment, view: memoryview, runs: list[Intact]) -> bool:
+        """Whether the file has, at any position, the first or a last batch that the segment's index or the
+        recovery point has recorded, so that the file is the segment, with another batch in the first place.
+        """
+        heads = {(crc, segment.base_offset) for crc in self._named(segment)}
+        tails = segment.saved_tails()
+        if self._end is not None and self._end.base_offset == segment.base_offset:
+            tails.add((self._end.tail_crc, self._point.recovery_point))
+        return any(
+            (header.crc, header.base_offset) in heads or (header.crc, header.next_offset) in tails
+            for run in runs
+            for _, header in _batches(view, run)
+        )
 
     def _named(self, segment: Segment) -> set[int]:
-        """Return the CRCs that index and recovery point have recorded of the first batch, at most two."""
+        """Return the CRCs of the segment's first batch that its index and the recovery point have recorded,
+        at most two."""
         is_end = self._end is not None and self._end.base_offset == segment.base_offset
         return {segment.saved_head_crc(), self._end.head_crc if self._end and is_end else 0} - {0}
 
+    def _correct_epochs(self, pieces: list[_Piece], state: LogState) -> None:
+        """Find the batches whose leader epoch differs from the epoch that is recorded for their offsets
+        (R58)."""
+        own, last_offsets = array("q"), array("q")  # a log may have millions of batches
+        for run, source in pieces:
+            for _, header in _batches(source.view, run):
+                own.append(header.leader_epoch)
+                last_offsets.append(header.last_offset)
+        saved = read_epochs(self._fs, self._directory, state)
+        if self._leader_epoch is not None:
+            own, saved = _without_later(own, saved, self._leader_epoch)
+            unlink_existing(self._fs, [layout.join(self._directory, layout.LEADER_EPOCHS_FILE)])
+        right = iter(right_epochs(own, last_offsets, saved))
+        for run, source in pieces:
+            for position, header in _batches(source.view, run):
+                epoch = next(right)
+                if epoch != header.leader_epoch:
+                    self._corrections.setdefault(source.segment.base_offset, []).append((position, epoch))
+        for found in self._corrections.values():
+            found.sort()
+
     def _split(self, found: list[_Source], start: int) -> tuple[set[int], list[_Source]]:
-        """Return the base offsets of the segments that the next start deletes, and the other files."""
+        """Return (base offsets of the segments that the next start deletes because they end at or below
+        ``start``, the other files)."""
         skipped = {
             one.segment.base_offset
             for one in found
@@ -289,19 +382,40 @@ class _Repair:
         return skipped, [one for one in found if one.segment.base_offset not in skipped]
 
     def _content(self, source: _Source, runs: list[Intact], at: int) -> _Content:
-        """Return the content of a segment that begins at offset ``at`` and has ``runs``."""
+        """Return the new content of a segment that begins at offset ``at``: ``runs``, and gap batches between
+        them."""
         content = _Content(at)
         position, is_same = 0, at == source.segment.base_offset
         for run in runs:
+            batches = self._corrected(source, run)
             is_same = is_same and (run.position, run.start_offset) == (position, at)
-            self._add_gap(content, at, run.start_offset, epoch=run.first_epoch)
-            content.parts.append(source.view[run.position : run.end])
-            position, at, self._epoch = run.end, run.end_offset, run.last_epoch
+            is_same = is_same and not isinstance(batches, bytearray)
+            self._add_gap(content, at, run.start_offset, epoch=parse_header(batches).leader_epoch)
+            content.parts.append(batches)
+            self._epoch = parse_header(batches, run.last_position - run.position).leader_epoch
+            position, at = run.end, run.end_offset
         content.is_same = is_same and not any(source.view[position:])
         return content
 
+    def _corrected(self, source: _Source, run: Intact) -> Buffer:
+        """Return the batches of ``run``, as a copy if the leader epoch of any of them is corrected."""
+        view, base_offset = source.view[run.position : run.end], source.segment.base_offset
+        corrections = self._corrections.get(base_offset, [])
+        found = corrections[bisect_left(corrections, (run.position,)) : bisect_left(corrections, (run.end,))]
+        if not found:
+            return view
+        batches = bytearray(view)
+        for position, epoch in found:
+            at = position - run.position
+            header = parse_header(batches, at)
+            stamp(memoryview(batches)[at:], base_offset=header.base_offset, leader_epoch=epoch)
+        return batches
+
     def _fill(self, contents: list[_Content], bounds: list[int], at: int, end: int) -> int:
-        """Put gaps into [at, end), up to the next base offset in the last segment. Return the end offset."""
+        """Fill the offsets [``at``, ``end``) with gap batches, and return the end of the last one.
+
+        The gaps are added to the last content. At each offset of ``bounds``, a new content begins.
+        """
         content = contents[-1] if contents else None
         for bound in [*(one for one in bounds if at <= one < end), end]:
             if bound > at:
@@ -327,11 +441,11 @@ class _Repair:
             at += count
 
     def _replace(self, contents: list[_Content], bases: list[int], end_offset: int) -> None:
-        """Write the new contents. ``bases``: base offsets of the existing files. Those without content are
-        set aside, except an empty one at ``end_offset``.
+        """Write the changed contents. ``bases``: base offsets of the existing files. Files without a new
+        content are set aside, except an empty one at ``end_offset``.
 
-        No file is set aside before all contents are on the disk, because one file may have the batches of
-        another one's content.
+        No file is set aside before all contents are on the disk, because a file may have the batches of
+        another file's new content.
         """
         changed = sorted(
             (one for one in contents if not one.is_same), key=lambda one: one.base_offset in bases
@@ -346,7 +460,7 @@ class _Repair:
                 self._drop_indexes(path)
             self._fs.write_atomically(path, b"".join(content.parts))
         for path in replaced:
-            self._set_aside(path.rpartition("/")[2])
+            self._set_aside(layout.name_of(path))
         self._fs.sync_dir(self._directory)
         self._rename_repaired(replaced)
         used = {one.base_offset for one in contents}
@@ -354,12 +468,12 @@ class _Repair:
             path = self._path(base_offset)
             if base_offset not in used:
                 if base_offset != end_offset or any(self._fs.read_bytes(path)):
-                    self._set_aside(path.rpartition("/")[2])
+                    self._set_aside(layout.name_of(path))
                 self._drop_indexes(path)
 
     def _rename_repaired(self, paths: list[str]) -> None:
         for path in paths:
-            self._drop_indexes(path)  # they may name a batch that is lost
+            self._drop_indexes(path)  # they may have the CRC of a lost batch
             self._fs.rename(path + layout.REPAIRED_SUFFIX, path)
         self._fs.sync_dir(self._directory)
 
@@ -396,11 +510,75 @@ class _Repair:
                 self._fs.unlink(layout.join(self._directory, name))
 
 
-def _choose(sources: list[_Source], known_end: int) -> list[_Piece]:
-    """Return batches that do not overlap, in order of offsets.
+def _runs(view: memoryview, base_offset: int, end_offset: int) -> list[Intact]:
+    """Return the intact batches of a file with the offsets [``base_offset``, ``end_offset``)."""
+    runs = list(intact_runs(view, 0, base_offset))
+    return runs + misplaced_runs(view, base_offset, runs, end_offset)
 
-    Proven files are preferred, then other ones, then batches at or behind the beginning of another file: such
-    a batch may have a damaged base offset.
+
+def _without_other_heads(
+    view: memoryview, runs: list[Intact], base_offset: int, named: set[int]
+) -> Iterator[Intact]:
+    """Yield ``runs`` without a batch at ``base_offset`` that has none of the CRCs ``named``: it is a batch of
+    another log."""
+    for run in runs:
+        header = parse_header(view, run.position)
+        if run.start_offset != base_offset or header.crc in named:
+            yield run
+        elif run.end_offset > header.next_offset:
+            yield run._replace(position=run.position + header.length_bytes, start_offset=header.next_offset)
+
+
+def _batches(view: memoryview, run: Intact) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield the position and the header of each batch of ``run``."""
+    position = run.position
+    while position < run.end:
+        header = parse_header(view, position)
+        yield position, header
+        position += header.length_bytes
+
+
+def _without_later(
+    own: array[int], saved: SavedEpochs | None, leader_epoch: int
+) -> tuple[array[int], SavedEpochs | None]:
+    """Return the epochs of batches, and those of the leader-epochs file, without any above ``leader_epoch``.
+
+    Such a batch gets the epoch of the batch before it. The file may have been rebuilt from such batches.
+    """
+    known, before = array("q"), next((one for one in own if one <= leader_epoch), leader_epoch)
+    for epoch in own:
+        before = epoch if epoch <= leader_epoch else before
+        known.append(before)
+    if saved is not None:
+        entries = [one for one in saved.entries if one.leader_epoch <= leader_epoch]
+        saved = saved._replace(entries=entries) if entries else None
+    return known, saved
+
+
+def right_epochs(own: Sequence[int], last_offsets: Sequence[int], saved: SavedEpochs | None) -> list[int]:
+    """Return the correct leader epoch of each batch of a log (R58). ``own`` are the epochs that the batches
+    have, ``last_offsets`` their last offsets, and ``saved`` is the content of the leader-epochs file, if any.
+
+    The correct epochs are those in the file. If the file may be older than the last batches, later epochs of
+    these batches are kept. Without a file, epochs must never decrease, and as few as possible are changed.
+    """
+    if saved is None:
+        rising = list(accumulate(own, max))
+        falling = list(accumulate(reversed(own), min))[::-1]
+        return min(rising, falling, key=lambda one: sum(map(ne, one, own)))
+    recorded = LeaderEpochs(saved.entries)
+    newer = len(list(takewhile(lambda epoch: epoch > recorded.latest_epoch, reversed(own))))
+    kept = newer if newer > 1 or not saved.is_ahead else 0
+    right = [recorded.epoch_at(offset) for offset in last_offsets[: len(own) - kept]] + [NO_EPOCH] * kept
+    return [mine if one == NO_EPOCH else one for mine, one in zip(own, right, strict=True)]
+
+
+def _choose(sources: list[_Source], known_end: int) -> list[_Piece]:
+    """Return pieces that do not overlap, in order of offsets.
+
+    If pieces overlap, those of proven files are preferred, then those of other files. Pieces at or above the
+    base offset of the next file come last, because their base offsets may be damaged. ``known_end``
+    (exclusive) limits such a piece if no other one follows.
     """
     ranked: list[tuple[tuple[int, int, bool], _Piece]] = []
     bases = {one.base_offset for one in sources}

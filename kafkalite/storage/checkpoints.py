@@ -22,12 +22,15 @@ from typing import Final, NamedTuple
 from kafkalite.errors import CorruptLogError, DataDirectoryError
 from kafkalite.model import NO_OFFSET
 from kafkalite.records.checksum import crc32c
+from kafkalite.storage import layout
 from kafkalite.storage.leader_epochs import EpochEntry
 from kafkalite.storage.producer_state import ProducerStates
 
 VERSION: Final = 1
 FORMAT_VERSION: Final = 1
 """The version of the data directory as a whole, in ``node.json``."""
+_LEADER_EPOCHS_VERSION: Final = 2
+_PRODUCERS_VERSION: Final = 2
 
 _LOG_STATE: Final = "log-state"
 _LEADER_EPOCHS: Final = "leader-epochs"
@@ -35,6 +38,7 @@ _RECOVERY_POINTS: Final = "recovery-points"
 _CLEAN_SHUTDOWN: Final = "clean-shutdown"
 _PRODUCERS: Final = "producers"
 _COMPACTION: Final = "compaction"
+START_COUNT: Final = "start-count"
 
 #: The last line of a block of lines.
 _BLOCK_END: Final = re.compile(rb"crc32c [0-9a-f]{8}\n")
@@ -86,11 +90,15 @@ class RecoveryPoint(NamedTuple):
     log_start_offset: int = 0
     end: Fingerprint | None = None
 
+    def age(self) -> tuple[int, int]:
+        """Return a key that orders the points of one log by the time when they were written."""
+        return self.truncations, self.recovery_point
+
     def valid_end(self, state: LogState) -> int:
         """Return the offset below which the point still holds for a log with ``state``.
 
-        A state has only the end of its latest truncation. So a point before two truncations proves nothing:
-        the earlier one may have removed more.
+        A state records only the latest truncation. A point that is older than two truncations therefore
+        proves nothing: the earlier truncation may have removed more.
         """
         if self.truncations < state.truncations - 1:
             return 0
@@ -98,10 +106,11 @@ class RecoveryPoint(NamedTuple):
 
 
 class CompactionPoints(NamedTuple):
-    """The offsets (exclusive) up to which a log is compacted.
+    """How far a log is compacted. ``compacted_to`` is exclusive.
 
-    ``passes``: (compacted up to, wall clock time in milliseconds), both ascending. A pass may be omitted if
-    another one follows soon; the offsets of the omitted pass then count as compacted by the later pass.
+    ``passes``: (offset up to which the pass compacted, wall clock time in milliseconds) of each pass, both
+    ascending. If another pass followed soon, a pass may be omitted; its offsets then count as compacted by
+    the later pass.
     """
 
     truncations: int = 0
@@ -121,7 +130,8 @@ class CompactionPoints(NamedTuple):
 class CleanEnd(NamedTuple):
     """The range of a log at an orderly stop, when all of it is synced. ``log_end_offset`` is exclusive.
 
-    ``segment_count`` and ``size_bytes`` are those of all segments; -1 if unknown.
+    ``segment_count`` and ``size_bytes`` are totals over all segments; -1 if unknown. ``end`` identifies the
+    last segment; None if the log has no batch.
     """
 
     log_start_offset: int
@@ -145,20 +155,40 @@ class CleanShutdown(NamedTuple):
     ends: dict[str, CleanEnd]
 
 
+class SavedEpochs(NamedTuple):
+    """The content of a leader-epochs file.
+
+    ``is_ahead``: the file was written before the first batch of its last epoch. So it has the epochs of all
+    batches, unless the system lost unsynced bytes (R58). False for files of format version 1, which were
+    written with the next sync after that batch.
+    """
+
+    entries: list[EpochEntry]
+    truncations: int
+    is_ahead: bool = True
+
+    def after(self, state: LogState) -> SavedEpochs:
+        """Return the part that is still valid for a log with ``state``."""
+        if state.truncations <= self.truncations:
+            return self
+        entries = [one for one in self.entries if one.start_offset < state.truncated_to]
+        return self._replace(entries=entries, is_ahead=False)
+
+
 class NodeIdentity(NamedTuple):
     cluster_id: str
     node_id: int
     directory_id: str
 
 
-def encode_lines(kind: str, lines: Iterable[str]) -> bytes:
-    body = "\n".join((f"kafkalite {kind} {VERSION}", *lines, "")).encode()
+def encode_lines(kind: str, lines: Iterable[str], version: int = VERSION) -> bytes:
+    body = "\n".join((f"kafkalite {kind} {version}", *lines, "")).encode()
     return body + b"crc32c %08x\n" % crc32c(body)
 
 
-def decode_lines(kind: str, data: bytes, path: str) -> list[str]:
+def decode_lines(kind: str, data: bytes, path: str, version: int = VERSION) -> list[str]:
     """Return the lines between the first line and the CRC. Raises CorruptLogError unless the first line names
-    ``kind`` and the CRC is correct."""
+    ``kind`` and ``version``, and the CRC is correct."""
     cut = data.rfind(b"crc32c ")
     body, tail = data[: max(cut, 0)], data[max(cut, 0) :]
     expected = b"crc32c %08x\n" % crc32c(body)
@@ -167,7 +197,7 @@ def decode_lines(kind: str, data: bytes, path: str) -> list[str]:
             path=path, position=len(body), expected=repr(expected.decode()), actual=repr(tail[:32])
         )
     lines = body.decode().splitlines()
-    head = f"kafkalite {kind} {VERSION}"
+    head = f"kafkalite {kind} {version}"
     if not lines or lines[0] != head:
         raise CorruptLogError(path=path, position=0, expected=repr(head), actual=repr(lines[:1]))
     return lines[1:]
@@ -186,37 +216,66 @@ def encode_log_state(state: LogState, log: str) -> bytes:
     return encode_lines(_LOG_STATE, (f"log {log}", *(f"{name} {value}" for name, value in fields.items())))
 
 
+def _without_owner(lines: list[str], path: str) -> list[str]:
+    """Return ``lines`` without the line ``log <directory name>``, which comes first in files of newer
+    versions. Raises CorruptLogError if that name is not the name of the file's directory."""
+    if not lines or not lines[0].startswith("log "):
+        return lines
+    owner, name = lines[0], path.split("/")[-2:-1]
+    if name and owner != f"log {name[0]}":
+        raise CorruptLogError(path=path, position=0, expected=f"a file of {name[0]}", actual=owner)
+    return lines[1:]
+
+
 def decode_log_state(data: bytes, path: str) -> LogState:
     """Return the state. Raises CorruptLogError, also for the state of a log in another directory (R42)."""
-    lines = decode_lines(_LOG_STATE, data, path)
-    if lines and lines[0].startswith("log "):
-        owner, name = lines.pop(0), path.split("/")[-2:-1]
-        if name and owner != f"log {name[0]}":
-            raise CorruptLogError(path=path, position=0, expected=f"the state of {name[0]}", actual=owner)
+    lines = _without_owner(decode_lines(_LOG_STATE, data, path), path)
     pairs = zip(lines, LogState._fields, strict=True)
     return LogState(*(_field(line, name, path) for line, name in pairs))
 
 
-def encode_leader_epochs(entries: Iterable[EpochEntry], truncations: int) -> bytes:
+def encode_leader_epochs(entries: Iterable[EpochEntry], truncations: int, log: str) -> bytes:
+    """Return the content of a leader-epochs file. ``log`` is the name of the log's directory."""
     lines = (f"{entry.leader_epoch} {entry.start_offset}" for entry in entries)
-    return encode_lines(_LEADER_EPOCHS, (f"truncations {truncations}", *lines))
+    head = (f"log {log}", f"truncations {truncations}")
+    return encode_lines(_LEADER_EPOCHS, (*head, *lines), _LEADER_EPOCHS_VERSION)
 
 
-def decode_leader_epochs(data: bytes, path: str) -> tuple[list[EpochEntry], int]:
-    """Return (entries, truncations). Raises CorruptLogError, ValueError."""
-    head, *lines = decode_lines(_LEADER_EPOCHS, data, path)
+def decode_leader_epochs(data: bytes, path: str) -> SavedEpochs:
+    """Return the content of a leader-epochs file. Raises CorruptLogError, also for the file of a log in
+    another directory (R42), and ValueError."""
+    is_ahead = not data.startswith(f"kafkalite {_LEADER_EPOCHS} {VERSION}\n".encode())
+    version = _LEADER_EPOCHS_VERSION if is_ahead else VERSION
+    head, *lines = _without_owner(decode_lines(_LEADER_EPOCHS, data, path, version), path)
     pairs = (line.split() for line in lines)
-    return [EpochEntry(int(epoch), int(start)) for epoch, start in pairs], _field(head, "truncations", path)
+    entries = [EpochEntry(int(epoch), int(start)) for epoch, start in pairs]
+    return SavedEpochs(entries, _field(head, "truncations", path), is_ahead)
 
 
-def encode_producers(states: ProducerStates, truncations: int) -> bytes:
-    return encode_lines(_PRODUCERS, (f"truncations {truncations}", *states.lines()))
+def encode_producers(states: ProducerStates, truncations: int, path: str) -> bytes:
+    """Return the content of a snapshot file. The snapshot's offset and the name of its log are taken from
+    ``path``."""
+    log = layout.name_of(layout.parent(path))
+    head = (f"log {log}", f"offset {_snapshot_offset(path)}", f"truncations {truncations}")
+    return encode_lines(_PRODUCERS, (*head, *states.lines()), _PRODUCERS_VERSION)
 
 
 def decode_producers(data: bytes, path: str) -> tuple[ProducerStates, int]:
-    """Return (states, truncations). Raises CorruptLogError, ValueError."""
-    head, *lines = decode_lines(_PRODUCERS, data, path)
+    """Return (states, truncation count). Raises CorruptLogError, also for a snapshot of a log in another
+    directory or at another offset (R42), and ValueError. In format version 1, snapshots name neither log nor
+    offset."""
+    if data.startswith(f"kafkalite {_PRODUCERS} {VERSION}\n".encode()):
+        head, *lines = decode_lines(_PRODUCERS, data, path)
+    else:
+        offset, head, *lines = _without_owner(decode_lines(_PRODUCERS, data, path, _PRODUCERS_VERSION), path)
+        if _field(offset, "offset", path) != _snapshot_offset(path):
+            expected = f"a snapshot at offset {_snapshot_offset(path)}"
+            raise CorruptLogError(path=path, position=0, expected=expected, actual=offset)
     return ProducerStates.from_lines(lines), _field(head, "truncations", path)
+
+
+def _snapshot_offset(path: str) -> int | None:
+    return layout.parse_producers_file_name(layout.name_of(path))
 
 
 def encode_compaction(points: CompactionPoints) -> bytes:
@@ -316,7 +375,10 @@ def decode_clean_shutdown(data: bytes, path: str) -> CleanShutdown:
 
 
 def encode_node(identity: NodeIdentity) -> bytes:
-    return json.dumps({"format_version": FORMAT_VERSION, **identity._asdict()}, indent=2).encode() + b"\n"
+    # json.dumps with an indent uses the encoder in Python, which is half of the time to format a directory.
+    fields = {"format_version": FORMAT_VERSION, **identity._asdict()}
+    lines = ",\n".join(f'  "{name}": {json.dumps(value)}' for name, value in fields.items())
+    return f"{{\n{lines}\n}}\n".encode()
 
 
 def decode_node(data: bytes, path: str) -> NodeIdentity:

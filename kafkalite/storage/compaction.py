@@ -13,8 +13,10 @@ missing offsets, and damage in it is detected as in any other log (R24). The rul
 * A record is removed if a later committed record has the same key. Records without a key stay.
 * Records of aborted transactions are removed. Records of committed transactions lose their producer id and
   transactional bit. Records of undecided transactions are never reached.
-* A batch to which a producer's state refers stays unchanged, byte for byte, so that a repetition of it and
-  the next sequence are still recognized. A batch that would not become smaller stays unchanged too.
+* If a producer's state refers to a batch of which records are removed, the first gap in that batch describes
+  it, so that a repetition of the batch and the next sequence are still recognized (R28). The description
+  stays as long as the state refers to the batch. A transactional batch of this kind stays unchanged.
+* A batch that would not become smaller stays unchanged.
 * A tombstone is removed by a later pass than the pass that compacted all offsets before it, if that pass
   ended at least ``delete.retention.ms`` ago, so that a consumer that reads from the start has received it. It
   stays if an older record of its key remains in a batch that stayed unchanged or cannot be read. The caller
@@ -39,7 +41,14 @@ from kafkalite.model import NO_OFFSET, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQ
 from kafkalite.records.batch import Columns, RecordBatch
 from kafkalite.records.builder import build_batch
 from kafkalite.records.control import MARKER_BYTES, parse_marker
-from kafkalite.records.gaps import GAP_BYTES, build_gap, is_gap
+from kafkalite.records.gaps import (
+    DESCRIBED_GAP_BYTES,
+    GAP_BYTES,
+    ReplacedBatch,
+    build_gap,
+    is_gap,
+    replaced_by,
+)
 from kafkalite.records.header import (
     CONTROL_BIT,
     TRANSACTIONAL_BIT,
@@ -80,7 +89,10 @@ def _map_keys(keys: Sequence[bytes | None]) -> Sequence[bytes | None]:
 
 
 class Survey:
-    """Reads the headers of all batches from the log start to the end of the last closed segment."""
+    """Reads the headers of all batches from the log start to the end of the last closed segment.
+
+    Call ``take`` for all batches, then ``finish``.
+    """
 
     __slots__ = ("_before_aborts", "_last_markers", "_states")
 
@@ -98,6 +110,8 @@ class Survey:
         ):
             producer_id, epoch, sequence = producer
             if producer_id == NO_PRODUCER_ID:
+                if attributes & CONTROL_BIT and (replaced := replaced_by(batches, position, attributes)):
+                    states.note_replaced(replaced, NO_TIMESTAMP)
                 continue
             last = base + last_delta
             if attributes & _TRANSACTION_BITS:
@@ -135,9 +149,9 @@ class Survey:
 class Facts(NamedTuple):
     """The result of a survey. Every transaction before ``end_offset`` (exclusive) is decided.
 
-    ``aborted``: by producer id, the first and last offsets of its aborted transactions, ascending and
-    inclusive. ``kept_batches``: base offsets of the batches to which producers' states refer.
-    ``kept_markers``: offsets of the markers that stay.
+    ``aborted``: by producer id, the first and last offsets (inclusive) of its aborted transactions,
+    ascending. ``kept_batches``: base offsets of the batches to which producers' states refer, including
+    batches that only a gap still describes. ``kept_markers``: offsets of the markers that stay.
     """
 
     end_offset: int
@@ -162,14 +176,14 @@ stayed or a tombstone may be removed."""
 class LatestOffsets:
     """Maps each map key to the offset of its latest record in the batches that were read.
 
-    ``end_offset`` (exclusive) is the end of the last batch that was read. ``is_full``: it has the maximum
-    number of keys, so no further batch should be read.
+    ``end_offset`` (exclusive) is the end of the last batch that was read. ``is_full``: the map has the
+    maximum number of keys, so no further batch should be read.
     """
 
     __slots__ = ("_max_keys", "end_offset", "offsets")
 
     def __init__(self, max_keys: int, remembered: Remembered) -> None:
-        """``remembered`` has the tombstones and markers that the previous pass found."""
+        """``remembered`` are the tombstones and markers that the previous pass found."""
         self._max_keys = max(max_keys, 1) + len(remembered)
         self.offsets: dict[bytes | None, int] = dict(remembered)
         self.end_offset = NO_OFFSET
@@ -229,19 +243,19 @@ class Rewriter:
     def __init__(
         self, facts: Facts, latest: LatestOffsets, end_offset: int, horizons: Horizons, remembered: Remembered
     ) -> None:
-        """Batches from ``end_offset`` (the base offset of a batch) on stay unchanged.
+        """Batches at or above ``end_offset``, which is the base offset of a batch, stay unchanged.
 
         A tombstone may be removed only if it is in ``remembered``, because then ``latest`` has every older
         record of its key.
         """
         self._facts = facts
         self._remembered = remembered
-        self.remembered: Remembered = {}  #: for the next pass
+        self.remembered: Remembered = {}  #: the tombstones and markers found, for the next pass
         self._latest = latest.offsets
         self._end_offset = end_offset
         self._horizons = horizons
-        self._gap: tuple[int, int, int] | None = None  # base offset, next offset, leader epoch
-        # Set when a batch that stayed may contain any key: it cannot be read, or there were too many keys.
+        self._gap: tuple[int, int, int] | None = None  # pending: base offset, next offset, leader epoch
+        # Set if superseded records of unknown keys stay: a batch is unreadable, or too many keys are pinned.
         self._keeps_tombstones = False
         self._held: set[int] = set()  # producers with unchanged transactional batches before their marker
         self._pinned: set[bytes | None] = set()  # keys of which a superseded record stays
@@ -253,7 +267,7 @@ class Rewriter:
         if the CRC of ``batch`` is wrong."""
         header = check(batch)
         if is_gap(header):
-            return self._skip(header.base_offset, header.next_offset, header.leader_epoch)
+            return self._take_gap(batch, header)
         if header.base_offset >= self._end_offset:
             return self._whole(batch, header)
         if header.is_control:
@@ -269,7 +283,8 @@ class Rewriter:
             return self._opaque(batch, header)
 
     def flush(self) -> list[Written]:
-        """Return the pending gap as batches. Called at the end of each segment."""
+        """End the pending gap, and return it as gap batches; empty if there is none. Called at the end of
+        each segment."""
         gap, self._gap = self._gap, None
         if gap is None:
             return []
@@ -284,8 +299,17 @@ class Rewriter:
             for first in range(base_offset, next_offset, MAX_RECORDS_PER_BATCH)
         ]
 
-    def _skip(self, base_offset: int, next_offset: int, leader_epoch: int) -> list[Written]:
-        """Add offsets without a record to the pending gap. A different leader epoch begins a new gap."""
+    def _skip(
+        self, base_offset: int, next_offset: int, leader_epoch: int, replaced: ReplacedBatch | None = None
+    ) -> list[Written]:
+        """Add the removed offsets [``base_offset``, ``next_offset``) to the pending gap.
+
+        If they cannot continue the gap, because their leader epoch differs or they have the description
+        ``replaced``, the gap ends. Return the batches that are then complete.
+        """
+        if replaced is not None:
+            data = build_gap(base_offset, next_offset - base_offset, leader_epoch, replaced)
+            return [*self.flush(), Written(data, base_offset, next_offset, NO_TIMESTAMP)]
         gap = self._gap
         if gap is not None and gap[2] == leader_epoch:
             self._gap = (gap[0], next_offset, leader_epoch)
@@ -294,11 +318,19 @@ class Rewriter:
         self._gap = (base_offset, next_offset, leader_epoch)
         return before
 
-    def _remove(self, header: BatchHeader) -> list[Written]:
+    def _take_gap(self, batch: memoryview, header: BatchHeader) -> list[Written]:
+        replaced = replaced_by(batch, 0, header.attributes)
+        if replaced is not None:
+            if replaced.base_offset in self._facts.kept_batches:
+                return self._whole(batch, header)
+            self.has_changed = True
+        return self._skip(header.base_offset, header.next_offset, header.leader_epoch)
+
+    def _remove(self, header: BatchHeader, replaced: ReplacedBatch | None = None) -> list[Written]:
         self.has_changed = True
         if not header.is_control:
             self.removed_records += header.record_count
-        return self._skip(header.base_offset, header.next_offset, header.leader_epoch)
+        return self._skip(header.base_offset, header.next_offset, header.leader_epoch, replaced)
 
     def _whole(self, batch: Buffer, header: BatchHeader) -> list[Written]:
         written = Written(batch, header.base_offset, header.next_offset, header.max_timestamp_ms)
@@ -321,8 +353,8 @@ class Rewriter:
         return self._keep(batch, header, is_kept=True)
 
     def _keep(self, batch: memoryview, header: BatchHeader, *, is_kept: bool) -> list[Written]:
-        """Keep all records of a batch, and clear its producer id if it is transactional. ``is_kept``: a
-        producer's state refers to the batch, so it stays unchanged."""
+        """Keep all records of a batch. If ``is_kept``, a producer's state refers to the batch, so it stays
+        unchanged. Otherwise clear the producer id of a transactional batch."""
         if not header.is_transactional:
             return self._whole(batch, header)
         if is_kept:
@@ -351,10 +383,11 @@ class Rewriter:
                 self._drop_tombstones(stays, mapped, columns)
         if all(stays):
             return self._keep(batch, header, is_kept=is_kept)
-        if not is_kept and not any(stays):
-            return self._remove(header)
-        if not is_kept:
-            pieces = self._pieces(batch, header, columns or records.columns(), stays)
+        replaced = ReplacedBatch.of(header) if is_kept else None
+        if not (is_kept and header.is_transactional):
+            if not any(stays) and (replaced is None or len(batch) > DESCRIBED_GAP_BYTES):
+                return self._remove(header, replaced)
+            pieces = self._pieces(batch, header, columns or records.columns(), stays, replaced)
             if pieces is not None:
                 self.has_changed = True
                 self.removed_records += stays.count(False)
@@ -365,7 +398,8 @@ class Rewriter:
         return self._keep(batch, header, is_kept=is_kept)
 
     def _pin(self, key: bytes | None) -> None:
-        """Remember that a superseded record of ``key`` is kept in the log."""
+        """Record that the log still contains a superseded record of ``key``, so that the key's tombstone
+        stays."""
         if len(self._pinned) < _MAX_PINNED_KEYS:
             self._pinned.add(key)
             self._remember(key, self._latest[key])
@@ -388,13 +422,20 @@ class Rewriter:
             self.remembered[key] = offset
 
     def _pieces(
-        self, batch: memoryview, header: BatchHeader, columns: Columns, stays: Sequence[bool]
+        self,
+        batch: memoryview,
+        header: BatchHeader,
+        columns: Columns,
+        stays: Sequence[bool],
+        replaced: ReplacedBatch | None,
     ) -> list[Written] | None:
         """Return one batch for each run of records that stay, or None if together they are not smaller than
-        the batch."""
+        the batch. The first gap has the description ``replaced``, if any."""
         runs = list(_runs(stays))
         gap_count = len(runs) - 1 + (not stays[0]) + (not stays[-1])
         size_bytes = gap_count * GAP_BYTES
+        if replaced is not None:
+            size_bytes += DESCRIBED_GAP_BYTES - GAP_BYTES
         if size_bytes + len(runs) * GAP_BYTES >= len(batch):
             return None
         pieces: list[Written] = []
@@ -408,12 +449,13 @@ class Rewriter:
         offset = header.base_offset
         for piece in pieces:
             if piece.base_offset > offset:
-                written += self._skip(offset, piece.base_offset, header.leader_epoch)
+                written += self._skip(offset, piece.base_offset, header.leader_epoch, replaced)
+                replaced = None
             written += self.flush()
             written.append(piece)
             offset = piece.next_offset
         if offset < header.next_offset:
-            written += self._skip(offset, header.next_offset, header.leader_epoch)
+            written += self._skip(offset, header.next_offset, header.leader_epoch, replaced)
         return written
 
 

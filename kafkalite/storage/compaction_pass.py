@@ -31,7 +31,7 @@ from kafkalite.storage.segment import Segment
 
 #: The number of bytes to read at once. Processing them blocks the event loop for a few milliseconds.
 CHUNK_BYTES: Final = 64 * KIB
-#: The same if only headers are processed, which takes much less time.
+#: The number of bytes to read at once if only headers are processed, which takes much less time.
 SURVEY_CHUNK_BYTES: Final = 256 * KIB
 _WRITE_BYTES: Final = 512 * KIB
 #: The number of bytes to sync at once. It is limited because producers wait for the syncing threads.
@@ -43,7 +43,8 @@ Steps = Generator[Job | SwapWork, bytes | None, None]
 
 @dataclass(slots=True, eq=False)
 class CompactionPass:
-    """One pass. ``compacted_to`` (exclusive) is the end of the compacted offsets; valid if ``is_complete``.
+    """One pass. ``compacted_to`` (exclusive) is the end of the compacted offsets; it is valid if
+    ``is_complete``.
 
     ``is_given_up``: the pass ended because the log was truncated or closed, or segments of the pass were
     deleted. ``has_more``: not all keys fitted in memory, so another pass should follow at once.
@@ -144,7 +145,7 @@ class CompactionPass:
                 if end:
                     take(chunk[:end])
                 elif offset == segment.next_offset:
-                    return  # zeros that were allocated ahead and that a power loss restored
+                    return  # only zeros follow: space allocated ahead, which reappeared after a power loss
                 elif len(chunk) == segment.size_bytes - position or total_length(chunk) <= len(chunk):
                     raise CorruptBatchError("bytes that are not a batch")
                 else:
@@ -173,8 +174,8 @@ class CompactionPass:
         return groups
 
     def _rewrite(self, group: Sequence[Segment], rewriter: Rewriter) -> Steps:
-        """Write the batches of ``group`` that stay as one new segment, which replaces the group unless it is
-        equal."""
+        """Write the remaining batches of ``group`` as one new segment, which replaces the group. If nothing
+        was removed from a single segment, keep it."""
         first, last = group[0], group[-1]
         new = Segment(
             self.fs,
@@ -201,7 +202,7 @@ class CompactionPass:
         output.put(rewriter.flush())
         size_bytes = sum(segment.size_bytes for segment in group)
         if len(group) == 1 and not rewriter.has_changed and output.end == size_bytes:
-            return  # unchanged
+            return  # nothing was removed
         if output.next_offset != last.next_offset:  # another thread truncated the segment during the pass
             raise last.damaged(last.size_bytes, f"batches up to {last.next_offset}", f"{output.next_offset}")
         rest = output.rest()

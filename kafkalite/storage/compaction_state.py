@@ -42,8 +42,11 @@ class Cleanable(NamedTuple):
 
 
 class CompactionState:
-    """How far one log is compacted, and the tombstones and markers that the last pass found. Invariant:
-    ``_remembered`` and ``_surveyed_to`` result from the last pass in ``_points``, or are empty and 0."""
+    """How far one log is compacted, and the tombstones and markers that its last pass found.
+
+    Invariant: ``_remembered`` and ``_surveyed_to`` are results of the last pass in ``_points``, or empty and
+    0.
+    """
 
     __slots__ = ("_directory", "_fs", "_points", "_remembered", "_surveyed_to")
 
@@ -119,8 +122,8 @@ class CompactionState:
     def finish(
         self, done: CompactionPass, state: LogState, config: LogConfig, now_ms: int
     ) -> Callable[[], None] | None:
-        """Take over the results of a complete pass. Return the write of the new compaction points, or None if
-        the points have not changed."""
+        """Adopt the results of a complete pass. Return a function that writes the new compaction points, or
+        None if the points have not changed."""
         if not done.has_more:
             self._surveyed_to = done.surveyed_to
         points = self.points(state)
@@ -136,7 +139,8 @@ class CompactionState:
 
 
 def _horizon(points: CompactionPoints, now_ms: int, age_ms: int) -> int:
-    """Return the offset below which everything was compacted at least ``age_ms`` ago; 0 if nothing was."""
+    """Return the offset (exclusive) up to which the log was compacted at least ``age_ms`` before ``now_ms``;
+    0 if it was not."""
     return max((offset for offset, wall_ms in points.passes if wall_ms + age_ms <= now_ms), default=0)
 
 

@@ -67,7 +67,8 @@ class SwapWork:
 
 
 def _take_place(fs: FileSystem, directory: str, swap_name: str, names: Sequence[str]) -> None:
-    """Run steps two and three of a swap (see the module). ``names`` are the files of the old segments."""
+    """Run the second and third step of a swap (see the module docstring). ``names`` are the files of the old
+    segments."""
     swap = layout.parse_swap_file_name(swap_name)
     assert swap is not None
     target = layout.segment_file_name(swap.base_offset, layout.LOG_SUFFIX)
@@ -80,9 +81,9 @@ def _take_place(fs: FileSystem, directory: str, swap_name: str, names: Sequence[
 
 
 def finish_swaps(fs: FileSystem, directory: str, names: list[str]) -> list[str]:
-    """Complete the swaps that a crash interrupted. Takes and returns the names in the directory.
+    """Complete the swaps that a crash interrupted. Takes and returns the names of the files in the directory.
 
-    Raises CorruptLogError, before any change, if a decided segment is damaged.
+    Raises CorruptLogError, with nothing changed, if a ``.swap`` file is damaged.
     """
     swaps = [name for name in names if layout.parse_swap_file_name(name) is not None]
     if not swaps:

@@ -9,7 +9,8 @@ decides how it is repaired, and on a single node the operator (R24).
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -25,9 +26,9 @@ ACCEPT_COMMAND: Final = "kl log accept-loss"
 class Damage:
     """The damage of one log.
 
-    ``sound_end_offset`` is exclusive: the records below it are intact and can be read.
-    ``records_in_doubt`` is the number of offsets from there on that are known to have been written, and
-    that no intact batch has; None if it is unknown.
+    ``sound_end_offset`` is exclusive: the records below it are intact and can be read. ``records_in_doubt``
+    is the number of offsets at or above it that are known to have been written but that no intact batch
+    contains; None if it is unknown.
     """
 
     cause: str
@@ -36,14 +37,27 @@ class Damage:
     hint: str
 
     def __str__(self) -> str:
+        return f"{self.summary}; {self.hint}"
+
+    @property
+    def known_end_offset(self) -> int:
+        """The exclusive end of the records that the log is known to have had; it may have had more."""
+        return self.sound_end_offset + (self.records_in_doubt or 0)
+
+    @property
+    def summary(self) -> str:
+        """The description without the hint."""
         count = "an unknown number of" if self.records_in_doubt is None else str(self.records_in_doubt)
-        state = f"sound below offset {self.sound_end_offset}, {count} records in doubt"
-        return f"{self.cause}; {state}; {self.hint}"
+        return f"{self.cause}; sound below offset {self.sound_end_offset}, {count} records in doubt"
 
 
-def repair_hint(directory: str) -> str:
-    """Return what an operator can do about a damaged log that has no other replica."""
-    return f"restore {directory}, or stop the broker and accept the loss with '{ACCEPT_COMMAND} {directory}'"
+def repair_hint(directory: str, leader_epoch: int | None = None) -> str:
+    """Return advice for the operator of a damaged log that has no other replica. ``leader_epoch`` is that of
+    the partition, if the log has later ones."""
+    command = f"{ACCEPT_COMMAND} {directory}"
+    if leader_epoch is not None:
+        command += f" --leader-epoch {leader_epoch}"
+    return f"restore {directory}, or stop the broker and accept the loss with '{command}'"
 
 
 class Found(NamedTuple):
@@ -60,19 +74,19 @@ class Intact(NamedTuple):
     end: int
     start_offset: int
     end_offset: int
-    first_epoch: int  #: the leader epoch of the first batch
-    last_epoch: int
+    last_position: int  #: of the last batch
 
 
 #: base offset, batch length, magic, last offset delta: enough to skip most bytes that are not a batch.
 _CANDIDATE: Final = struct.Struct(">qi4xb6xi")
 _MAGIC_POSITION: Final = 16
-#: An offset farther ahead is not plausible behind a damaged batch of the same log.
+#: After damage, a base offset that is farther ahead than this is not plausible.
 _MAX_DISTANCE: Final = 1 << 40
 
 
 def find_batch(view: memoryview, position: int, from_offset: int) -> Found | None:
-    """Return the first intact batch at or after ``position`` with a base offset of at least ``from_offset``.
+    """Return the first intact batch at or after ``position`` with a base offset of at least ``from_offset``;
+    None if there is none.
 
     Any alignment is tried, since the length of a damaged batch cannot be trusted. Zeros are skipped fast.
     """
@@ -82,7 +96,7 @@ def find_batch(view: memoryview, position: int, from_offset: int) -> Found | Non
         part = bytes(view[begin + _MAGIC_POSITION : begin + _MAGIC_POSITION + MIB])
         at = part.find(magic)
         while at >= 0:
-            header = _batch_at(view, begin + at, from_offset)
+            header = batch_at(view, begin + at, from_offset)
             if header is not None:
                 return Found(begin + at, header)
             at = part.find(magic, at + 1)
@@ -90,7 +104,9 @@ def find_batch(view: memoryview, position: int, from_offset: int) -> Found | Non
     return None
 
 
-def _batch_at(view: memoryview, position: int, from_offset: int) -> BatchHeader | None:
+def batch_at(view: memoryview, position: int, from_offset: int) -> BatchHeader | None:
+    """Return the header of the intact batch at ``position`` if its base offset is at least ``from_offset``,
+    else None."""
     if position + _CANDIDATE.size > len(view):
         return None
     base_offset, _, _, last_offset_delta = _CANDIDATE.unpack_from(view, position)
@@ -104,45 +120,109 @@ def _batch_at(view: memoryview, position: int, from_offset: int) -> BatchHeader 
 
 
 def head_of(view: memoryview) -> BatchHeader | None:
-    """Return the header of the first batch, or None if it is damaged. The CRC does not cover its base
-    offset."""
-    return _batch_at(view, 0, 0)
+    """Return the header of the first batch, or None if the batch is damaged. The base offset may be wrong,
+    because the CRC does not cover it."""
+    return batch_at(view, 0, 0)
 
 
 def intact_runs(view: memoryview, position: int, from_offset: int) -> Iterator[Intact]:
     """Yield the runs of intact batches at or after ``position``, in order of offsets.
 
     ``from_offset`` is the offset that is expected at ``position``. The CRC does not cover a batch's base
-    offset, so three kinds of batch are skipped although their CRC is correct: a batch that directly follows
-    another one but has a higher offset than expected, because its base offset is damaged; one whose offset is
-    higher than expected and that a batch with a lower offset follows, for the same reason; and batches with
-    lower offsets than expected, which are copies of earlier batches.
+    offset, so some batches are skipped although their CRC is correct. If a batch has a higher offset than
+    expected, its base offset counts as damaged in two cases: a batch with a lower offset follows, or the
+    batch directly follows another one and the next batch does not continue it. A batch with a lower offset
+    than expected is a copy of an earlier batch, or misplaced (see ``misplaced_runs``).
     """
     found = find_batch(view, position, from_offset)
     while found is not None:
         first, header = found.position, found.header
         if header.base_offset > from_offset:
-            behind = _batch_at(view, first + header.length_bytes, from_offset)
-            if first == position or (behind is not None and behind.base_offset <= header.base_offset):
+            behind = batch_at(view, first + header.length_bytes, from_offset)
+            is_continued = behind is not None and behind.base_offset == header.next_offset
+            is_copy = behind is not None and behind.base_offset <= header.base_offset
+            if is_copy or (first == position and not is_continued):
                 found = find_batch(view, first + 1, from_offset)
                 continue
-        end, end_offset, last_epoch = first, header.base_offset, header.leader_epoch
-        following: BatchHeader | None = header
-        while following is not None and following.base_offset == end_offset:
-            end += following.length_bytes
-            end_offset, last_epoch = following.next_offset, following.leader_epoch
-            following = _batch_at(view, end, end_offset)
-        yield Intact(first, end, header.base_offset, end_offset, header.leader_epoch, last_epoch)
-        position, from_offset = end, end_offset
+        run = _run_at(view, found)
+        yield run
+        position, from_offset = run.end, run.end_offset
         found = find_batch(view, position, from_offset)
 
 
-def is_complete(view: memoryview, position: int, offset: int) -> bool:
-    """Whether all bytes of the bad batch at ``position`` were written, so that no crash cut it off.
+def misplaced_runs(
+    view: memoryview, from_offset: int, runs: Sequence[Intact], end_offset: int
+) -> list[Intact]:
+    """Return the intact batches that are at the wrong position in the file: they lie between ``runs``, the
+    result of ``intact_runs``, and no run has their offsets.
 
-    After an interrupted write, the rest of the batch is missing, or zero up to the end of the file. A batch
-    with a lower offset than ``offset``, the next offset of the log, is a copy of an earlier batch and does
-    not count.
+    ``from_offset`` and ``end_offset`` bound the offsets of the file. A batch with a damaged base offset looks
+    the same. So a single batch is returned only if it ends at ``end_offset``, or if it fills, alone or with
+    other single batches, all offsets between two runs.
+    """
+    chosen, single = list(runs), list[Intact]()
+    end_offset = max([end_offset, *(one.end_offset for one in runs)])
+    ends = [0, *(one.end for one in runs)]
+    for begin, end in zip(ends, [*(one.position for one in runs), len(view)], strict=True):
+        position = begin
+        while (found := find_batch(view[:end], position, from_offset)) is not None:
+            run = _run_at(view[:end], found)
+            position = run.end
+            if run.end_offset <= end_offset:
+                if run.last_position > run.position:
+                    _insert(chosen, run)
+                else:
+                    single.append(run)
+    chosen.sort(key=_start_of)
+    single.sort(key=_start_of)
+    starts = {*(one.start_offset for one in chosen), end_offset}
+    bounds = {from_offset, *(one.end_offset for one in chosen)}
+    chain: list[Intact] = []
+    for run in single:
+        if not chain or chain[-1].end_offset != run.start_offset:
+            chain = []
+            if run.start_offset not in bounds and run.end_offset != end_offset:
+                continue
+        chain.append(run)
+        if run.end_offset in starts:
+            for one in chain:
+                _insert(chosen, one)
+            chain = []
+    known = set(runs)
+    return [one for one in chosen if one not in known]
+
+
+def _start_of(run: Intact) -> int:
+    return run.start_offset
+
+
+def _insert(chosen: list[Intact], run: Intact) -> None:
+    """Insert ``run`` into ``chosen``, which are in order of offsets, unless it overlaps one of them."""
+    at = bisect_right(chosen, run.start_offset, key=_start_of)
+    if at and chosen[at - 1].end_offset > run.start_offset:
+        return
+    if at == len(chosen) or run.end_offset <= chosen[at].start_offset:
+        chosen.insert(at, run)
+
+
+def _run_at(view: memoryview, found: Found) -> Intact:
+    """Return the run of adjacent intact batches that begins with ``found``."""
+    end, end_offset, last = found.position, found.header.base_offset, found.position
+    following: BatchHeader | None = found.header
+    while following is not None and following.base_offset == end_offset:
+        last = end
+        end += following.length_bytes
+        end_offset = following.next_offset
+        following = batch_at(view, end, end_offset)
+    return Intact(found.position, end, found.header.base_offset, end_offset, last)
+
+
+def is_complete(view: memoryview, position: int, offset: int) -> bool:
+    """Whether the damaged batch at ``position`` was written completely, so that no crash has cut it off.
+
+    After an interrupted write, the rest of the batch is missing, or zero up to the end of the file. False for
+    a batch whose base offset is below ``offset``, the next offset of the log: it is a copy of an earlier
+    batch.
     """
     rest = bytes(view[position:]).rstrip(b"\0")
     try:

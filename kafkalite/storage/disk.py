@@ -1,8 +1,8 @@
 """The operating system's file system: pwrite, fdatasync, mmap, posix_fallocate.
 
-Files are created with mode 0600, directories with 0700. Symbolic links are never followed. Reads use a shared
-read-only map. Writes never use a map, because a store into a map on a full disk kills the process before an
-error can be returned.
+Files are created with mode 0600, directories with 0700. Symbolic links are never followed. Only regular files
+are opened: a pipe or a device could block. Reads use a shared read-only map. Writes never use a map, because
+a store into a map on a full disk kills the process before an error can be returned.
 """
 
 # Tests: tests/storage/test_filesystem.py
@@ -14,20 +14,31 @@ import fcntl
 import mmap
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from kafkalite.errors import DataDirectoryError, DiskFullError, StorageExhaustedError, TooManyOpenFilesError
-from kafkalite.storage.filesystem import SHORTAGE_BYTES, Buffer, File, run_one, write_atomically
+from kafkalite.errors import (
+    DataDirectoryError,
+    DiskFullError,
+    StorageError,
+    StorageExhaustedError,
+    TooManyOpenFilesError,
+    WrongFileTypeError,
+)
+from kafkalite.storage.filesystem import SHORTAGE_BYTES, Buffer, File, run_one, set_aside, write_atomically
 from kafkalite.storage.layout import parent
 
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
-_OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+#: O_NONBLOCK changes nothing for regular files; the open of a pipe would wait for a writer without it.
+_READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _BOOT_ID_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
+_LOCKS_FILE: Final = Path("/proc/locks")
 _FULL_HINT: Final = "free space; nothing was lost"
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 _NO_DESCRIPTOR: Final = {errno.EMFILE, errno.ENFILE}
@@ -64,9 +75,66 @@ def _translating(path: str) -> Iterator[None]:
         raise exhausted from error
 
 
+_TYPE_NAMES: Final = {
+    stat.S_IFREG: "a regular file",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+
+
+def _wrong_type(path: str, mode: int, *, expected: int = stat.S_IFREG) -> WrongFileTypeError | None:
+    """Return the error for a file whose ``mode`` is not that of the ``expected`` type, or None."""
+    if stat.S_IFMT(mode) == expected:
+        return None
+    actual = _TYPE_NAMES.get(stat.S_IFMT(mode), "a file of unknown type")
+    return WrongFileTypeError(path=path, expected=_TYPE_NAMES[expected], actual=actual)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Return a descriptor of a regular file.
+
+    Raises WrongFileTypeError without waiting for anything if ``path`` is of another type; OSError,
+    StorageExhaustedError.
+    """
+    try:
+        with _translating(path):
+            fd = os.open(path, flags, _FILE_MODE)
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # EISDIR, ELOOP for a link, ENXIO for a socket
+        wrong = None
+        with suppress(OSError):
+            wrong = _wrong_type(path, os.lstat(path).st_mode)
+        raise wrong or error from error
+    wrong = _wrong_type(path, os.fstat(fd).st_mode)
+    if wrong is not None:
+        os.close(fd)
+        raise wrong
+    return fd
+
+
 def _open_directory(path: str) -> int:
-    with _translating(path):
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with _translating(path):
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except NotADirectoryError as error:
+        raise _not_a_directory(path) or error from error
+
+
+def _not_a_directory(path: str) -> WrongFileTypeError | None:
+    """Return the error if ``path``, or else its nearest existing parent, is not a directory; None if it is
+    one."""
+    while True:
+        try:
+            return _wrong_type(path, Path(path).stat().st_mode, expected=stat.S_IFDIR)
+        except OSError:
+            if path == parent(path):
+                return None
+            path = parent(path)
 
 
 class RealFile:
@@ -130,7 +198,7 @@ class RealFile:
         except OSError as error:
             if error.errno not in _NO_FALLOCATE:
                 raise
-            if length > self.size():  # the file system cannot reserve space: the write reports a full disk
+            if length > self.size():  # no space can be reserved; a later write reports a full disk
                 os.ftruncate(self._fd, length)
 
     def truncate(self, length: int) -> None:
@@ -168,6 +236,8 @@ class RealFileSystem:
 
     __slots__ = ("_min_free_bytes", "_owner", "_threads")
 
+    is_memory = False
+
     def __init__(self, *, min_free_bytes: int = 0, owner: str = "") -> None:
         """``File.allocate`` keeps ``min_free_bytes``, but at most a tenth of the disk, free for small files
         (R54).
@@ -179,14 +249,20 @@ class RealFileSystem:
         self._threads: ThreadPoolExecutor | None = None
 
     def open(self, path: str, *, create: bool = False) -> File:
-        flags = _OPEN_FLAGS | os.O_CREAT if create else _OPEN_FLAGS
         try:
-            with _translating(path):
-                return RealFile(os.open(path, flags, _FILE_MODE), path, self)
+            return RealFile(_open_regular(path, _OPEN_FLAGS), path, self)
+        except FileNotFoundError:
+            if not create:
+                raise
+        except WrongFileTypeError:
+            if not create:
+                raise
+            set_aside(self, path)
         except OSError as error:
-            if error.errno in _READ_ONLY and not create:  # reading is enough to inspect the file
-                return RealFile(os.open(path, flags & ~os.O_RDWR, _FILE_MODE), path, self)
-            raise
+            if error.errno not in _READ_ONLY or create:
+                raise
+            return RealFile(_open_regular(path, _READ_FLAGS), path, self)  # read-only, for inspection
+        return RealFile(_open_regular(path, _OPEN_FLAGS | os.O_CREAT), path, self)
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(path)
@@ -195,19 +271,32 @@ class RealFileSystem:
         return os.lstat(path).st_size
 
     def list_dir(self, path: str) -> list[str]:
-        with _translating(path):
-            return sorted(os.listdir(path))  # noqa: PTH208 - called for thousands of directories at start
+        try:
+            with _translating(path):
+                return sorted(os.listdir(path))  # noqa: PTH208 - called for thousands of directories at start
+        except NotADirectoryError as error:
+            raise _not_a_directory(path) or error from error
 
     def make_dirs(self, path: str) -> None:
-        with _translating(path):
-            os.makedirs(path, mode=_DIRECTORY_MODE, exist_ok=True)  # noqa: PTH103 - text paths throughout
+        try:
+            with _translating(path):
+                os.makedirs(path, mode=_DIRECTORY_MODE, exist_ok=True)  # noqa: PTH103 - text paths throughout
+        except (FileExistsError, NotADirectoryError) as error:
+            raise _not_a_directory(path) or error from error
 
     def rename(self, old: str, new: str) -> None:
         with _translating(new):
-            os.replace(old, new)  # noqa: PTH105 - text paths throughout
+            try:
+                os.replace(old, new)  # noqa: PTH105 - text paths throughout
+            except IsADirectoryError:
+                set_aside(self, new)
+                os.replace(old, new)  # noqa: PTH105 - text paths throughout
 
     def unlink(self, path: str) -> None:
-        os.unlink(path)  # noqa: PTH108 - text paths throughout
+        try:
+            os.unlink(path)  # noqa: PTH108 - text paths throughout
+        except IsADirectoryError:
+            set_aside(self, path)
 
     def remove_tree(self, path: str) -> None:
         with _translating(path):
@@ -240,15 +329,15 @@ class RealFileSystem:
             return ""
 
     def read_bytes(self, path: str) -> bytes:
-        with _translating(path):
-            file = RealFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), path, self)
+        file = RealFile(_open_regular(path, _READ_FLAGS), path, self)
         return file.read_at(0, file.size())
 
     def write_atomically(self, path: str, data: bytes, *, sync_name: bool = True) -> None:
         if not sync_name:
             write_atomically(self, path, data, sync_name=False)
             return
-        fd = _open_directory(parent(path))  # first, so that the file is unchanged without a descriptor
+        # Open the directory first: if no descriptor is left, the file must stay unchanged.
+        fd = _open_directory(parent(path))
         try:
             write_atomically(self, path, data, sync_name=False)
             os.fsync(fd)
@@ -263,13 +352,56 @@ class RealFileSystem:
         return list(self._threads.map(run_one, jobs))
 
     def lock(self, path: str) -> RealLock:
-        with _translating(path):
-            fd = os.open(path, _OPEN_FLAGS | os.O_CREAT, _FILE_MODE)
+        fd = _open_regular(path, _OPEN_FLAGS | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            holder = _pid_in(fd)
             os.close(fd)
             raise DataDirectoryError(
-                f"{parent(path)} is in use by another process", hint="stop it, or choose another directory"
+                f"{parent(path)} is in use by {f'process {holder}' if holder else 'another process'}",
+                hint="stop it, or choose another directory",
             ) from error
+        with suppress(OSError):  # if the disk is full, other processes cannot read who holds the lock
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d" % os.getpid(), 0)
         return RealLock(fd)
+
+
+def lock_holder(path: str) -> int | None:
+    """Return the id of the process that holds the lock file ``path``, or None if no process holds it.
+
+    On Linux the lock is not taken to find out, because a process that starts meanwhile would be refused.
+    """
+    try:
+        fd = _open_regular(path, _READ_FLAGS)
+    except (OSError, StorageError):
+        return None
+    try:
+        holder = _pid_in(fd)
+        locks = _flock_holders(os.fstat(fd).st_ino)
+        if locks is not None:
+            return holder if holder in locks else None
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return holder
+    else:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _flock_holders(inode: int) -> set[int] | None:
+    """Return the ids of the processes that hold a flock on a file with this inode number; None if the system
+    does not list locks."""
+    try:
+        lines = _LOCKS_FILE.read_text().splitlines()
+    except OSError:  # not Linux
+        return None
+    rows = [line.replace("->", "").split() for line in lines]
+    return {int(row[4]) for row in rows if row[1] == "FLOCK" and row[5].rpartition(":")[2] == str(inode)}
+
+
+def _pid_in(fd: int) -> int | None:
+    text = os.pread(fd, 20, 0)
+    return int(text) if text.isdigit() else None

@@ -3,18 +3,26 @@
 Paths are text with ``/``. Every method may raise OSError, DiskFullError if the disk is full, and
 TooManyOpenFilesError if no file descriptor is left, which leaves names and contents unchanged. After any
 error of ``File.sync``, the unsynced data of that file must be considered lost (R26).
+
+A directory, symbolic link, pipe, socket or device in the place of a file is never read: WrongFileTypeError is
+raised at once. If a file is to be created, replaced or unlinked in its place, it is first renamed to a name
+with ``.damaged-``.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
-from kafkalite.limits import KIB
-from kafkalite.storage.layout import TEMPORARY_SUFFIX, parent
+from kafkalite.limits import MIB
+from kafkalite.log_fields import Fields
+from kafkalite.storage.layout import DAMAGED_SUFFIX, TEMPORARY_SUFFIX, parent
 
-#: Less space than this for records counts as a shortage.
-SHORTAGE_BYTES: Final = 64 * KIB
+logger = logging.getLogger(__name__)
+
+#: Less space than this for records counts as a shortage. A batch of the default max.message.bytes needs less.
+SHORTAGE_BYTES: Final = 2 * MIB
 
 Buffer = bytes | bytearray | memoryview
 
@@ -64,9 +72,15 @@ class Lock(Protocol):
 class FileSystem(Protocol):
     """A file system. A name is durable only after ``sync_dir`` of its directory."""
 
+    #: Whether the files are in memory: no call waits, open files use no descriptors, and only one thread may
+    #: use the file system.
+    is_memory: bool
+
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and writing. If the file is missing, create it if ``create``, or raise
-        FileNotFoundError."""
+        """Open a file for reading and writing. If the file is missing and ``create`` is True, create it.
+
+        Raises FileNotFoundError if the file is missing and ``create`` is False; WrongFileTypeError.
+        """
         ...
 
     def exists(self, path: str) -> bool: ...
@@ -74,11 +88,11 @@ class FileSystem(Protocol):
     def file_size(self, path: str) -> int: ...
 
     def list_dir(self, path: str) -> list[str]:
-        """Return the names in the directory, sorted."""
+        """Return the names in the directory, sorted. Raises FileNotFoundError, WrongFileTypeError."""
         ...
 
     def make_dirs(self, path: str) -> None:
-        """Create the directory and its parents. It may already exist."""
+        """Create the directory and its parents. Has no effect if the directory exists."""
         ...
 
     def rename(self, old: str, new: str) -> None:
@@ -92,7 +106,7 @@ class FileSystem(Protocol):
     def sync_dir(self, path: str) -> None: ...
 
     def shortage(self, path: str) -> str | None:
-        """Return why a file in the directory ``path`` cannot grow by SHORTAGE_BYTES, or None."""
+        """Return why a file in the directory ``path`` cannot grow by SHORTAGE_BYTES; None if it can."""
         ...
 
     def boot_id(self) -> str:
@@ -100,7 +114,9 @@ class FileSystem(Protocol):
         bytes."""
         ...
 
-    def read_bytes(self, path: str) -> bytes: ...
+    def read_bytes(self, path: str) -> bytes:
+        """Return the whole file. Raises FileNotFoundError, WrongFileTypeError."""
+        ...
 
     def write_atomically(self, path: str, data: bytes, *, sync_name: bool = True) -> None:
         """Replace the whole file durably. A crash leaves either the old or the new bytes.
@@ -139,6 +155,17 @@ def write_atomically(self: FileSystem, path: str, data: bytes, *, sync_name: boo
     self.rename(temporary, path)
     if sync_name:
         self.sync_dir(parent(path))
+
+
+def set_aside(fs: FileSystem, path: str) -> str:
+    """Rename the file or directory at ``path``, which must exist, to the next free name with ``.damaged-``
+    and a number. Return that name."""
+    number = 1
+    while fs.exists(kept := f"{path}{DAMAGED_SUFFIX}{number}"):
+        number += 1
+    fs.rename(path, kept)
+    logger.warning("renamed a path that is not a regular file %s", Fields(path=path, kept=kept))
+    return kept
 
 
 def unlink_existing(fs: FileSystem, paths: Iterable[str]) -> None:

@@ -7,26 +7,25 @@ then its last batch may be incomplete, and its files end with allocated zeros.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, cast
 
-from kafkalite.errors import CorruptBatchError, CorruptLogError, DataDirectoryError
+from kafkalite.errors import CorruptBatchError, CorruptLogError, DataDirectoryError, WrongFileTypeError
+from kafkalite.model import NO_EPOCH
 from kafkalite.records.header import HEADER_BYTES, BatchHeader, check, parse_header, total_length
 from kafkalite.storage import layout
-from kafkalite.storage.checkpoints import (
-    PartitionIdentity,
-    RecoveryPoint,
-    decode_clean_shutdown,
-    decode_compaction,
-    decode_leader_epochs,
-    decode_log_state,
-    decode_node,
-    decode_partition,
-    decode_producers,
-    decode_recovery_points,
-)
+from kafkalite.storage.checkpoints import LogState, PartitionIdentity, RecoveryPoint, decode_partition
 from kafkalite.storage.damage import Damage, repair_hint
+from kafkalite.storage.file_check import (
+    DirectoryVerdict,
+    FileVerdict,
+    Finding,
+    check_log_files,
+    check_node_files,
+    is_checked_log_file,
+    states_of,
+)
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.index_block import (
     OFFSET_ENTRY_BYTES,
@@ -35,34 +34,26 @@ from kafkalite.storage.index_block import (
     TIME_MAGIC,
     decode_blocks,
 )
+from kafkalite.storage.leader_epochs import LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
-from kafkalite.storage.recovery import diagnose
+from kafkalite.storage.recovery import diagnose, read_epochs
+from kafkalite.storage.recovery_points import read_points
 
 _OFFSET_ENTRY: Final = struct.Struct(">II")
-T = TypeVar("T")
 
 _TIME_ENTRY: Final = struct.Struct(">qI")
-
-
-class Finding(NamedTuple):
-    """A problem at a position (in bytes) of a file. ``is_damage``: recovery would not repair it."""
-
-    path: str
-    position: int
-    problem: str
-    is_damage: bool = True
 
 
 class BatchAt(NamedTuple):
     """A batch of a ``.log`` file. ``problem`` is None if the batch is intact.
 
-    If ``header`` is None, the header cannot be read, and this is the last item.
+    If the header cannot be read, ``header`` is None, ``data`` is empty, and this is the last item.
     """
 
     position: int
     header: BatchHeader | None
     problem: str | None
-    data: memoryview  #: the batch, without a copy; empty without a header
+    data: memoryview  #: a view of the batch
 
 
 class IndexEntry(NamedTuple):
@@ -80,7 +71,8 @@ class IndexEntry(NamedTuple):
 class SegmentIndex(NamedTuple):
     """The content of an index file. ``end_offset`` (exclusive) is the end of the log that its blocks cover.
 
-    ``is_whole``: the file ends with its last intact block.
+    ``valid_bytes`` is the length of its intact blocks. ``is_whole``: the file ends with its last intact
+    block.
     """
 
     entries: list[IndexEntry]
@@ -104,11 +96,16 @@ class LogVerdict(NamedTuple):
     record_count: int
     size_bytes: int
     findings: list[Finding]
-    damage: Damage | None = None  #: what the next start of a broker will find
+    damage: Damage | None  #: what the next start of a broker will find
+    files: list[FileVerdict]  #: of all files in the directory
+
+    @property
+    def is_damaged(self) -> bool:
+        return self.damage is not None or any(each.is_damage for each in self.findings)
 
 
 class _ReadOnly:
-    """Passes reads on to a file system, and ignores changes."""
+    """Wraps a file system: passes reads on, and ignores changes."""
 
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
@@ -119,20 +116,24 @@ class _ReadOnly:
         return getattr(self._fs, name)
 
 
-def damage_of(fs: FileSystem, directory: str) -> Damage | None:
-    """Return the damage that a start would find after a crash of the process, not of the system. Changes
-    nothing."""
-    data_directory, name = layout.parent(directory), directory.rpartition("/")[2]
+def damage_of(
+    fs: FileSystem, directory: str, points: Mapping[str, RecoveryPoint] | None = None
+) -> Damage | None:
+    """Return the damage that the next start would find, or None. Assumes that only the process has crashed,
+    not the system. Changes nothing.
+
+    ``points`` are the recovery points of the data directory; if None, they are read from it.
+    """
+    data_directory, name = layout.parent(directory), layout.name_of(directory)
     parsed = layout.parse_log_directory_name(name)
-    point = RecoveryPoint()
-    points_path = layout.join(data_directory, layout.RECOVERY_POINTS_FILE)
-    if fs.exists(points_path):
-        point = decode_recovery_points(fs.read_bytes(points_path)).points.get(name, point)
+    read_only = cast(FileSystem, _ReadOnly(fs))
+    if points is None:
+        points = read_points(fs, data_directory)
+    point = points.get(name, RecoveryPoint())
     identity = None
     topic = _topic(fs, directory)
     if parsed is not None and topic is not None:
         identity = PartitionIdentity(topic, *parsed)
-    read_only = cast(FileSystem, _ReadOnly(fs))
     try:
         return diagnose(read_only, directory, LogConfig(), point, identity)
     except (CorruptLogError, OSError, ValueError) as error:
@@ -147,7 +148,7 @@ def iter_batches(fs: FileSystem, path: str, *, verify: bool = True) -> Iterator[
     """
     file = fs.open(path)
     view = file.map(file.size())
-    name = layout.parse_segment_file_name(path.rpartition("/")[2])
+    name = layout.parse_segment_file_name(layout.name_of(path))
     expected = name.base_offset if name is not None else None
     position = 0
     while position < len(view):
@@ -188,7 +189,7 @@ def _problem(batch: memoryview, header: BatchHeader, expected: int | None) -> st
 
 def read_index(fs: FileSystem, path: str) -> SegmentIndex:
     """Read a ``.index`` or ``.timeindex`` file. Raises DataDirectoryError for another name."""
-    name = layout.parse_segment_file_name(path.rpartition("/")[2])
+    name = layout.parse_segment_file_name(layout.name_of(path))
     if name is None or name.suffix == layout.LOG_SUFFIX:
         raise DataDirectoryError(f"{path} is not an index file", hint="its name ends in .index or .timeindex")
     data = fs.read_bytes(path)
@@ -210,27 +211,57 @@ def read_index(fs: FileSystem, path: str) -> SegmentIndex:
     return SegmentIndex(entries, end_offset, valid_bytes, valid_bytes == len(data))
 
 
-def verify_log(fs: FileSystem, directory: str) -> LogVerdict:
-    """Read every batch and every index entry of one log directory. Raises DataDirectoryError, OSError."""
-    parsed = layout.parse_log_directory_name(directory.rstrip("/").rpartition("/")[2])
+def unopenable_files(fs: FileSystem, directory: str) -> list[Finding]:
+    """Return a finding for each file of a log that is a directory or a symbolic link, or cannot be opened."""
+    found: list[Finding] = []
+    for name in fs.list_dir(directory) if fs.exists(directory) else ():
+        if layout.parse_segment_file_name(name) or name in (layout.LOG_STATE_FILE, layout.PARTITION_FILE):
+            path = layout.join(directory, name)
+            try:
+                fs.open(path).close()
+            except WrongFileTypeError as error:
+                found.append(Finding(path, 0, f"cannot be opened as a file: it is {error.actual}"))
+            except OSError as error:
+                found.append(Finding(path, 0, f"cannot be opened as a file: {error.strerror}"))
+    return found
+
+
+def verify_log(
+    fs: FileSystem, directory: str, points: Mapping[str, RecoveryPoint] | None = None
+) -> LogVerdict:
+    """Read every batch and every index entry of one log directory. ``points``: as for ``damage_of``. Raises
+    DataDirectoryError, OSError."""
+    parsed = layout.parse_log_directory_name(layout.name_of(directory.rstrip("/")))
     if parsed is None:
         raise DataDirectoryError(
             f"{directory} is not a log directory", hint="its name is <32 hex digits of topic id>-<partition>"
         )
-    names = fs.list_dir(directory)
-    findings: list[Finding] = []
-    log_start_offset = _verify_small_files(fs, directory, names, findings)
+    findings = unopenable_files(fs, directory)
+    unopenable = {layout.name_of(one.path) for one in findings}
+    names = [name for name in fs.list_dir(directory) if name not in unopenable]
+    state = check_log_files(fs, directory, names, findings)
+    epochs = _EpochCheck(fs, directory, state)
     files = _segment_files(names)
     bases = sorted(files)
     ends: list[int] = []
     batch_count = record_count = size_bytes = 0
     for number, base_offset in enumerate(bases):
         path = layout.join(directory, files[base_offset])
-        tally = _verify_segment(fs, path, base_offset, number == len(bases) - 1, findings)
+        tally = _verify_segment(fs, path, base_offset, number == len(bases) - 1, epochs, findings)
         ends.append(tally.end_offset)
         batch_count += tally.batch_count
         record_count += tally.record_count
         size_bytes += tally.size_bytes
+    findings += epochs.finish()
+    if batch_count and layout.LEADER_EPOCHS_FILE not in names and not unopenable:
+        problem = (
+            "the file is missing; it will be rebuilt from the batches, and nothing confirms their epochs"
+        )
+        findings.append(Finding(layout.join(directory, layout.LEADER_EPOCHS_FILE), 0, problem, False))
+    for name in names:
+        parsed_name = layout.parse_segment_file_name(name)
+        if parsed_name is not None and parsed_name.base_offset not in files:
+            findings.append(Finding(layout.join(directory, name), 0, "an index without its segment", False))
     for end, base_offset in zip(ends, bases[1:], strict=False):
         if end != base_offset:
             path = layout.join(directory, files[base_offset])
@@ -240,45 +271,29 @@ def verify_log(fs: FileSystem, directory: str) -> LogVerdict:
         _topic(fs, directory),
         parsed.topic_id,
         parsed.partition,
-        max(log_start_offset, bases[0] if bases else 0),
-        ends[-1] if ends else log_start_offset,
+        max(state.log_start_offset, bases[0] if bases else 0),
+        ends[-1] if ends else state.log_start_offset,
         len(bases),
         batch_count,
         record_count,
         size_bytes,
         findings,
-        damage_of(fs, directory.rstrip("/")),
+        damage_of(fs, directory.rstrip("/"), points),
+        states_of(fs, directory, findings, is_checked_log_file),
     )
 
 
-def verify_data_dir(fs: FileSystem, path: str) -> tuple[list[Finding], Iterator[LogVerdict]]:
-    """Return (problems of the directory's own files, iterator that verifies the logs one by one).
+def verify_data_dir(fs: FileSystem, path: str) -> tuple[DirectoryVerdict, Iterator[LogVerdict]]:
+    """Return (verdict on the node's own files, iterator that verifies the logs one by one).
 
-    Raises DataDirectoryError if ``path`` is not formatted.
+    The metadata is not checked. Raises DataDirectoryError if ``path`` is not formatted.
     """
     names = fs.list_dir(path)
-    findings: list[Finding] = []
-    node_path = layout.join(path, layout.NODE_FILE)
     if layout.NODE_FILE not in names:
         raise DataDirectoryError(f"{path} is not a data directory: it has no {layout.NODE_FILE}")
-    try:
-        decode_node(fs.read_bytes(node_path), node_path)
-    except DataDirectoryError as error:
-        findings.append(Finding(node_path, 0, error.message))
-    if layout.CLEAN_SHUTDOWN_FILE in names:
-        marker_path = layout.join(path, layout.CLEAN_SHUTDOWN_FILE)
-        _try_decode(fs, marker_path, decode_clean_shutdown, findings, is_damage=False)
-    if layout.RECOVERY_POINTS_FILE in names:
-        points_path = layout.join(path, layout.RECOVERY_POINTS_FILE)
-        problem = decode_recovery_points(fs.read_bytes(points_path)).problem
-        if problem is not None:
-            findings.append(Finding(points_path, 0, problem, is_damage=False))
-        for name in decode_recovery_points(fs.read_bytes(points_path)).points:
-            if layout.parse_log_directory_name(name) and name not in names:
-                missing = layout.join(path, name)
-                findings.append(Finding(missing, 0, f"the directory is missing; {repair_hint(missing)}"))
     logs = [layout.join(path, name) for name in names if layout.parse_log_directory_name(name)]
-    return findings, (verify_log(fs, directory) for directory in logs)
+    points = read_points(fs, path)
+    return check_node_files(fs, path), (verify_log(fs, directory, points) for directory in logs)
 
 
 def _segment_files(names: list[str]) -> dict[int, str]:
@@ -297,6 +312,40 @@ def _segment_files(names: list[str]) -> dict[int, str]:
     return files
 
 
+class _EpochCheck:
+    """Compares the leader epochs of a log's batches with the leader-epochs file (R58)."""
+
+    def __init__(self, fs: FileSystem, directory: str, state: LogState) -> None:
+        saved = read_epochs(fs, directory, state)
+        self._path = layout.join(directory, layout.LEADER_EPOCHS_FILE)
+        self._epochs = LeaderEpochs(saved.entries if saved else ())
+        self._is_ahead = saved is not None and saved.is_ahead
+        self._found: list[Finding] = []
+        #: The last batches, if their epochs are above the last one in the file.
+        self._newer: list[Finding] = []
+
+    def take(self, path: str, position: int, header: BatchHeader) -> None:
+        latest = self._epochs.latest_epoch
+        if header.leader_epoch > latest != NO_EPOCH:
+            problem = f"leader epoch {header.leader_epoch}, but the last recorded one is {latest}"
+            self._newer.append(Finding(path, position, problem, loses_records=False))
+            return
+        self._found += self._newer
+        self._newer = []
+        try:
+            self._epochs.check(header.leader_epoch, header.last_offset)
+        except CorruptBatchError as error:
+            self._found.append(Finding(path, position, error.message, loses_records=False))
+
+    def finish(self) -> list[Finding]:
+        """Return the findings. If at least two of the last batches have later epochs than the file, the file
+        is an older version."""
+        if len(self._newer) > 1 and self._is_ahead:
+            problem = "the batches have later epochs; the file will be rebuilt"
+            return [*self._found, Finding(self._path, 0, problem, is_damage=False)]
+        return self._found + (self._newer if self._is_ahead else [])
+
+
 class _Tally(NamedTuple):
     end_offset: int
     batch_count: int
@@ -305,7 +354,7 @@ class _Tally(NamedTuple):
 
 
 def _verify_segment(
-    fs: FileSystem, path: str, base_offset: int, is_last: bool, findings: list[Finding]
+    fs: FileSystem, path: str, base_offset: int, is_last: bool, epochs: _EpochCheck, findings: list[Finding]
 ) -> _Tally:
     """Check batches and index entries, and add findings. Bad bytes at the end of the last segment may be a
     torn tail."""
@@ -317,6 +366,8 @@ def _verify_segment(
             findings.append(Finding(path, position, problem, is_damage=header is not None or not is_last))
         if header is None:
             break
+        if problem is None:
+            epochs.take(path, position, header)
         starts[header.base_offset] = position
         timestamps[header.base_offset] = header.max_timestamp_ms
         end_offset = header.next_offset
@@ -326,7 +377,7 @@ def _verify_segment(
         return _Tally(end_offset, len(starts), record_count, size_bytes)
     for suffix in (layout.OFFSET_INDEX_SUFFIX, layout.TIME_INDEX_SUFFIX):
         index_path = layout.join(layout.parent(path), layout.segment_file_name(base_offset, suffix))
-        if fs.exists(index_path):
+        if fs.exists(index_path) and all(one.path != index_path for one in findings):
             _verify_index(fs, index_path, starts, timestamps, end_offset, findings)
     return _Tally(end_offset, len(starts), record_count, size_bytes)
 
@@ -358,45 +409,9 @@ def _verify_index(
             findings.append(Finding(path, 0, f"entries {before.key} and {after.key} do not increase"))
 
 
-def _verify_small_files(fs: FileSystem, directory: str, names: list[str], findings: list[Finding]) -> int:
-    """Check the checkpoints and add findings. Return the log start offset."""
-    log_start_offset = 0
-    if layout.LEADER_EPOCHS_FILE in names:
-        _try_decode(fs, layout.join(directory, layout.LEADER_EPOCHS_FILE), decode_leader_epochs, findings)
-    if layout.LOG_STATE_FILE in names:
-        path = layout.join(directory, layout.LOG_STATE_FILE)
-        state = _try_decode(fs, path, decode_log_state, findings)
-        log_start_offset = state.log_start_offset if state is not None else 0
-    if layout.COMPACTION_FILE in names:
-        path = layout.join(directory, layout.COMPACTION_FILE)
-        _try_decode(fs, path, decode_compaction, findings, is_damage=False)
-    for name in names:
-        if layout.parse_producers_file_name(name) is not None:
-            _try_decode(fs, layout.join(directory, name), decode_producers, findings, is_damage=False)
-    return log_start_offset
-
-
-def _try_decode(
-    fs: FileSystem,
-    path: str,
-    decode: Callable[[bytes, str], T],
-    findings: list[Finding],
-    *,
-    is_damage: bool = True,
-) -> T | None:
-    """Return the decoded content of a file. If it cannot be decoded, add a finding and return None."""
-    try:
-        return decode(fs.read_bytes(path), path)
-    except CorruptLogError as error:
-        findings.append(Finding(path, error.position, error.message, is_damage))
-    except ValueError as error:
-        findings.append(Finding(path, 0, str(error), is_damage))
-    return None
-
-
 def _topic(fs: FileSystem, directory: str) -> str | None:
     try:
         identity = decode_partition(fs.read_bytes(layout.join(directory, layout.PARTITION_FILE)))
-    except FileNotFoundError:
+    except OSError:
         return None
     return None if identity is None else identity.topic

@@ -6,7 +6,10 @@
       .lock                                 held by the process that uses the directory
       node.json                             cluster id, node id, directory id, format version
       recovery-points                       for each log, the offset below which it is synced
+      recovery-points.copy                  the same, to notice that the file was lost or replaced
       boot-id                               id of the system's boot during the last session
+      start-count                           of a node of a cluster: how often it was started
+      quorum-voters                         of a controller: the voters of the cluster
       clean-shutdown                        exists only after an orderly stop: the offset range of each log
       <32 hex digits of topic id>-<n>/      one log
         partition.json                      topic, topic id, partition: the identity of the log
@@ -20,6 +23,7 @@
         <20-digit offset>.torn-<n>          bytes that a recovery cut off at that offset, kept for a while
         compaction                          how far the log is compacted, and when the passes ran
         <base offset>-<next offset>.swap    a compacted segment that is to replace those with its offsets
+      __cluster_metadata/                   the metadata log
       <log directory>.deleted/              retired log, to be removed later
 """
 
@@ -33,9 +37,14 @@ from kafkalite.errors import DataDirectoryError
 LOCK_FILE: Final = ".lock"
 NODE_FILE: Final = "node.json"
 RECOVERY_POINTS_FILE: Final = "recovery-points"
+RECOVERY_POINTS_COPY: Final = "recovery-points.copy"
 CLEAN_SHUTDOWN_FILE: Final = "clean-shutdown"
 
+#: The directory of the metadata log, whose files ``raft`` defines.
+METADATA_DIRECTORY: Final = "__cluster_metadata"
 BOOT_ID_FILE: Final = "boot-id"
+START_COUNT_FILE: Final = "start-count"
+VOTERS_FILE: Final = "quorum-voters"
 
 PARTITION_FILE: Final = "partition.json"
 LOG_STATE_FILE: Final = "log-state"
@@ -148,6 +157,11 @@ def is_leftover(name: str) -> bool:
 
 def join(directory: str, name: str) -> str:
     return f"{directory}/{name}"
+
+
+def name_of(path: str) -> str:
+    """Return the last component of a path."""
+    return path.rpartition("/")[2]
 
 
 def parent(path: str) -> str:

@@ -1,7 +1,8 @@
 """The leader epochs of one log: (leader epoch, start offset), both strictly increasing.
 
 They follow from the log's batches, except that the last entry may belong to a leader that has not yet written
-(R2). Replication uses them to find the end offset of an epoch (R4).
+(R2). Replication uses them to find the end offset of an epoch (R4). The CRC of a batch does not cover its
+leader epoch, so they also show whether the epoch of a stored batch has changed (R58).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from kafkalite.errors import CorruptBatchError
 from kafkalite.model import NO_EPOCH
 
 
@@ -26,7 +28,8 @@ class EpochEnd(NamedTuple):
 
 
 class LeaderEpochs:
-    """The leader epochs of a log. Invariant: both lists have equal length and strictly increase."""
+    """The leader epochs of a log. Invariant: the lists of epochs and of start offsets have equal length, and
+    both strictly increase."""
 
     __slots__ = ("epochs", "start_offsets")
 
@@ -74,6 +77,23 @@ class LeaderEpochs:
             return EpochEnd(leader_epoch, self.start_offsets[0])
         end = self.start_offsets[index] if index < len(self.epochs) else log_end_offset
         return EpochEnd(self.epochs[index - 1], end)
+
+    def epoch_at(self, offset: int) -> int:
+        """Return the epoch of the batch with ``offset``, or NO_EPOCH (-1) if all entries start above it."""
+        index = bisect_right(self.start_offsets, offset)
+        return self.epochs[index - 1] if index else NO_EPOCH
+
+    def check(self, leader_epoch: int, last_offset: int) -> None:
+        """Raise CorruptBatchError if the batch that ends with ``last_offset`` cannot have ``leader_epoch``
+        (R58)."""
+        expected = self.epoch_at(last_offset)
+        if leader_epoch != expected != NO_EPOCH:
+            raise CorruptBatchError(
+                f"leader epoch {leader_epoch} at offset {last_offset}, where epoch {expected} is recorded"
+            )
+
+    def copy(self) -> LeaderEpochs:
+        return LeaderEpochs(self.entries())
 
     def truncate_from_end(self, end_offset: int) -> None:
         """Remove the entries that start at or above ``end_offset`` (R5)."""

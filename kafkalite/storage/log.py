@@ -5,7 +5,7 @@ another thread. Appending never syncs: the owner calls ``begin_sync``, runs the 
 ``finish_sync``, and only then ``synced_end_offset`` moves (R7). If a write or sync fails for a reason other
 than a full disk, the log is offline for the rest of the process (R26), but can still be read. A damaged log
 can be read up to its sound end (R24). Batches that this process has not written are checked before they
-are read for the first time (R43).
+are read for the first time, and the place of each batch in every read (R43).
 
 Files are opened when they are first needed, so an unused log has no open file and no map. ``now_ms`` is
 always wall clock time, like the timestamps of records.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,9 +34,10 @@ from kafkalite.errors import (
     StorageExhaustedError,
 )
 from kafkalite.limits import MAX_SEGMENT_BYTES
-from kafkalite.log_fields import Fields
+from kafkalite.log_fields import Fields, Uncut
 from kafkalite.model import NO_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TimestampType
 from kafkalite.records.control import check_at
+from kafkalite.records.gaps import replaced_by
 from kafkalite.records.header import (
     CONTROL_BIT,
     TRANSACTIONAL_BIT,
@@ -68,7 +70,9 @@ logger = logging.getLogger(__name__)
 #: How long a torn tail is kept beside the log, from the first retention pass of the session on.
 TORN_KEPT_MS: Final = 7 * 24 * 3_600_000
 
+_new: Final = tuple.__new__  # takes half the time of a named tuple's constructor
 _NEVER: Final = 2**63 - 1
+_UNWRITTEN: Final = NO_EPOCH - 1
 _TRANSACTION_BITS: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
 
@@ -125,9 +129,11 @@ class Log:
         "_swap",
         "_sync",
         "_torn",
+        "_written_epoch",
         "damage",
         "log_end_offset",
         "log_start_offset",
+        "must_reopen",
         "offline_reason",
         "on_moved",
         "synced_end_offset",
@@ -144,25 +150,30 @@ class Log:
         self.synced_end_offset = end
         #: The reason if the log is offline, which lasts for the rest of the process; else None.
         self.offline_reason: str | None = None
+        #: Whether a truncation lacked a resource, so that the log must be recovered from its files (R55).
+        self.must_reopen = False
         #: The damage, once records are lost or cannot be trusted; implies ``offline_reason``.
         self.damage: Damage | None = None
-        #: The records that recovery cut off as a torn tail; none was certainly acknowledged.
+        #: The number of records that recovery cut off as a torn tail. None is known to be acknowledged.
         self.torn_records = 0
         self._torn = RetiredPaths()
-        #: Called in any thread with the directory and the new recovery point, or the sync that moved it.
+        #: Called in any thread when the recovery point has moved, with the log's directory and either the new
+        #: point or the sync that moved it.
         self.on_moved: Callable[[str, SyncWork | RecoveryPoint], None] | None = None
         self._is_closed = False
         #: Set until a cleanly closed log is used for the first time. Until then no file is read.
         self._clean_end: CleanEnd | None = None
         self._closed_end: CleanEnd | None = None  #: set by an orderly close of a log that was used
-        self._segments = SegmentList(fs, directory)
         #: The last segment if it is ready for writing; None before the first write and when offline.
         self._active: Segment | None = None
         #: The durable content of the log-state file.
         self._state = LogState()
         self._epochs = LeaderEpochs()
+        self._segments = SegmentList(fs, directory, (), self._epochs)
         #: ``_epochs.latest_epoch``, copied for the append path.
         self._latest_epoch = NO_EPOCH
+        #: The last epoch in the leader-epochs file. _UNWRITTEN if the file may lack an epoch.
+        self._written_epoch = _UNWRITTEN
         #: The epoch of a leadership that began while ``_clean_end`` was set, or NO_EPOCH.
         self._epoch_to_start = NO_EPOCH
         self._producers = ProducerSnapshots(fs, directory)
@@ -222,8 +233,8 @@ class Log:
         *,
         may_lack_unsynced: bool = False,
     ) -> tuple[Log, RecoverySync | None]:
-        """Return the log as ``recover`` does, and the syncs (or None) that must succeed before the log is
-        used."""
+        """Return (the log as ``recover`` returns it, the syncs that must succeed before the log is used). The
+        syncs are None if nothing must be synced."""
         opened = recover(fs, directory, config, point or RecoveryPoint(), identity, may_lack_unsynced)
         log = cls(fs, directory, config)
         log._take(opened)
@@ -244,27 +255,54 @@ class Log:
         return log
 
     def mark_damaged(
-        self, cause: str, *, sound_end_offset: int | None = None, records_in_doubt: int | None = None
+        self,
+        cause: str,
+        *,
+        sound_end_offset: int | None = None,
+        records_in_doubt: int | None = None,
+        leader_epoch: int | None = None,
     ) -> Damage:
         """Take the log offline because of damage (R24), and return the damage. If the log was already
         damaged, change nothing and return the earlier damage.
 
-        Records below ``sound_end_offset`` can still be read. None means the log start: no record can be
-        trusted. ``records_in_doubt`` is as in ``Damage``.
+        Records below ``sound_end_offset`` can still be read. If it is None, no record can be trusted, so the
+        sound end is the log start. ``records_in_doubt`` is as in ``Damage``. ``leader_epoch`` is that of the
+        partition, if the log has later ones.
         """
         if self.damage is None:
             sound_end = self.log_start_offset if sound_end_offset is None else sound_end_offset
-            hint = repair_hint(self._directory)
-            self.damage = Damage(cause, min(sound_end, self.log_end_offset), records_in_doubt, hint)
+            limit = self._limit_to(min(sound_end, self.log_end_offset))
+            if records_in_doubt is not None:
+                records_in_doubt += min(sound_end, self.log_end_offset) - limit
+            hint = repair_hint(self._directory, leader_epoch)
+            self.damage = Damage(cause, limit, records_in_doubt, hint)
             self._go_offline(str(self.damage))
         return self.damage
 
+    def _limit_to(self, sound_end: int) -> int:
+        """Let no lookup use a batch header at or above the sound end of a damaged log (R24). Return the sound
+        end, or a lower one if a batch below it has another offset than it should have."""
+        if not self.log_start_offset < sound_end < self.log_end_offset:
+            return sound_end
+        self._producers.limit_to(sound_end)
+        number = self._segments.number_of(sound_end)
+        if number < 0:
+            return sound_end
+        try:
+            return self._segments.segments[number].limit_to(sound_end)
+        except (StorageError, OSError) as error:  # a reader gets this error again
+            logger.error("sound part not read %s", Fields(directory=self._directory, error=error))
+            return sound_end
+
     def _take(self, opened: OpenedLog) -> None:
-        self._segments = SegmentList(self._fs, self._directory, opened.segments)
+        self._segments = SegmentList(self._fs, self._directory, opened.segments, opened.epochs)
         self._state = opened.state
         self._epochs = opened.epochs
         self._latest_epoch = opened.epochs.latest_epoch
-        self._sync.saved_epochs = opened.epochs.entries() if opened.epochs_saved else None
+        self._written_epoch = _UNWRITTEN
+        self._sync.saved_epochs = None
+        if opened.epochs_saved:
+            self._written_epoch, self._sync.saved_epochs = self._latest_epoch, opened.epochs.entries()
         self._producers = ProducerSnapshots(self._fs, self._directory, opened.producers_offsets)
         self.log_start_offset = opened.state.log_start_offset
         self.log_end_offset = self.synced_end_offset = opened.log_end_offset
@@ -281,20 +319,38 @@ class Log:
             return
         if self.damage is not None:
             raise self._offline_error()
+        end = self._clean_end
         with self._reading():
-            self._take(open_clean(self._fs, self._directory, self._config, self._clean_end))
+            try:
+                self._take(open_clean(self._fs, self._directory, self._config, end))
+            except CorruptLogError:  # find the sound part
+                opened = recover(self._fs, self._directory, self._config, end.point)
+                if opened.unsynced is not None:
+                    opened.unsynced.run()
+                self._take(opened)
         self._clean_end = None
+        if self.is_damaged:
+            # The partition may count on the offsets above the sound end: they are offline, not gone.
+            self.log_end_offset = self.synced_end_offset = max(self.log_end_offset, end.log_end_offset)
+            raise self._offline_error()
         if self._epoch_to_start > self._latest_epoch:
             self._epochs.assign(self._epoch_to_start, self.log_end_offset)
             self._latest_epoch = self._epoch_to_start
+        elif self._epoch_to_start != NO_EPOCH:
+            self.refuse_epochs_above(self._epoch_to_start)
+            if self.is_damaged:
+                raise self._offline_error()
 
     def close(self, *, clean: bool) -> None:
         """Close all files. If ``clean``, sync before, and raise OSError or DiskFullError if that fails."""
         self._active = None
         self._is_closed = True
         self._sync.take_over_epochs()
+        if not clean:
+            self._segments.release()
+            return
         try:
-            if clean and self.offline_reason is None and self._clean_end is None:
+            if self.offline_reason is None and self._clean_end is None:
                 last = self._segments.last if len(self._segments) else None
                 if last is not None and last.has_space_ahead:
                     last.close_for_append()
@@ -407,8 +463,8 @@ class Log:
         base_offset = self.log_end_offset
         last_offset = base_offset + header.last_offset_delta
         segment = self._segment_for(size, last_offset, now_ms)
-        if leader_epoch != self._latest_epoch:
-            self.start_epoch(leader_epoch)
+        if leader_epoch != self._written_epoch:
+            self._write_epoch(leader_epoch)
         stamp(batch, base_offset=base_offset, leader_epoch=leader_epoch)
         append_time_ms, max_timestamp_ms = NO_TIMESTAMP, header.max_timestamp_ms
         if self._log_append_time:
@@ -421,14 +477,14 @@ class Log:
         self.log_end_offset = end = last_offset + 1
         if header.producer_id != NO_PRODUCER_ID:
             self._note_producer(header, batch, base_offset, max_timestamp_ms, now_ms)
-        return Appended(base_offset, last_offset, append_time_ms, end)
+        return _new(Appended, (base_offset, last_offset, append_time_ms, end, False))
 
     def append_as_follower(self, batches: Buffer, *, now_ms: int, leader_epoch: int | None = None) -> None:
-        """Append complete batches as the leader sent them. They must begin at this log's end (R1).
+        """Append complete batches as the leader sent them. The first must begin at this log's end (R1).
 
         Raises CorruptBatchError, with nothing written, if a batch is damaged, does not follow the previous
-        one, or has a newer epoch than ``leader_epoch``, the leader's (None: not checked). Other errors are
-        those of ``append``; then the batches before the failed one are already written.
+        one, or has a newer epoch than ``leader_epoch``, the leader's epoch (None: not checked). Also raises
+        the errors of ``append``; then the batches before the failed one are already written.
         """
         view = memoryview(batches)
         position, offset, epoch = 0, self.log_end_offset, self.latest_epoch
@@ -447,8 +503,8 @@ class Log:
             raise CorruptBatchError(f"a batch of leader epoch {epoch} from a leader of epoch {leader_epoch}")
         for position, header in headers:
             segment = self._segment_for(header.length_bytes, header.last_offset, now_ms)
-            if header.leader_epoch != self._latest_epoch:
-                self.start_epoch(header.leader_epoch)
+            if header.leader_epoch != self._written_epoch:
+                self._write_epoch(header.leader_epoch)
             batch = view[position : position + header.length_bytes]
             try:
                 segment.append(batch, header.base_offset, header.last_offset, header.max_timestamp_ms)
@@ -457,6 +513,8 @@ class Log:
             self.log_end_offset = header.next_offset
             if header.producer_id != NO_PRODUCER_ID:
                 self._note_producer(header, batch, header.base_offset, header.max_timestamp_ms, now_ms)
+            elif header.is_control:
+                self._note_gap(header, batch, now_ms)
 
     def _segment_for(self, size: int, last_offset: int, now_ms: int) -> Segment:
         """Return the segment for a batch of ``size`` bytes. Roll first if the active segment is full."""
@@ -472,7 +530,8 @@ class Log:
         return segment
 
     def _prepare_segment(self, size: int, last_offset: int, now_ms: int) -> Segment:
-        """The slow path of ``_segment_for``: open the segment, compute its limits, or roll."""
+        """Open the active segment, compute its limits, and roll if it is full. The slow path of
+        ``_segment_for``."""
         segment = self._open_active()
         if segment.size_bytes and self._roll_size_bytes < 0:
             self._arm_roll(segment, now_ms)
@@ -493,11 +552,11 @@ class Log:
     def _arm_roll(self, segment: Segment, now_ms: int) -> None:
         """Compute the size, time and offset at which the active segment is full."""
         config = self._config
-        if segment.first_append_ms == NO_TIMESTAMP:  # not created by this process: use the first batch
+        if segment.first_append_ms == NO_TIMESTAMP:  # another process created it: use its first timestamp
             first_ms = segment.first_timestamp_ms()
             segment.first_append_ms = first_ms if NO_TIMESTAMP < first_ms < now_ms else now_ms
         jitter_ms = 0
-        if config.segment_jitter_ms:  # differs between logs and segments, but not between starts
+        if config.segment_jitter_ms:  # every segment gets its own jitter, the same after each start
             seed = zlib.crc32(segment.path().encode())
             jitter_ms = seed % min(config.segment_jitter_ms, config.segment_ms)
         self._roll_size_bytes = config.segment_bytes
@@ -582,6 +641,26 @@ class Log:
         except (CorruptLogError, OSError) as error:
             raise self._read_failed(error) from error
 
+    def check_again(self, found: Slice) -> None:
+        """Check the CRCs of the batches that a read has returned, also of those that this process has checked
+        or written (R43). If a batch is damaged, mark the log and raise LogOfflineError."""
+        for view in found.buffers:
+            position = 0
+            while position < len(view):
+                try:
+                    position += check_at(view, position).length_bytes
+                except CorruptBatchError as error:
+                    offset = int.from_bytes(view[position : position + 8], "big")
+                    segment = self._segments.segments[self._segments.number_of(offset)]
+                    actual = segment.damaged(segment.find(offset).position, "an intact batch", error.message)
+                    raise self._read_failed(actual) from error
+
+    def check_growth(self, offset: int, stable_end: int) -> None:
+        """Raise LogOfflineError if the log is damaged and ``offset`` is not below ``stable_end``, its last
+        stable offset: the end of the open transaction there may be behind the damage, and none is written."""
+        if self.damage is not None and offset >= stable_end:
+            raise self._offline_error()
+
     def _read_nothing(self, offset: int) -> Slice:
         """Return an empty slice for an offset within the log. Raises OffsetOutOfRangeError for others."""
         if self.damage is not None and offset >= self.damage.sound_end_offset:
@@ -597,7 +676,8 @@ class Log:
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
         """Return (max timestamp, base offset) of the first batch whose max timestamp is at least
-        ``timestamp_ms``, or None. The offset is at least the log start; deleted batches are ignored."""
+        ``timestamp_ms``, or None if there is none. The offset is at least the log start; deleted batches are
+        ignored."""
         self._open()
         with self._reading():
             found = self._segments.find_timestamp(timestamp_ms, self.log_start_offset)
@@ -611,7 +691,8 @@ class Log:
         return None if largest == NO_TIMESTAMP else self.offset_for_timestamp(largest)
 
     def offset_for_bytes(self, start_offset: int, end_offset: int, max_bytes: int) -> BytesEnd:
-        """Return the offset up to which [start_offset, end_offset) can be read with ``max_bytes`` of batches.
+        """Return how far the range [start_offset, end_offset) can be read with at most ``max_bytes`` of
+        batches.
 
         A batch counts completely if any of its offsets is in the range. The first batch is included
         regardless of its size. Offsets outside the log have no bytes. Raises LogOfflineError if the files are
@@ -621,6 +702,8 @@ class Log:
         start, end = max(start_offset, self.log_start_offset), min(end_offset, self.log_end_offset)
         if start >= end:
             return BytesEnd(end_offset, 0, 0)
+        if self.damage is not None and end > self.damage.sound_end_offset:
+            raise self._offline_error()
         with self._reading():
             found = self._segments.find_bytes(start, end, max_bytes)
         return found._replace(end_offset=end_offset) if found.end_offset == end else found
@@ -632,14 +715,22 @@ class Log:
         """Whether a sync would make records, segments or file names durable."""
         return self.synced_end_offset < self.log_end_offset or self._sync.has_unsynced
 
+    @property
+    def has_unsynced_segments(self) -> bool:
+        """Whether a closed segment is not synced, so that no compaction pass covers it."""
+        return bool(self._sync.unsynced)
+
     def begin_sync(self) -> SyncWork | None:
         """Return the work of one sync round, or None if nothing is unsynced, a round runs, or the log is
-        offline.
+        offline or closed.
 
         The caller runs it in any thread and then calls ``finish_sync`` in its own thread. Batches that are
-        appended meanwhile belong to the next round.
+        appended meanwhile belong to the next round. Raises StorageExhaustedError. If a file cannot be opened
+        for another reason, the log is offline then; raises LogOfflineError.
         """
-        if self._sync.round is not None or self.offline_reason is not None or not self.has_unsynced:
+        if self._sync.round is not None or self._is_closed or self.offline_reason is not None:
+            return None
+        if not self.has_unsynced:
             return None
         try:
             self._sync.round = work = self._sync_work()
@@ -665,7 +756,7 @@ class Log:
         """
         self._sync.round = None
         if self._is_closed:
-            return  # ``close`` has synced everything, or the files of a deleted log are gone
+            return  # ``close`` has synced everything, or the log was deleted
         if isinstance(error, StorageExhaustedError):
             logger.warning("sync postponed %s", Fields(directory=self._directory, error=error))
         elif error is not None:
@@ -691,7 +782,7 @@ class Log:
         """The epoch of the last batch, or of a leadership that began after that batch; NO_EPOCH (-1) if there
         is neither."""
         if self._clean_end is not None and self.log_start_offset == self.log_end_offset:
-            return self._epoch_to_start  # an empty log need not be opened
+            return self._epoch_to_start  # an empty log has no other epoch, and need not be opened
         self._open()
         return self._latest_epoch
 
@@ -713,6 +804,32 @@ class Log:
         self._epochs.assign(leader_epoch, self.log_end_offset)
         self._latest_epoch = leader_epoch
 
+    def refuse_epochs_above(self, leader_epoch: int) -> None:
+        """Mark the log as damaged if it has batches of a later epoch than the partition's ``leader_epoch``
+        (R43)."""
+        if self.latest_epoch <= leader_epoch:
+            return
+        newest = self.leader_epochs[-1]
+        self.mark_damaged(
+            f"batches from offset {newest.start_offset} on have leader epoch {newest.leader_epoch},"
+            f" but the partition is in epoch {leader_epoch}",
+            sound_end_offset=newest.start_offset,
+            records_in_doubt=self.log_end_offset - newest.start_offset,
+            leader_epoch=leader_epoch,
+        )
+
+    def _write_epoch(self, leader_epoch: int) -> None:
+        """Begin ``leader_epoch`` if it is new, and write the leader-epochs file. Called before the first
+        batch of the epoch is appended (R58).
+
+        Raises StorageExhaustedError, LogOfflineError.
+        """
+        if leader_epoch != self._latest_epoch:
+            self.start_epoch(leader_epoch)
+        with self._writing():
+            self._sync.write_ahead(self._epochs.entries(), self._state.truncations)
+        self._written_epoch = leader_epoch
+
     def forget_empty_epoch(self) -> None:
         """Remove the latest leader epoch if it has no batch. Called when becoming a follower (R5)."""
         self._epoch_to_start = NO_EPOCH
@@ -724,6 +841,8 @@ class Log:
         """Remove the epochs that start at or above the log end, because they have no batch (R5)."""
         self._epochs.truncate_from_end(self.log_end_offset)
         self._latest_epoch = self._epochs.latest_epoch
+        if self._written_epoch != self._latest_epoch:
+            self._written_epoch = _UNWRITTEN  # if the removed epoch begins again, it must be written again
 
     def end_offset_for_epoch(self, leader_epoch: int) -> EpochEnd:
         """Return the largest known epoch that is at most ``leader_epoch``, and its end offset (exclusive)
@@ -777,13 +896,16 @@ class Log:
         self._synced_all()
 
     def reset_to(self, offset: int) -> None:
-        """Durably remove all batches and continue at ``offset``, because the leader's log has no batch that
-        follows this log's (R4). Raises DiskFullError with nothing changed, LogOfflineError."""
+        """Durably remove all batches and continue at ``offset``. Used by a follower if no batch of the
+        leader's log continues its own log (R4).
+
+        Raises DiskFullError with nothing changed, LogOfflineError.
+        """
         if self.offline_reason is not None:
             raise self._offline_error()
         self._open()
         # The state is written first, which invalidates all checkpoints. After a crash the log then has no
-        # batch below the new start, and above it either none or batches that diverge again.
+        # batch below the new start. If it has batches above it, they still diverge from the leader's.
         self._write_state(LogState(offset, self._state.truncations + 1, 0))
         self.log_start_offset = offset
         try:
@@ -799,6 +921,7 @@ class Log:
     def _end_at(self, offset: int) -> None:
         """Set the log end to ``offset``, and save the epochs below it."""
         self.log_end_offset = offset
+        self._written_epoch = _UNWRITTEN
         self._producers.truncate(offset)
         self.forget_empty_epoch()
         self._sync.write_epochs(self._epochs.entries_below(offset), self._state.truncations)
@@ -826,10 +949,11 @@ class Log:
         return self.log_start_offset
 
     def begin_delete(self, offset: int) -> StateWork | None:
-        """Return the blocking part of ``delete_before``, for any thread, or None if nothing is to be deleted.
+        """Return the part of ``delete_before`` that waits for the disk, or None if nothing is to be deleted.
 
-        The caller runs it and then calls ``finish_delete``. Appends and syncs continue meanwhile, but nothing
-        else may remove records. Raises the errors of ``delete_before``, except DiskFullError.
+        The caller runs it in any thread and then calls ``finish_delete``. Appends and syncs continue
+        meanwhile, but nothing else may remove records. Raises the errors of ``delete_before``, except
+        DiskFullError.
         """
         if self.offline_reason is not None:
             raise self._offline_error()
@@ -902,13 +1026,39 @@ class Log:
             return 0
         return self._segments.release_idle()
 
+    def maintenance_due_ms(self, now_ms: int, producer_expiration_ms: int) -> float:
+        """Return the wall clock time in milliseconds before which a maintenance pass would change nothing, if
+        the log does not change: no roll, no retention, no expired producer, no idle file. Returns ``now_ms``
+        if that time is unknown.
+
+        Call it after a maintenance pass. A log without an append since it was opened does not roll by age;
+        retention removes its active segment, too. Raises StorageError.
+        """
+        if self.has_unsynced or not self._segments.is_at_rest or len(self._torn) or self._swap is not None:
+            return now_ms
+        states = self._producers.states
+        due_ms = math.inf if states is None else states.expires_ms(producer_expiration_ms)
+        active = self._active
+        if active is not None and active.size_bytes:
+            if self._roll_size_bytes < 0:  # the log was reconfigured after the last pass
+                return now_ms
+            due_ms = min(due_ms, self._roll_ms)
+        if self._config.retention_ms >= 0:
+            with self._reading():
+                oldest = next(iter(self._segments.summaries()), None)
+            if oldest is not None and oldest.is_gap:
+                return now_ms  # the segment is removed with the next one, whose age decides
+            if oldest is not None and oldest.max_timestamp_ms != NO_TIMESTAMP:
+                due_ms = min(due_ms, oldest.max_timestamp_ms + self._config.retention_ms + 1)
+        return due_ms
+
     # --- scrubbing -------------------------------------------------------------------------------------
 
     def begin_scrub(self, offset: int) -> SegmentScrub | None:
         """Return a check of the first segment that ends above ``offset``; None if there is none (R53).
 
-        The caller runs its parts in any thread and then calls ``finish_scrub``. Other operations continue
-        meanwhile. Raises StorageError, OSError.
+        The caller calls ``run`` of the check, in any thread, until it is complete, and then ``finish_scrub``.
+        Other operations continue meanwhile. Raises StorageError, OSError.
         """
         self._open()
         for segment in self._segments:
@@ -937,10 +1087,10 @@ class Log:
         return self._compaction.cleanable(self._cleanable_segments(now_ms, up_to), self._state)
 
     def _cleanable_segments(self, now_ms: int, up_to: int) -> list[Segment]:
-        """Return the first segments, up to the first that is not closed, synced, below ``up_to`` and old
-        enough."""
+        """Return the first segments that a pass may compact: closed, synced, entirely below ``up_to`` and
+        older than ``min.compaction.lag.ms``."""
         if not self._config.is_compacted or self.offline_reason is not None or self._clean_end is not None:
-            return []  # a log that is unused since a clean start is not opened for compaction
+            return []  # also for a log that was not opened since a clean start, so that it stays closed
         limit = min(up_to, self.synced_end_offset)
         lag_ms = self._config.min_compaction_lag_ms
         found: list[Segment] = []
@@ -1001,15 +1151,19 @@ class Log:
         if number < 0 or listed[number : number + len(work.old)] != work.old:
             return None
         with self._reading():
-            for segment in work.old:  # so that readers keep using the old files while the names change
+            # Open the old files now: readers use them while the swap changes the names.
+            for segment in work.old:
                 segment.load_indexes()
                 segment.view()
         self._swap = work
         return work
 
     def finish_swap(self, work: SwapWork, error: BaseException | None) -> None:
-        """Process the result of ``work.run()``. Raises LogOfflineError if the directory is inconsistent until
-        the next start (R26). Raises StorageExhaustedError and OSError with nothing changed."""
+        """Process the result of ``work.run()``; ``error`` is its exception, or None.
+
+        Raises StorageExhaustedError and OSError with nothing changed. Raises LogOfflineError if the directory
+        is inconsistent until the next start (R26).
+        """
         self._swap = None
         if error is not None:
             if work.is_decided:
@@ -1028,7 +1182,8 @@ class Log:
             self._swap = None
 
     def finish_compaction(self, done: CompactionPass, now_ms: int) -> Callable[[], None] | None:
-        """Record a complete pass. Return a function that saves the compaction points, or None.
+        """Record a complete pass. Return a function that saves the compaction points, or None if they have
+        not changed.
 
         The function may run in any thread. If it fails, a later pass repeats the work.
         """
@@ -1051,9 +1206,10 @@ class Log:
         with self._reading():
             states = self._producers.states
             if states is None:
-                states = self._producers.load(
-                    self._segments, self._state, self.log_start_offset, self.log_end_offset
-                )
+                end = self.log_end_offset
+                if self.damage is not None:
+                    end = min(end, self.damage.sound_end_offset)
+                states = self._producers.load(self._segments, self._state, self.log_start_offset, end)
         return states
 
     def _note_producer(
@@ -1062,11 +1218,11 @@ class Log:
         """Add the batch that was appended at ``base_offset`` to its producer's state."""
         states = self._producers.states
         if states is None:
-            self.producers  # noqa: B018 - loaded now, so that a new leader has less to scan
+            self.producers  # noqa: B018 - load the states now, so that a new leader has less to scan
             return
         last_offset = base_offset + header.last_offset_delta
         producer_id, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
-        crc = stored_crc(batch)  # not the header's: LogAppendTime has changed it
+        crc = stored_crc(batch)  # differs from the header's CRC if LogAppendTime was stamped
         if not header.attributes & _TRANSACTION_BITS:
             states.note(producer_id, epoch, sequence, base_offset, last_offset, max_timestamp_ms, now_ms, crc)
             return
@@ -1075,14 +1231,22 @@ class Log:
             batch, header.attributes, producer_id, epoch, sequence, base_offset, last_offset, *rest
         )
 
+    def _note_gap(self, header: BatchHeader, gap: Buffer, now_ms: int) -> None:
+        """Add the batch that ``gap`` describes, if any, to its producer's state."""
+        states = self._producers.states
+        replaced = replaced_by(gap, 0, header.attributes)
+        if replaced is not None and states is not None:
+            states.note_replaced(replaced, now_ms)
+
     def _save_producers(self, active: Segment, keep_from: int) -> None:
         self._producers.save(self.log_end_offset, self._state.truncations, active.size_bytes, keep_from)
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the offset (exclusive) below which the outcome of every transaction is known (R33).
+        """Return the last stable offset (exclusive), below which the outcome of every transaction is known
+        (R33).
 
-        It is the high watermark, or the lowest first offset of the transactions that are open or whose
-        marker is not below the high watermark.
+        This is the lowest first offset of all transactions that are open or whose marker is not below the
+        high watermark, or the high watermark if there are none.
         """
         states = self.producers
         if not states.open and not states.ended:
@@ -1154,25 +1318,34 @@ class Log:
             raise self._write_failed(error) from error
 
     def _offline_error(self) -> LogOfflineError:
-        hint = "repair the disk, then restart the broker; see the broker's log for the cause"
+        reason, hint = self.offline_reason, "repair the disk, then restart the broker; see the broker's log"
         if self.damage is not None:
-            hint = self.damage.hint
-        return LogOfflineError(f"the log in {self._directory} is offline: {self.offline_reason}", hint=hint)
+            reason, hint = self.damage.summary, self.damage.hint
+        elif self.must_reopen:
+            hint = "the broker opens the log again when it can; see the broker's log"
+        return LogOfflineError(f"the log in {self._directory} is offline: {reason}", hint=hint)
 
     def _go_offline(self, reason: str) -> None:
         if self.offline_reason is None:
             self.offline_reason = reason
-            logger.error("log offline %s", Fields(directory=self._directory, reason=reason))
+            fields = Fields(directory=self._directory, reason=reason)
+            if self.damage is not None:
+                summary, hint = self.damage.summary, Uncut(self.damage.hint)
+                fields = Fields(directory=self._directory, reason=summary, hint=hint)
+            logger.error("log offline %s", fields)
         self._active = None
 
     def _write_failed(self, error: BaseException, *, is_partial: bool = False) -> StorageError:
         """Return the StorageError for a failed write. ``is_partial``: bytes may have been written. If so, or
-        if the error is not transient, take the log offline permanently (R26)."""
+        if the error is not transient, take the log offline (R26): until it is opened again if a resource was
+        exhausted (R55), otherwise permanently."""
         if not is_partial:
             if isinstance(error, StorageExhaustedError):
                 return error
-            if isinstance(error, OSError) and error.errno == errno.ENOMEM:  # no memory to begin a write
+            # The write did not begin for lack of memory.
+            if isinstance(error, OSError) and error.errno == errno.ENOMEM:
                 return StorageError(f"the log in {self._directory} cannot be written now: {error}")
+        self.must_reopen = isinstance(error, StorageExhaustedError)
         self._go_offline(f"write failed: {error}")
         return self._offline_error()
 

@@ -15,9 +15,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
-from kafkalite.errors import CorruptLogError, DataDirectoryError, StorageError, StorageExhaustedError
+from kafkalite.errors import (
+    CorruptLogError,
+    DataDirectoryError,
+    StorageError,
+    StorageExhaustedError,
+    WrongFileTypeError,
+)
 from kafkalite.log_fields import Fields
 from kafkalite.model import NO_BROKER_EPOCH, TopicPartition
 from kafkalite.rng import Rng, system_rng
@@ -45,11 +51,13 @@ from kafkalite.storage.sync_work import SyncWork
 
 logger = logging.getLogger(__name__)
 
-#: The name of the recovery point that holds the metadata offset instead of a log's.
-METADATA_POINT: Final = "__cluster_metadata"
+#: The name of the recovery point that has the metadata offset of this node instead of the offset of a log.
+METADATA_POINT: Final = layout.METADATA_DIRECTORY
 
 #: A directory with one of these names is the data directory of a node (R25).
-_NODE_NAMES: Final = frozenset({METADATA_POINT, layout.RECOVERY_POINTS_FILE, layout.CLEAN_SHUTDOWN_FILE})
+_NODE_NAMES: Final = frozenset(
+    {METADATA_POINT, layout.RECOVERY_POINTS_FILE, layout.RECOVERY_POINTS_COPY, layout.CLEAN_SHUTDOWN_FILE}
+)
 
 
 def format_data_dir(
@@ -59,8 +67,12 @@ def format_data_dir(
 
     Raises DataDirectoryError if it is already formatted or not empty.
     """
-    rng = rng or system_rng()
     _make_dirs_durably(fs, path)
+    return _format(fs, path, cluster_id, node_id, rng)
+
+
+def _format(fs: FileSystem, path: str, cluster_id: str | None, node_id: int, rng: Rng | None) -> NodeIdentity:
+    rng = rng or system_rng()
     ignored = {layout.LOCK_FILE, "lost+found"}
     names = [name for name in fs.list_dir(path) if name not in ignored and not layout.is_leftover(name)]
     if layout.NODE_FILE in names:
@@ -99,6 +111,17 @@ def read_identity(fs: FileSystem, path: str) -> NodeIdentity | None:
         return None
 
 
+class LogExchange(NamedTuple):
+    """The replacement of a damaged log by an empty one, or its reversal (R52).
+
+    The caller runs ``run`` in any thread, because it waits for the disk, then calls ``finish`` with the
+    configuration of the log. After StorageExhaustedError or OSError the exchange can be begun again.
+    """
+
+    run: Callable[[], None]
+    finish: Callable[[LogConfig], None]
+
+
 class LogStore:
     """The logs of one data directory by topic and partition. Create it with ``open``, and close it once.
 
@@ -116,10 +139,10 @@ class LogStore:
         #: The points that moved since the last checkpoint, by log directory.
         self._moved: dict[str, SyncWork | RecoveryPoint] = {}
         self._forgotten: dict[str, None] = {}  #: the logs whose points the next checkpoint removes
-        self._unrecorded: list[tuple[str, Log]] = []  #: new logs, whose existence is not recorded yet
+        self._unrecorded: dict[str, Log] = {}  #: by name: new logs, whose existence is not recorded yet
         self._clean_ends: dict[str, CleanEnd] = {}
         self._retired = RetiredPaths()
-        #: The logs that ``replace_damaged`` set aside: their log end offsets, and the damage if known.
+        #: The logs that ``begin_replace`` set aside: their log end offsets, and the damage if known.
         self._replaced: dict[TopicPartition, tuple[int, Damage | None]] = {}
         self._metadata_offset = 0
         self._closed = False
@@ -146,7 +169,8 @@ class LogStore:
         rng: Rng | None = None,
         format_if_empty: bool = True,
     ) -> LogStore:
-        """Open a data directory. If it is empty or missing, format it first.
+        """Open a data directory. If it is empty or missing, format it first, or raise DataDirectoryError if
+        ``format_if_empty`` is False.
 
         If ``cluster_id`` is None, any cluster id is accepted. The clean-shutdown marker is read and durably
         removed before anything is appended (R21). Raises DataDirectoryError, CorruptLogError if a checkpoint
@@ -162,7 +186,7 @@ class LogStore:
                     raise DataDirectoryError(
                         f"{path} is not formatted", hint="format it once with 'kl server format'"
                     )
-                identity = format_data_dir(fs, path, cluster_id=cluster_id, node_id=node_id, rng=rng)
+                identity = _format(fs, path, cluster_id, node_id, rng)
             _refuse_strange(path, identity, cluster_id, node_id)
             store = cls(fs, path, identity, lock)
             store._read_checkpoints()
@@ -189,16 +213,25 @@ class LogStore:
         self._fs.sync_dir(self._path)
 
     def _read_boot_id(self) -> None:
-        """Check whether the system has started again since the last session, and store its boot id."""
-        path, boot_id = self._join(layout.BOOT_ID_FILE), self._fs.boot_id()
-        content = boot_id.encode() + b"\n"
+        """Find out whether the system may have restarted since all logs were last recovered, and so may have
+        lost unsynced bytes."""
+        boot_id = self._fs.boot_id()
         try:
-            last = self._fs.read_bytes(path)
-        except FileNotFoundError:
+            last = self._fs.read_bytes(self._join(layout.BOOT_ID_FILE))
+        except (FileNotFoundError, WrongFileTypeError):
             last = b""
-        self._may_lack_unsynced = not boot_id or last != content
-        if self._may_lack_unsynced:
-            self._fs.write_atomically(path, content)
+        self._may_lack_unsynced = not boot_id or last != _boot_line(boot_id)
+
+    def _write_boot_id(self) -> None:
+        """Store the system's boot id. Called when all logs are recovered, so that the next process knows that
+        they were recovered since the system's last restart.
+
+        An error is only logged: the next recovery then assumes that unsynced bytes may be lost.
+        """
+        try:
+            self._fs.write_atomically(self._join(layout.BOOT_ID_FILE), _boot_line(self._fs.boot_id()))
+        except (OSError, StorageExhaustedError) as error:
+            logger.warning("boot id not stored %s", Fields(path=self._path, error=error))
 
     def load(self, logs: Mapping[TopicPartition, tuple[str, LogConfig]], *, are_all: bool = True) -> None:
         """Open the logs {topic and partition: (topic id, configuration)}, and create missing ones.
@@ -233,10 +266,15 @@ class LogStore:
                 self.create_log(tp, topic_id, config)
         self._sync_recovered(recovered)
         if are_all:
+            kept = names.union(self._names.values(), (METADATA_POINT,))
+            self._forgotten |= dict.fromkeys(self._points.forget_deleted(kept.__contains__))
             self._look_around(names)
+            if self._may_lack_unsynced:
+                self._write_boot_id()
 
     def _open_log(self, name: str, tp: TopicPartition, config: LogConfig) -> tuple[Log, RecoverySync | None]:
-        """Return the log, and the syncs that must run before it is used."""
+        """Return (the log, the syncs that must run before it is used). The syncs are None if nothing must be
+        synced."""
         directory = self._join(name)
         identity = PartitionIdentity(tp.topic, *_parts(name))
         point = self._points.points.get(name)
@@ -245,20 +283,20 @@ class LogStore:
             if is_as_left(self._fs, directory, config, end, identity):
                 return Log.open_clean(self._fs, directory, config, end), None
             logger.warning("log differs from its state at the orderly stop %s", Fields(directory=directory))
-            point = max(point or RecoveryPoint(), end.point, key=_age)
+            point = max(point or RecoveryPoint(), end.point, key=RecoveryPoint.age)
         may_lack_unsynced = self._may_lack_unsynced and end is None
         try:
             return Log.begin_recovery(
                 self._fs, directory, config, point, identity, may_lack_unsynced=may_lack_unsynced
             )
         except StorageExhaustedError:
-            raise  # this shows nothing about the log
+            raise  # the log may be intact
         except (StorageError, OSError, ValueError) as error:
             return Log.damaged(self._fs, directory, config, str(error)), None
 
     def _missing_log(self, name: str, config: LogConfig) -> Log | None:
-        """Return a damaged log for a directory that is missing, or None if the log was empty at a clean stop
-        or has no recovery point."""
+        """Return a damaged log for a missing directory. Return None if no records are lost: the log was empty
+        at an orderly stop, or has no recovery point."""
         end, point = self._clean_ends.get(name), self._points.points.get(name)
         records = None
         if end is not None:
@@ -277,7 +315,8 @@ class LogStore:
     def _sync_recovered(self, recovered: Sequence[tuple[TopicPartition, Log, RecoverySync]]) -> None:
         """Run the syncs of all recoveries together. A log that cannot be synced is not used (R24).
 
-        Raises StorageExhaustedError if any sync did. Those logs are then not loaded; their files stay.
+        Raises StorageExhaustedError if any sync raised it. The logs of those syncs are then not loaded; their
+        files stay.
         """
         exhausted: StorageExhaustedError | None = None
         errors = self._fs.run_all([unsynced.run for _, _, unsynced in recovered])
@@ -297,7 +336,8 @@ class LogStore:
             raise exhausted
 
     def _look_around(self, names: Iterable[str]) -> None:
-        """Report unknown directories, and remove the logs that an earlier process deleted."""
+        """Report the directories of unknown logs, and remove the files of logs that an earlier process
+        deleted."""
         ours = set(self._names.values())
         unknown: list[str] = []
         for name in sorted(names):
@@ -310,6 +350,10 @@ class LogStore:
             if name not in self.unknown_directories:
                 logger.warning("unknown directory %s", Fields(path=self._join(name), action="left alone"))
         self.unknown_directories = unknown
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     def close(self, *, clean: bool = True, broker_epoch: int = NO_BROKER_EPOCH) -> None:
         """Close every log and unlock the directory. Idempotent.
@@ -324,14 +368,17 @@ class LogStore:
         self.on_moved = None
         try:
             logs = list(self._logs.values())
-            errors = self._fs.run_all([partial(log.close, clean=clean) for log in logs])
+            if not clean:
+                for log in () if self._fs.is_memory else logs:
+                    log.close(clean=False)  # closes its files
+                return
+            errors = self._fs.run_all([partial(log.close, clean=True) for log in logs])
             for log, error in zip(logs, errors, strict=True):
                 if isinstance(error, OSError | StorageExhaustedError):
                     logger.error("log not closed %s", Fields(directory=log.directory, error=error))
                 elif error is not None:
                     raise error
-            if clean:
-                self._write_marker(broker_epoch)
+            self._write_marker(broker_epoch)
         finally:
             self._lock.release()
 
@@ -341,7 +388,7 @@ class LogStore:
             end = log.clean_end
             if end is not None:
                 ends[self._names[tp]] = end
-            elif not log.is_damaged:  # a damaged log is never listed
+            elif not log.is_damaged:  # a damaged log is never listed, and does not change the epoch
                 broker_epoch = NO_BROKER_EPOCH
         marker = encode_clean_shutdown(CleanShutdown(broker_epoch, ends))
         try:
@@ -376,7 +423,7 @@ class LogStore:
         file.write_at(0, encode_partition(tp.topic, topic_id, tp.partition))
         file.close()
         self._forgotten.pop(name, None)
-        self._unrecorded.append((name, log))
+        self._unrecorded[name] = log
         self._add(tp, name, log)
         self._wake()
         return log
@@ -417,87 +464,124 @@ class LogStore:
             self._fs.rename(log.directory, log.directory + layout.DELETED_SUFFIX)
             self._retired.add(log.directory + layout.DELETED_SUFFIX)
 
-    def replace_damaged(self, tp: TopicPartition, topic_id: str, config: LogConfig) -> Log:
-        """Replace a damaged log by an empty one. The damaged files are kept beside it (R24).
+    def release_log(self, tp: TopicPartition) -> None:
+        """Close a log, so that ``create_log`` recovers it from its files."""
+        log = self._logs.pop(tp)
+        del self._names[tp]
+        log.close(clean=False)
 
-        Until ``keep_replacement``, ``reinstate_damaged`` can undo this, also in a later process (R52). Use
-        it only for a replica that is in no in-sync set. Raises StorageExhaustedError, OSError.
+    def begin_replace(self, tp: TopicPartition) -> LogExchange:
+        """Begin to replace a damaged log by an empty one. After ``finish``, the caller makes the empty log
+        with ``create_log``. The damaged files are kept beside it (R24).
+
+        Until ``keep_replacement`` is called, ``begin_reinstate`` can undo this, also in a later process
+        (R52). Use it only for a replica that is in no in-sync set.
         """
         damaged, name = self._logs[tp], self._names[tp]
         assert damaged.is_damaged, f"{tp} is not damaged"
         damage = damaged.damage
         end = damaged.log_end_offset
         if damage is not None:
-            end = max(end, damage.sound_end_offset + (damage.records_in_doubt or 0))
+            end = max(end, damage.known_end_offset)
         damaged.close(clean=False)
-        if self._fs.exists(damaged.directory):
-            if tp in self._replaced:  # it was incomplete; ``reinstate_damaged`` needs the earlier one
-                self._set_aside(damaged.directory, name)
-            else:
-                self._fs.rename(damaged.directory, self._replaced_path(name, end))
-                self._fs.sync_dir(self._path)
+        # If this log itself replaced a damaged log, it is incomplete; ``begin_reinstate`` needs that log.
+        target = None if tp in self._replaced else self._replaced_path(name, end)
+
+        def run() -> None:
+            if self._fs.exists(damaged.directory):
+                if target is None:
+                    self._set_aside(damaged.directory, name)
+                else:
+                    self._fs.rename(damaged.directory, target)
+            self._forget_durably(name)
+
+        def finish(_config: LogConfig) -> None:
+            if target is not None and self._fs.exists(target):
                 self._replaced[tp] = end, damage
-        self._remove_log(tp)
-        return self.create_log(tp, topic_id, config)
+            self._remove_log(tp)
+
+        return LogExchange(run, finish)
 
     def replaced_end(self, tp: TopicPartition) -> int | None:
-        """Return the log end offset of the damaged log that ``reinstate_damaged`` would put back; None if
+        """Return the log end offset of the damaged log that ``begin_reinstate`` would put back; None if
         there is none."""
         replaced = self._replaced.get(tp)
         return None if replaced is None else replaced[0]
 
-    def keep_replacement(self, tp: TopicPartition) -> None:
-        """Rename the damaged log that was replaced, so that it is kept only for inspection. Has no effect if
-        there is none. Raises OSError."""
+    def keep_replacement(self, tp: TopicPartition) -> Callable[[], None] | None:
+        """Make ``begin_replace`` final: rename the damaged log, so that it is kept only for inspection.
+
+        Returns a function that syncs the new name, in any thread, or None if no log was replaced. Raises
+        OSError.
+        """
         replaced = self._replaced.get(tp)
-        if replaced is not None:
-            name = self._names[tp]
-            self._set_aside(self._replaced_path(name, replaced[0]), name)
-            del self._replaced[tp]
+        if replaced is None:
+            return None
+        name = self._names[tp]
+        self._set_aside(self._replaced_path(name, replaced[0]), name)
+        del self._replaced[tp]
+        return self._sync_names
 
-    def reinstate_damaged(self, tp: TopicPartition, config: LogConfig) -> Log:
-        """Put back the damaged log that was replaced. The log that had replaced it is kept beside it (R52).
+    def _sync_names(self) -> None:
+        try:
+            self._fs.sync_dir(self._path)
+        except (OSError, StorageExhaustedError) as error:  # after a power loss the next start repeats it
+            logger.warning("names not synced %s", Fields(path=self._path, error=error))
 
-        The returned log is offline; the next start reads its files. Raises StorageExhaustedError, OSError.
+    def begin_reinstate(self, tp: TopicPartition) -> LogExchange:
+        """Begin to undo ``begin_replace`` by putting the damaged log back. The files of the log that replaced
+        it are kept beside it (R52).
+
+        After ``finish``, ``get`` returns the damaged log. It is offline; the next start reads its files.
         """
         log, name = self._logs[tp], self._names[tp]
         end, damage = self._replaced[tp]
         log.close(clean=False)
-        if self._fs.exists(log.directory):
-            self._set_aside(log.directory, name)
-        self._fs.rename(self._replaced_path(name, end), log.directory)
-        self._fs.sync_dir(self._path)
-        del self._replaced[tp]
-        self._remove_log(tp)
-        damaged = Log(self._fs, self._join(name), config, end=end)
-        if damage is None:
-            damaged.mark_damaged("it was found damaged before the last start", records_in_doubt=end)
-        else:
-            damaged.mark_damaged(
-                damage.cause,
-                sound_end_offset=damage.sound_end_offset,
-                records_in_doubt=damage.records_in_doubt,
-            )
-        self._add(tp, name, damaged)
-        return damaged
+
+        def run() -> None:
+            if self._fs.exists(replaced := self._replaced_path(name, end)):
+                if self._fs.exists(log.directory):
+                    self._set_aside(log.directory, name)
+                self._fs.rename(replaced, log.directory)
+            self._forget_durably(name)
+
+        def finish(config: LogConfig) -> None:
+            del self._replaced[tp]
+            self._remove_log(tp)
+            damaged = Log(self._fs, self._join(name), config, end=end)
+            if damage is None:
+                damaged.mark_damaged("it was found damaged before the last start", records_in_doubt=end)
+            else:
+                damaged.mark_damaged(
+                    damage.cause,
+                    sound_end_offset=damage.sound_end_offset,
+                    records_in_doubt=damage.records_in_doubt,
+                )
+            self._add(tp, name, damaged)
+
+        return LogExchange(run, finish)
 
     def _replaced_path(self, name: str, end: int) -> str:
         return f"{self._join(name)}{layout.REPLACED_SUFFIX}{end}"
 
     def _set_aside(self, path: str, name: str) -> None:
-        """Rename the directory ``path`` durably to the next free name of a damaged copy of ``name``."""
+        """Rename the directory ``path`` to the next free name of a damaged copy of ``name``."""
         number = 1
         while self._fs.exists(kept := f"{self._join(name)}{layout.DAMAGED_SUFFIX}{number}"):
             number += 1
         self._fs.rename(path, kept)
+
+    def _forget_durably(self, name: str) -> None:
+        """Sync the new name of a log's directory, and remove its recovery point. With the point, a new log in
+        a directory of the old name would count as damaged."""
         self._fs.sync_dir(self._path)
+        self._points.write({name: None})
 
     def _remove_log(self, tp: TopicPartition) -> None:
-        """Remove a closed log whose directory was renamed, and its recovery point."""
+        """Remove a closed log whose directory was renamed."""
         log, name = self._logs.pop(tp), self._names.pop(tp)
         self._forget(log, name)
         self._clean_ends.pop(name, None)
-        self.checkpoint()  # with the old recovery point, another log of this name would be considered damaged
 
     def begin_removal(
         self, now_ms: int, files: Iterable[str] = (), delay_ms: int = 60_000
@@ -520,15 +604,20 @@ class LogStore:
         closed."""
         return sum(log.release_idle() for log in self._logs.values())
 
+    @property
+    def has_retired(self) -> bool:
+        """Whether directories of deleted logs wait for their removal."""
+        return len(self._retired) > 0
+
     def _forget(self, log: Log, name: str) -> None:
         """Remove the recovery point of a log with the next checkpoint."""
         self._moved.pop(log.directory, None)
-        self._unrecorded = [one for one in self._unrecorded if one[0] != name]
+        self._unrecorded.pop(name, None)
         self._forgotten[name] = None
         self._wake()
 
     def _on_moved(self, directory: str, change: SyncWork | RecoveryPoint) -> None:
-        """Note that the recovery point of a log has moved. Called in any thread."""
+        """Record that the recovery point of a log has moved. Called in any thread."""
         is_first = not self._moved
         self._moved[directory] = change
         if is_first:
@@ -540,9 +629,10 @@ class LogStore:
 
     @property
     def metadata_offset(self) -> int | None:
-        """A metadata offset that an earlier session has reached; None if there was no session.
+        """A metadata offset that this node had reached in an earlier session; None if there was no session, 0
+        if only the logs prove that there was one.
 
-        0 if only the logs prove that there was a session. Metadata that ends before it is refused (R25).
+        A node must not start with metadata that ends below this offset (R25).
         """
         point = self._points.points.get(METADATA_POINT)
         if point is not None:
@@ -557,29 +647,32 @@ class LogStore:
             self._on_moved(METADATA_POINT, RecoveryPoint(offset))
 
     def checkpoint(self) -> None:
-        """Write the recovery points that moved. Raises OSError or StorageExhaustedError; the old points then
-        stay."""
+        """Write the recovery points that moved. Raises OSError or StorageExhaustedError; then the old points
+        stay valid."""
         work = self.begin_checkpoint()
         if work is not None:
             work()
 
     def begin_checkpoint(self) -> Callable[[], None] | None:
-        """Return the write of the recovery points that moved; None if none did (R24).
+        """Return a function that writes the recovery points that moved; None if none did (R24).
 
-        It may run in any thread. Its cost depends on the points that moved, not on the number of logs. After
-        OSError or StorageExhaustedError the old points stay valid, and the next checkpoint repeats the write.
+        The function may run in any thread. Its cost depends on the points that moved, not on the number of
+        logs. After OSError or StorageExhaustedError the old points stay valid, and the next checkpoint
+        repeats the write.
         """
         if not (self._moved or self._forgotten or self._unrecorded or self._points.has_failed):
             return None
         changes: dict[str, Change] = dict.fromkeys(self._forgotten)
-        created = [name for name, log in self._unrecorded if log.damage is None]
+        created = [name for name, log in self._unrecorded.items() if log.damage is None]
         has_names = bool(created or self._forgotten)
         changes |= {name: RecoveryPoint() for name in created}
         for directory, change in list(self._moved.items()):
-            changes[directory.rpartition("/")[2]] = change
+            changes[layout.name_of(directory)] = change
         # Entries are deleted one by one, because the logs refer to this dict, and a truncation in another
         # thread may have replaced an entry since it was read: that one stays for the next checkpoint.
-        for directory in [one for one, change in self._moved.items() if change is changes.get(_name(one))]:
+        for directory in [
+            one for one, change in self._moved.items() if change is changes.get(layout.name_of(one))
+        ]:
             del self._moved[directory]
         self._forgotten.clear()
         self._unrecorded.clear()
@@ -594,18 +687,14 @@ class LogStore:
         return layout.join(self._path, name)
 
 
-def _name(directory: str) -> str:
-    return directory.rpartition("/")[2]
+def _boot_line(boot_id: str) -> bytes:
+    return boot_id.encode() + b"\n"
 
 
 def _parts(name: str) -> layout.LogDirectoryName:
     parsed = layout.parse_log_directory_name(name)
     assert parsed is not None, f"{name} was built by log_directory_name"
     return parsed
-
-
-def _age(point: RecoveryPoint) -> tuple[int, int]:
-    return point.truncations, point.recovery_point
 
 
 def _refuse_strange(path: str, identity: NodeIdentity, cluster_id: str | None, node_id: int) -> None:

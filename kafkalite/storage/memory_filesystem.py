@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final
 
-from kafkalite.errors import DataDirectoryError, DiskFullError
+from kafkalite.errors import DataDirectoryError, DiskFullError, WrongFileTypeError
 from kafkalite.rng import Rng
-from kafkalite.storage.filesystem import SHORTAGE_BYTES, Buffer, File, run_one, write_atomically
+from kafkalite.storage.filesystem import SHORTAGE_BYTES, Buffer, File, run_one, set_aside, write_atomically
 from kafkalite.storage.layout import parent
 
 PAGE_BYTES: Final = 4096
@@ -138,7 +138,8 @@ class _Directory:
 def apply_name_operation(
     names: dict[str, _Inode | _Directory], operation: tuple[str, str, _Inode | _Directory | None]
 ) -> None:
-    """Apply an operation if it is possible; operations that it depends on may have been undone."""
+    """Apply ``operation``, (kind, name, file or directory), to ``names``. A rename has the name ``old/new``,
+    and is skipped if the old name does not exist because an earlier operation was undone."""
     kind, name, node = operation
     if kind == "unlink":
         names.pop(name, None)
@@ -220,6 +221,8 @@ class MemoryFileSystem:
     ``crashable`` enables ``crash``, at the cost of copying each file when it is synced.
     """
 
+    is_memory = True
+
     def __init__(self, *, capacity_bytes: int | None = None, crashable: bool = False) -> None:
         self._root = _Directory()
         self._crashable = crashable
@@ -253,6 +256,12 @@ class MemoryFileSystem:
     def fail_next_write(self, count: int = 1) -> None:
         """Make the next ``count`` writes fail with an error other than a full disk."""
         self._failing_writes = count
+
+    def heal(self) -> None:
+        """Let all syncs and writes succeed again, and remove the limit of ``capacity_bytes``."""
+        self._failing_syncs = self._failing_writes = 0
+        self.loses_pages = False
+        self.capacity_bytes = None
 
     def check_sync(self, path: str) -> None:
         self.sync_count += 1
@@ -289,7 +298,10 @@ class MemoryFileSystem:
             node = _Inode(crashable=self._crashable)
             self._change(directory, ("link", name, node))
         if isinstance(node, _Directory):
-            raise IsADirectoryError(21, "is a directory", path)
+            if not create:
+                raise _is_a_directory(path)
+            set_aside(self, path)
+            return self.open(path, create=True)
         return MemoryFile(self, node, path)
 
     def exists(self, path: str) -> bool:
@@ -303,13 +315,15 @@ class MemoryFileSystem:
 
     def make_dirs(self, path: str) -> None:
         directory = self._root
+        reached = ""
         for part in _parts(path):
+            reached += f"/{part}"
             node = directory.entries.get(part)
             if node is None:
                 node = _Directory()
                 self._change(directory, ("link", part, node))
             if not isinstance(node, _Directory):
-                raise NotADirectoryError(20, "not a directory", path)
+                raise _is_a_file(reached)
             directory = node
 
     def rename(self, old: str, new: str) -> None:
@@ -317,16 +331,24 @@ class MemoryFileSystem:
         directory = self._directory(parent(old))
         if _name(old) not in directory.entries:
             raise FileNotFoundError(2, "no such file", old)
+        if isinstance(self._find(old), _Inode) and isinstance(self._find(new), _Directory):
+            set_aside(self, new)
         self._change(directory, ("rename", f"{_name(old)}/{_name(new)}", None))
 
     def unlink(self, path: str) -> None:
         directory = self._directory(parent(path))
         if _name(path) not in directory.entries:
             raise FileNotFoundError(2, "no such file", path)
-        self._change(directory, ("unlink", _name(path), None))
+        if isinstance(self._find(path), _Directory):
+            set_aside(self, path)
+        else:
+            self.remove_tree(path)
 
     def remove_tree(self, path: str) -> None:
-        self.unlink(path)
+        directory = self._directory(parent(path))
+        if _name(path) not in directory.entries:
+            raise FileNotFoundError(2, "no such file", path)
+        self._change(directory, ("unlink", _name(path), None))
 
     def sync_dir(self, path: str) -> None:
         directory = self._directory(path)
@@ -352,7 +374,7 @@ class MemoryFileSystem:
     def lock(self, path: str) -> MemoryLock:
         if path in self.locked:
             raise DataDirectoryError(f"{parent(path)} is in use", hint="close the other one first")
-        self.open(path, create=True)
+        self.open(path, create=not self.exists(path))
         self.locked.add(path)
         return MemoryLock(self, path)
 
@@ -362,24 +384,38 @@ class MemoryFileSystem:
             directory.pending.append(operation)
 
     def _find(self, path: str) -> _Inode | _Directory | None:
-        node: _Inode | _Directory | None = self._root
-        for part in _parts(path):
-            if not isinstance(node, _Directory):
+        directory = self._root
+        *parents, name = _parts(path) or ("",)
+        for part in parents:
+            node = directory.entries.get(part)
+            if type(node) is not _Directory:
                 return None
-            node = node.entries.get(part)
-        return node
+            directory = node
+        return directory.entries.get(name) if name else directory
 
     def _inode(self, path: str) -> _Inode:
         node = self._find(path)
-        if not isinstance(node, _Inode):
+        if isinstance(node, _Directory):
+            raise _is_a_directory(path)
+        if node is None:
             raise FileNotFoundError(2, "no such file", path)
         return node
 
     def _directory(self, path: str) -> _Directory:
         node = self._find(path)
-        if not isinstance(node, _Directory):
+        if isinstance(node, _Inode):
+            raise _is_a_file(path)
+        if node is None:
             raise FileNotFoundError(2, "no such directory", path)
         return node
+
+
+def _is_a_directory(path: str) -> WrongFileTypeError:
+    return WrongFileTypeError(path=path, expected="a regular file", actual="a directory")
+
+
+def _is_a_file(path: str) -> WrongFileTypeError:
+    return WrongFileTypeError(path=path, expected="a directory", actual="a regular file")
 
 
 @lru_cache(maxsize=4096)

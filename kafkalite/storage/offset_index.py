@@ -21,7 +21,8 @@ assert array("I").itemsize == 4
 
 
 class OffsetIndex:
-    """The offset index of one segment. Invariants: both arrays have equal length and strictly increase."""
+    """The offset index of one segment. Invariant: the arrays of relative offsets and of positions have equal
+    length, and both strictly increase."""
 
     __slots__ = ("positions", "relative_offsets")
 
@@ -43,22 +44,25 @@ class OffsetIndex:
         return self.relative_offsets[-1] if self.relative_offsets else 0
 
     def append(self, relative_offset: int, position: int) -> None:
-        """Add an entry for the batch at ``position``. Both numbers must exceed all earlier ones."""
+        """Add an entry for the batch at ``position``. Offset and position must exceed those of all earlier
+        entries."""
         assert position > self.last_position and (
             not self.relative_offsets or relative_offset > self.relative_offsets[-1]
         )
         self.relative_offsets.append(relative_offset)
         self.positions.append(position)
 
-    def position_before_offset(self, relative_offset: int) -> int:
-        """Return the position of the last entry at or below ``relative_offset``, or 0 if there is none."""
+    def entry_before_offset(self, relative_offset: int) -> tuple[int, int]:
+        """Return (position, relative offset) of the last entry at or below ``relative_offset``, or (0, 0) if
+        there is none."""
         index = bisect_right(self.relative_offsets, relative_offset)
-        return self.positions[index - 1] if index else 0
+        return (self.positions[index - 1], self.relative_offsets[index - 1]) if index else (0, 0)
 
-    def position_before_position(self, position: int) -> int:
-        """Return the largest indexed batch start at or below ``position``, or 0 if there is none."""
+    def entry_before_position(self, position: int) -> tuple[int, int]:
+        """Return (position, relative offset) of the last entry at or below ``position``, or (0, 0) if there
+        is none."""
         index = bisect_right(self.positions, position)
-        return self.positions[index - 1] if index else 0
+        return (self.positions[index - 1], self.relative_offsets[index - 1]) if index else (0, 0)
 
     def truncate_to_position(self, position: int) -> None:
         """Remove the entries of batches that start at or above ``position``."""

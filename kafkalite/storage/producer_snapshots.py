@@ -3,8 +3,8 @@
 A snapshot ``<20-digit offset>.producers`` holds the state that results from all batches below its offset. A
 snapshot is written when a segment is closed, at an orderly stop, and every SNAPSHOT_EVERY_BYTES in the active
 segment. So the state is restored from the newest snapshot and a scan of the headers after it. Snapshots have
-a checksum and are written without a sync: a torn or missing snapshot only makes the scan longer. A log is not
-scanned until its producers are requested.
+a checksum, name their log and offset, and are written without a sync: a torn or missing snapshot, or one of
+another log (R42), only makes the scan longer. A log is not scanned until its producers are requested.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from kafkalite.limits import MIB
 from kafkalite.log_fields import Fields
 from kafkalite.model import NO_PRODUCER_ID, NO_TIMESTAMP
 from kafkalite.records.control import MARKER_BYTES
+from kafkalite.records.gaps import replaced_by
 from kafkalite.records.header import CONTROL_BIT, TRANSACTIONAL_BIT, scan_producers
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import LogState, decode_producers, encode_producers
@@ -35,13 +36,17 @@ SNAPSHOT_EVERY_BYTES: Final = 64 * MIB
 
 
 class ProducerSnapshots:
-    """The producer states of one log. Invariants: ``states``, unless None, results from all batches of the
-    log. ``_offsets`` are the offsets of the snapshots on disk, ascending."""
+    """The producer states of one log, and their snapshots on disk.
+
+    Invariants: ``states`` covers all batches of the log, or is None: not loaded yet, or discarded by
+    ``truncate``. ``_offsets`` are the offsets of the snapshots on disk, ascending.
+    """
 
     __slots__ = ("_directory", "_fs", "_offsets", "_saved_bytes", "states")
 
     def __init__(self, fs: FileSystem, directory: str, offsets: Iterable[int] | None = None) -> None:
-        """``offsets`` are those of the snapshots on disk; None for a new log, which has no producers."""
+        """``offsets`` are the offsets of the snapshots on disk; None for a new log, which has no
+        producers."""
         self._fs = fs
         self._directory = directory
         self._offsets = sorted(offsets or ())
@@ -51,10 +56,11 @@ class ProducerSnapshots:
     def load(
         self, segments: SegmentList, state: LogState, log_start_offset: int, end_offset: int
     ) -> ProducerStates:
-        """Restore the states as of ``end_offset``, which is the log end. Raises CorruptLogError, OSError."""
+        """Restore the states as of ``end_offset``: the log end, or the sound end of a damaged log. Raises
+        CorruptLogError, OSError."""
         states, offset = self._newest(state, end_offset)
         for segment in segments:
-            if segment.next_offset <= offset:
+            if segment.next_offset <= offset or segment.base_offset >= end_offset:
                 continue
             _walk(states, segment, offset)
         states.aborted.delete_before(log_start_offset)
@@ -93,7 +99,7 @@ class ProducerSnapshots:
         try:
             file = self._fs.open(path, create=True)
             file.truncate(0)
-            file.write_at(0, encode_producers(self.states, truncations))
+            file.write_at(0, encode_producers(self.states, truncations, path))
             file.close()
             self._offsets.append(offset)
             for replaced in [one for one in self._offsets if keep_from < one < offset]:
@@ -112,6 +118,10 @@ class ProducerSnapshots:
         self._saved_bytes = 0
         for offset in [one for one in self._offsets if one > end_offset]:
             self._remove(offset)
+
+    def limit_to(self, end_offset: int) -> None:
+        """Do not use the snapshots above ``end_offset``, the sound end of a damaged log. Their files stay."""
+        self._offsets = [one for one in self._offsets if one <= end_offset]
 
     def delete_before(self, log_start_offset: int) -> None:
         """Remove the snapshots at or below the log start, except the newest of them."""
@@ -137,7 +147,11 @@ def _walk(states: ProducerStates, segment: Segment, offset: int) -> None:
         view, start, segment.size_bytes
     ):
         producer_id, epoch, sequence = producer
-        if producer_id == NO_PRODUCER_ID or base_offset < offset:
+        if base_offset < offset:
+            continue
+        if producer_id == NO_PRODUCER_ID:
+            if attributes & CONTROL_BIT and (replaced := replaced_by(view, position, attributes)):
+                states.note_replaced(replaced, NO_TIMESTAMP)
             continue
         last_offset = base_offset + last_delta
         batch = (producer_id, epoch, sequence, base_offset, last_offset, max_ms, NO_TIMESTAMP, crc)

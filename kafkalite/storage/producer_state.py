@@ -12,6 +12,7 @@ epoch plus one. This becomes the producer's epoch, so that late batches are refu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -27,6 +28,7 @@ from kafkalite.errors import (
 )
 from kafkalite.model import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from kafkalite.records.control import parse_marker
+from kafkalite.records.gaps import ReplacedBatch
 from kafkalite.records.header import CONTROL_BIT, BatchHeader, Buffer, log_append_time_crc
 from kafkalite.storage.aborted_index import ABORTED, Aborted, AbortedIndex
 
@@ -88,8 +90,8 @@ class ProducerState:
     transaction_start_offset: int = NO_OFFSET  #: NO_OFFSET if no transaction is open here
 
     def is_from_current_coordinator(self, coordinator_epoch: int) -> bool:
-        """Whether ``coordinator_epoch``, which a marker has, is at least the epoch of the producer's last
-        marker (R32)."""
+        """Whether a marker with ``coordinator_epoch`` is from the current coordinator: the epoch is at least
+        that of the producer's last marker (R32)."""
         return coordinator_epoch >= self.coordinator_epoch
 
     def fence(self, marker_epoch: int) -> None:
@@ -141,9 +143,9 @@ class ProducerStates:
         """Return None if ``batch`` is next in sequence. If it is a repetition, return the first copy (R28).
 
         Raises InvalidRecordError (no sequence), UnknownProducerIdError, InvalidProducerEpochError,
-        OutOfOrderSequenceNumberError. OutOfOrderSequenceNumberError is also raised for earlier sequences than
-        those of the last five batches, and for the sequences of one of these batches with other content. In
-        both cases the batch may not be in the log.
+        OutOfOrderSequenceNumberError. OutOfOrderSequenceNumberError is also raised if the sequences are lower
+        than those of the last five batches, or equal to those of one of them although the content differs. In
+        both cases the log may not contain the batch.
         """
         first = header.base_sequence
         if first < 0 or header.producer_epoch < 0:
@@ -211,9 +213,9 @@ class ProducerStates:
     def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> bool:
         """Whether a marker must be appended. False if the log already contains it.
 
-        A marker ends a transaction of an earlier epoch than its own. An open transaction with the marker's
-        epoch is a later one, which a repeated marker must not end. Raises TransactionCoordinatorFencedError,
-        InvalidProducerEpochError.
+        A marker ends only a transaction of an earlier epoch than the marker's. If the open transaction has
+        the same epoch as the marker, it began after that marker, and a repetition of the marker must not end
+        it. Raises TransactionCoordinatorFencedError, InvalidProducerEpochError.
         """
         producer = self._producers.get(producer_id)
         if producer is None:
@@ -261,6 +263,16 @@ class ProducerStates:
         batches.append(batch)
         if len(batches) > KEPT_BATCHES:
             del batches[0]
+
+    def note_replaced(self, replaced: ReplacedBatch, now_ms: int) -> None:
+        """Add the batch that a gap describes, unless it is known already."""
+        producer = self._producers.get(replaced.producer_id)
+        known = producer.batches if producer is not None and producer.epoch == replaced.epoch else []
+        if all(batch.base_offset != replaced.base_offset for batch in known):
+            offsets = (replaced.base_offset, replaced.last_offset)
+            times = (replaced.max_timestamp_ms, now_ms)
+            sequence = replaced.first_sequence
+            self.note(replaced.producer_id, replaced.epoch, sequence, *offsets, *times, replaced.crc)
 
     def note_open(self, producer_id: int, epoch: int, base_offset: int, now_ms: int) -> None:
         """Add a transactional batch. The first batch of a transaction opens it in this log."""
@@ -377,15 +389,27 @@ class ProducerStates:
             del self._producers[producer_id]
         return len(gone)
 
+    def expires_ms(self, expiration_ms: int) -> float:
+        """Return the time in milliseconds when ``expire`` with this ``expiration_ms`` next forgets a
+        producer; infinity if there are none."""
+        return min(
+            (
+                -math.inf if one.last_append_ms == NO_TIMESTAMP else one.last_append_ms + expiration_ms
+                for producer_id, one in self._producers.items()
+                if producer_id not in self.open
+            ),
+            default=math.inf,
+        )
+
     # --- as text ---------------------------------------------------------------------------------------
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of a snapshot.
 
-        Each producer has one line: id, epoch, last append, coordinator epoch, first offset of its open
-        transaction, and its batches, whose fields are separated by colons. Then the ended transactions
-        follow. The lines of ended transactions begin with ``ended`` if the marker may be uncommitted, and
-        those of the aborted index begin with ``aborted``.
+        First, one line for each producer: id, epoch, last append, coordinator epoch, first offset of its open
+        transaction, and its batches, whose fields are separated by colons. Then one line for each ended
+        transaction: it begins with ``ended`` if the marker may be uncommitted, and with ``aborted`` if it is
+        an entry of the aborted index.
         """
         for producer_id in sorted(self._producers):
             one = self._producers[producer_id]

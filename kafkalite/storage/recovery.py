@@ -12,6 +12,8 @@ segment's first batch as soon as that batch is appended, so a segment that was n
 
 * segments wholly below the proven end are not read, but their fingerprints are checked;
 * the rest is read, from the last trusted index entry on, and every batch must have its CRC and its offset;
+* the leader epoch of each of these batches must be the one that the leader-epochs file has for its offset,
+  since the CRC does not cover it (R58);
 * a bad batch, a gap or an early end **below** the proven end is damage;
 * **above** it, it is a torn tail if the system may have lost unsynced bytes, in any order, since it was
   written: everything from there on is moved to files beside the log, with one log event;
@@ -31,12 +33,14 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
-from kafkalite.errors import CorruptBatchError, CorruptLogError
+from kafkalite.errors import CorruptBatchError, CorruptLogError, WrongFileTypeError
 from kafkalite.log_fields import Fields
 from kafkalite.model import NO_OFFSET
 from kafkalite.records.header import HEADER_BYTES, BatchHeader, check, parse_header, total_length
@@ -47,6 +51,7 @@ from kafkalite.storage.checkpoints import (
     LogState,
     PartitionIdentity,
     RecoveryPoint,
+    SavedEpochs,
     decode_leader_epochs,
     decode_log_state,
     decode_partition,
@@ -56,14 +61,24 @@ from kafkalite.storage.checkpoints import (
     encode_partition,
 )
 from kafkalite.storage.compaction_swap import finish_swaps
-from kafkalite.storage.damage import Damage, find_batch, head_of, intact_runs, is_complete, repair_hint
+from kafkalite.storage.damage import (
+    Damage,
+    batch_at,
+    find_batch,
+    head_of,
+    intact_runs,
+    is_complete,
+    repair_hint,
+)
 from kafkalite.storage.filesystem import FileSystem, unlink_existing
 from kafkalite.storage.index_block import OFFSET_ENTRY_BYTES, OFFSET_MAGIC, Block, last_block
-from kafkalite.storage.leader_epochs import EpochEntry, LeaderEpochs
+from kafkalite.storage.leader_epochs import LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.segment import Segment
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: The number of bytes at the end of an index file in which its last block is searched.
 _LAST_BLOCK_BYTES: Final = 4096
@@ -134,7 +149,8 @@ class _Cut(NamedTuple):
 
 
 class _Stop(NamedTuple):
-    """The end of a segment's intact batches, and the ``problem`` there; None if only zeros follow."""
+    """Where the intact batches of a segment end. ``problem`` describes the damage there; None if only zeros
+    follow."""
 
     position: int
     offset: int
@@ -162,8 +178,13 @@ def open_clean(fs: FileSystem, directory: str, config: LogConfig, end: CleanEnd)
         _closed_segment(fs, directory, config, state, base, next_offset)
         for base, next_offset in zip(bases, [*bases[1:], log_end_offset], strict=bool(bases))
     ]
-    saved = _saved_epochs(fs, directory, state)
-    epochs = LeaderEpochs(saved or _walk_epochs(segments, log_end_offset).entries())
+    saved = read_epochs(fs, directory, state)
+    if segments and end.end is not None and saved is not None:
+        last_header = segments[-1].header_at(end.end.position)
+        if _is_newer(last_header, saved) and _has_newer_end(segments, log_end_offset, saved):
+            _log_older(directory)
+            saved = None
+    epochs = LeaderEpochs(saved.entries) if saved else _walk_epochs(segments, log_end_offset)
     epochs.truncate_from_end(log_end_offset)
     epochs.truncate_from_start(start)
     offsets = _producers_offsets(names)
@@ -172,7 +193,7 @@ def open_clean(fs: FileSystem, directory: str, config: LogConfig, end: CleanEnd)
         state,
         log_end_offset,
         epochs,
-        epochs_saved=epochs.entries() == saved,
+        epochs_saved=saved is not None and saved.is_ahead and epochs.entries() == saved.entries,
         producers_offsets=offsets if segments or offsets else None,
     )
 
@@ -223,7 +244,8 @@ def recover(
     have lost unsynced bytes; False if only the process ended. Raises CorruptLogError if nothing of the log
     can be trusted; OSError. Nothing is synced yet: run ``unsynced`` of the result before the log is used.
     """
-    return _Recovery(fs, directory, config, point, identity, may_lack_unsynced).run()
+    begin = partial(_Recovery, fs, directory, config, point, identity, may_lack_unsynced)
+    return _with_valid_epochs(begin, _Recovery.run)
 
 
 def diagnose(
@@ -233,11 +255,21 @@ def diagnose(
     point: RecoveryPoint,
     identity: PartitionIdentity | None,
 ) -> Damage | None:
-    """Return the damage that ``recover`` would find with ``may_lack_unsynced`` False. Raises the same errors.
+    """Return the damage that ``recover`` would find with ``may_lack_unsynced`` False, or None. Raises the
+    same errors.
 
     The caller passes a file system that ignores changes.
     """
-    return _Recovery(fs, directory, config, point, identity, False).diagnose()
+    begin = partial(_Recovery, fs, directory, config, point, identity, False)
+    return _with_valid_epochs(begin, _Recovery.diagnose)
+
+
+def _with_valid_epochs(begin: Callable[..., _Recovery], work: Callable[[_Recovery], T]) -> T:
+    """Return the result of ``work``. If the leader-epochs file is an older version, repeat without it."""
+    try:
+        return work(begin())
+    except _OlderEpochsError:
+        return work(begin(has_epochs=False))
 
 
 def read_log_state(fs: FileSystem, directory: str) -> LogState:
@@ -250,7 +282,7 @@ def read_log_state(fs: FileSystem, directory: str) -> LogState:
 
 
 def restored_state(fs: FileSystem, directory: str, point: RecoveryPoint) -> tuple[LogState, bool]:
-    """Return the log's state, and whether it was restored from its copy in the recovery point.
+    """Return (the log's state, whether it was restored from its copy in the recovery point).
 
     Raises CorruptLogError if the file is unreadable and there is no recovery point.
     """
@@ -294,11 +326,18 @@ def _identity_problem(fs: FileSystem, directory: str, identity: PartitionIdentit
         found = decode_partition(fs.read_bytes(path))
     except FileNotFoundError:
         return f"{path} is missing"
+    except WrongFileTypeError as error:
+        return error.message
     if found is None:
         return f"{path} cannot be read"
     if found != identity:
         return f"{path} is of {found.topic}-{found.partition} with topic id {found.topic_id}"
     return None
+
+
+class _OlderEpochsError(Exception):
+    """Raised before any file is changed if the leader-epochs file is an older version: several batches have
+    an epoch above the last one in the file."""
 
 
 class _Recovery:
@@ -312,8 +351,14 @@ class _Recovery:
         point: RecoveryPoint,
         identity: PartitionIdentity | None,
         may_lack_unsynced: bool,
+        *,
+        has_epochs: bool = True,
     ) -> None:
+        """If ``has_epochs`` is False, the leader-epochs file is not used."""
         self._may_lack_unsynced = may_lack_unsynced
+        self._has_epochs = has_epochs
+        self._saved: SavedEpochs | None = None
+        self._known_epochs = LeaderEpochs()  # the content of the leader-epochs file
         self._fs = fs
         self._directory = directory
         self._config = config
@@ -324,24 +369,27 @@ class _Recovery:
         #: The fingerprint of the recovery point; None if a truncation has made it invalid.
         self._end = point.end if self._proven == point.recovery_point else None
         self._is_identified = False  # the segment with this fingerprint was found
-        self._is_foreign = False  # a segment with another fingerprint was found
-        self._is_end_unknown = False  # an unsynced segment is lost
+        self._is_foreign = False  # the files are those of another log
+        self._is_end_unknown = False  # it is unknown how many records the log had
         self._bases: list[int] = []
-        self._number = 0  # of the segment in ``_bases`` that is examined
+        self._number = 0  # the index in ``_bases`` of the segment that is being examined
         self._indexed: set[int] = set()  # bases of the segments that have an index file
+        self._partly_indexed: list[Segment] = []  # segments whose index files must be written again
         self._segments: list[Segment] = []
         self._read: list[Segment] = []  # the segments that were read: those above the proven end
         self._offset = self._state.log_start_offset
         self._epochs = LeaderEpochs()
         self._cut: _Cut | None = None
+        self._surplus: list[Segment] = []  # closed segments with nonzero bytes after their last batch
 
     def run(self) -> OpenedLog:
         start = self._state.log_start_offset
         names = finish_swaps(self._fs, self._directory, self._fs.list_dir(self._directory))
-        found, saved, damaged = self._read_all(names)
+        found, damaged = self._read_all(names)
         if damaged is not None:
             return damaged
-        if self._offset < start:  # the rest had been deleted; the following batches were never synced
+        # Only batches below the log start are left: they were deleted, and later ones were never synced.
+        if self._offset < start:
             self._segments.clear()
             self._read.clear()
             self._offset = start
@@ -350,13 +398,14 @@ class _Recovery:
         offsets, dropped = self._take_producers(names)
         self._epochs.truncate_from_end(self._offset)
         self._epochs.truncate_from_start(start)
-        unsynced = self._cut_files(saved, changed or dropped)
+        unsynced = self._cut_files(changed or dropped)
+        is_written = unsynced is not None and unsynced.epochs_file is not None
         return OpenedLog(
             self._segments,
             self._state,
             self._offset,
             self._epochs,
-            epochs_saved=True,
+            epochs_saved=is_written or self._saved is None or self._saved.is_ahead,
             producers_offsets=offsets if self._segments or offsets else None,
             unsynced=unsynced,
             torn_records=0 if self._cut is None else self._cut.records,
@@ -365,7 +414,7 @@ class _Recovery:
 
     # --- reading ---------------------------------------------------------------------------------------
 
-    def _read_segments(self, saved_epochs: list[EpochEntry] | None) -> None:
+    def _read_segments(self) -> None:
         """Fill ``_segments`` and ``_epochs`` up to the end of the intact log. Raises CorruptLogError."""
         bases, start = self._bases, self._state.log_start_offset
         first = max(bisect_right(bases, self._proven) - 1, 0)
@@ -398,7 +447,7 @@ class _Recovery:
             self._check_head(segment)
             position, offset = self._resume(segment)
             if number == first:
-                self._take_epochs(saved_epochs, segment, offset)
+                self._take_epochs(segment, offset)
             stop = self._read_batches(segment, position, offset)
             self._segments.append(segment)
             self._read.append(segment)
@@ -428,10 +477,10 @@ class _Recovery:
             raise segment.damaged(0, "the first batch that its index names", "another one, or none")
 
     def _check_fingerprint(self, segment: Segment) -> None:
-        """Check that the segment of the recovery point is the one that was synced (R42).
+        """Check that the segment of the recovery point is the segment that was synced (R42).
 
-        Another fingerprint is accepted for a closed segment of a compacted log: it may have been compacted
-        since.
+        Another fingerprint is accepted if the segment is closed and the log is compacted: a later compaction
+        may have replaced the segment.
         """
         end = self._end
         is_last = segment.base_offset == self._bases[-1]
@@ -470,6 +519,10 @@ class _Recovery:
             raise segment.damaged(segment.size_bytes, expected, f"the end at {block.end_offset}")
         self._check_head(segment)
         segment.load_indexes()
+        if segment.file.read_at(segment.size_bytes, segment.allocated_bytes - segment.size_bytes).strip(
+            b"\0"
+        ):
+            self._surplus.append(segment)
         segment.release()
 
     def _open_segment(self, base: int) -> Segment:
@@ -481,16 +534,22 @@ class _Recovery:
         """Return (position, offset) of the last proven index entry, from which ``segment`` must be read."""
         if segment.base_offset not in self._indexed:
             return 0, segment.base_offset
-        end_offset, _ = segment.take_saved_indexes(self._proven)
+        end_offset, is_whole = segment.take_saved_indexes(self._proven)
+        if not is_whole:
+            self._partly_indexed.append(segment)
         index = segment.offset_index
         length = segment.file.size()
         if end_offset > segment.base_offset and index.last_position >= length:
             raise segment.damaged(length, f"batches up to offset {end_offset}", "the end of the file")
         return index.last_position, segment.base_offset + index.last_relative_offset
 
-    def _take_epochs(self, saved: list[EpochEntry] | None, segment: Segment, offset: int) -> None:
-        """Set ``_epochs`` to the epochs of all batches below ``offset``, which are not read."""
-        self._epochs = LeaderEpochs(saved) if saved else _walk_epochs([*self._segments, segment], offset)
+    def _take_epochs(self, segment: Segment, offset: int) -> None:
+        """Set ``_epochs`` to the epochs of all batches below ``offset``: those in the leader-epochs file if
+        it is valid, otherwise those in the batch headers."""
+        if self._saved:
+            self._epochs = self._known_epochs.copy()
+        else:
+            self._epochs = _walk_epochs([*self._segments, segment], offset)
         self._epochs.truncate_from_end(offset)
 
     def _read_batches(self, segment: Segment, position: int, offset: int) -> _Stop:
@@ -534,12 +593,35 @@ class _Recovery:
             raise CorruptBatchError(f"base offset {header.base_offset}")
         if header.leader_epoch < self._epochs.latest_epoch:
             raise CorruptBatchError(f"leader epoch {header.leader_epoch} behind {self._epochs.latest_epoch}")
+        if not _is_newer(header, self._saved) or not self._may_begin_epochs(header):
+            self._check_epoch(view, position, header)
         return header
+
+    def _may_begin_epochs(self, header: BatchHeader) -> bool:
+        """Whether the leader-epochs file may lack the epoch of a batch (R58).
+
+        The file is written before the first batch of an epoch, but synced only together with it. Earlier
+        versions wrote it only with the sync after that batch.
+        """
+        is_ahead = self._saved is not None and self._saved.is_ahead and not self._may_lack_unsynced
+        return header.last_offset >= self._proven and not is_ahead
+
+    def _check_epoch(self, view: memoryview, position: int, header: BatchHeader) -> None:
+        """Raise CorruptBatchError if the leader epoch of a batch differs from the epoch that is recorded for
+        its offset (R58).
+
+        Raise _OlderEpochsError if this batch and the next one have later epochs than the leader-epochs file.
+        """
+        if _is_newer(header, self._saved):
+            behind = batch_at(view, position + header.length_bytes, header.next_offset)
+            if behind is not None and behind.leader_epoch >= header.leader_epoch:
+                raise _OlderEpochsError
+        self._known_epochs.check(header.leader_epoch, header.last_offset)
 
     # --- judging ---------------------------------------------------------------------------------------
 
     def _stop_at_tear(self, segment: Segment, stop: _Stop, segments_behind: int) -> None:
-        """Record the bad place at ``stop`` as a torn tail. Raises CorruptLogError if it is damage."""
+        """Record the bytes from ``stop`` on as a torn tail. Raises CorruptLogError if they are damage."""
         expected = f"an intact batch with offset {stop.offset}"
         if stop.offset < self._proven:
             raise segment.damaged(stop.position, expected, str(stop.problem))
@@ -549,7 +631,7 @@ class _Recovery:
             if behind is not None:
                 actual = f"{stop.problem}, with the intact batch {behind.header.base_offset} behind it"
                 raise segment.damaged(stop.position, expected, actual)
-            self._refuse_later_batches(self._number + 1, segment, stop.position, expected)
+            self._refuse_later_batches(self._number + 1, segment, stop.position, expected, stop.problem)
             if is_complete(view, stop.position, stop.offset):
                 raise segment.damaged(stop.position, expected, f"{stop.problem}, of which no byte is missing")
         self._note_cut(segment, segments_behind, str(stop.problem))
@@ -560,25 +642,29 @@ class _Recovery:
             raise segment.damaged(0, expected, actual)
         before = self._segments[-1] if self._segments else segment
         if not self._is_cut_expected(self._offset):
-            self._refuse_later_batches(self._number, before, before.size_bytes, expected)
+            self._refuse_later_batches(self._number, before, before.size_bytes, expected, actual)
         self._note_cut(before, segments_behind, actual)
 
     def _is_cut_expected(self, offset: int) -> bool:
-        """Whether intact batches may follow a bad place at ``offset``: unsynced bytes were lost, or a
-        truncation to that offset, or of everything, was interrupted."""
+        """Whether intact batches may follow a bad batch at ``offset`` without damage: unsynced bytes were
+        lost, or a truncation to that offset, or of the whole log, was interrupted."""
         truncated_to = self._state.truncated_to if self._state.truncations else NO_OFFSET
         is_reset = truncated_to == 0 and not self._segments
         return self._may_lack_unsynced or truncated_to == offset or is_reset
 
-    def _refuse_later_batches(self, first: int, segment: Segment, position: int, expected: str) -> None:
-        """Raise CorruptLogError for ``segment`` if a segment from number ``first`` on has an intact batch."""
+    def _refuse_later_batches(
+        self, first: int, segment: Segment, position: int, expected: str, problem: str | None
+    ) -> None:
+        """Raise CorruptLogError for ``position`` in ``segment`` if a later segment has an intact batch.
+        ``first`` is the index of the next segment in ``_bases``."""
         for base_offset in self._bases[first:]:
             later = self._open_segment(base_offset)
             view = later.file.map(later.file.size())
             found = find_batch(view, 0, self._offset)
             later.release()
             if found is not None:
-                raise segment.damaged(position, expected, f"the intact segment {base_offset} behind it")
+                actual = f"{problem}, with the intact segment {base_offset} behind it"
+                raise segment.damaged(position, expected, actual)
 
     def _refuse_early_end(self) -> None:
         if self._offset >= self._proven:
@@ -589,10 +675,12 @@ class _Recovery:
         )
 
     def _check_identity(self) -> None:
-        """Compare ``partition.json`` with the log that should be here (R42).
+        """Check that ``partition.json`` names the log that should be in this directory (R42).
 
-        If it cannot be read, the fingerprint of the recovery point, which is kept under the directory's
-        name, proves that the directory is the right one; then the file is written again.
+        If the file is wrong or unreadable, raise CorruptLogError, except in two cases. If the segment with
+        the fingerprint of the recovery point was found, the directory is the right one, because recovery
+        points are stored by directory name. Nothing is lost either if no batch was synced and the file names
+        no other log. In both cases the file is written again.
         """
         problem = _identity_problem(self._fs, self._directory, self._identity)
         if problem is None or self._identity is None:
@@ -614,11 +702,11 @@ class _Recovery:
 
     @property
     def _names_another_log(self) -> bool:
-        path = layout.join(self._directory, layout.PARTITION_FILE)
-        if self._identity is None or not self._fs.exists(path):
+        try:
+            found = decode_partition(self._fs.read_bytes(layout.join(self._directory, layout.PARTITION_FILE)))
+        except (FileNotFoundError, WrongFileTypeError):
             return False
-        found = decode_partition(self._fs.read_bytes(path))
-        return found is not None and found != self._identity
+        return found is not None and self._identity is not None and found != self._identity
 
     def _note_cut(self, segment: Segment, segments_behind: int, problem: str) -> None:
         position, end = segment.size_bytes, segment.file.size()
@@ -627,9 +715,7 @@ class _Recovery:
 
     # --- damage ----------------------------------------------------------------------------------------
 
-    def _open_damaged(
-        self, error: CorruptLogError, names: Sequence[str], saved: list[EpochEntry] | None
-    ) -> OpenedLog:
+    def _open_damaged(self, error: CorruptLogError, names: Sequence[str]) -> OpenedLog:
         """Return the sound part of a damaged log: the segments before the damaged one, and its intact start.
 
         Changes no file.
@@ -638,16 +724,17 @@ class _Recovery:
         position = 0
         if not self._is_identified and self._names_another_log:
             self._is_foreign = True
-        named = layout.parse_segment_file_name(error.path.rpartition("/")[2])
+        named = layout.parse_segment_file_name(layout.name_of(error.path))
         if named is not None and named.base_offset in bases[: len(self._segments)]:
             at = bases.index(named.base_offset)
-            if self._segments[at] not in self._read:  # its batches were not read
+            # The batches of this segment were not read, so it may be damaged anywhere.
+            if self._segments[at] not in self._read:
                 number = at
                 del self._segments[at:]
         if self._is_foreign:
             self._segments.clear()
         end_offset = self._segments[-1].next_offset if self._segments else start
-        if len(self._segments) > number:  # it was read up to the bad place
+        if len(self._segments) > number:  # the damaged segment was read up to the damage
             position = self._segments[number].size_bytes
         elif number < len(bases) and not self._is_foreign and bases[number] <= end_offset:
             segment = self._open_segment(bases[number])
@@ -666,8 +753,9 @@ class _Recovery:
         for one in self._segments:
             one.release()
         try:
-            self._epochs = LeaderEpochs(saved) if saved else _walk_epochs(self._segments, end_offset)
-        except CorruptLogError:  # in a batch that was not read
+            known = self._known_epochs
+            self._epochs = known.copy() if self._saved else _walk_epochs(self._segments, end_offset)
+        except CorruptLogError:  # a batch that was not read before is damaged
             self._epochs = LeaderEpochs()
         self._epochs.truncate_from_end(end_offset)
         self._epochs.truncate_from_start(start)
@@ -683,9 +771,11 @@ class _Recovery:
         )
 
     def _records_in_doubt(self, number: int, position: int, end_offset: int) -> int:
-        """Return how many offsets from ``end_offset`` on are known to have existed, but have no intact batch.
+        """Return how many offsets at or above ``end_offset`` are known to have been written but are in no
+        intact batch.
 
-        Only the damaged segment and the last one are read; those in between count as intact.
+        Only the damaged segment, whose index in ``_bases`` is ``number``, and the last segment are read;
+        those in between count as intact.
         """
         known, intact = max(self._proven, end_offset), 0
         if self._is_foreign:
@@ -706,48 +796,65 @@ class _Recovery:
     # --- changing --------------------------------------------------------------------------------------
 
     def diagnose(self) -> Damage | None:
-        """Return the damage, without the changes of ``run``."""
+        """Return the damage that ``run`` would find, without changing anything. Return None if there is none,
+        or if an interrupted swap must be completed first."""
         names = self._fs.list_dir(self._directory)
         if any(map(layout.parse_swap_file_name, names)):
             return None  # the next start completes the swap first
-        _, _, damaged = self._read_all(names)
+        _, damaged = self._read_all(names)
         return None if damaged is None else damaged.damage
 
-    def _read_all(self, names: Sequence[str]) -> tuple[list[int], list[EpochEntry] | None, OpenedLog | None]:
-        """Read the log. Returns the bases of its segments, the saved epochs, and the sound part if it is
-        damaged."""
+    def _read_all(self, names: Sequence[str]) -> tuple[list[int], OpenedLog | None]:
+        """Read the log. Returns (base offsets of its segments, the sound part if the log is damaged or else
+        None)."""
         found = _segment_bases(names)
         self._indexed = _index_bases(names)
         self._bases = found[max(bisect_right(found, self._state.log_start_offset) - 1, 0) :]
-        saved = _saved_epochs(self._fs, self._directory, self._state)
+        if self._has_epochs:
+            self._saved = read_epochs(self._fs, self._directory, self._state)
+        else:
+            _log_older(self._directory)
+        self._known_epochs = LeaderEpochs(self._saved.entries if self._saved else ())
         try:
-            self._read_segments(saved)
+            self._read_segments()
             self._check_identity()
         except CorruptLogError as error:
-            return found, saved, self._open_damaged(error, names, saved)
-        return found, saved, None
+            return found, self._open_damaged(error, names)
+        return found, None
 
     def _keep_torn(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Keep the bytes after a tear in files beside the log, durably. Returns the paths of all such files.
+        """Copy the bytes that recovery cuts off to files beside the log, durably: a torn tail, and bytes
+        after the last batch of a closed segment.
 
-        At most MAX_TORN_FILES are kept, each without the zeros at its end.
+        Returns the paths of all such files. At most MAX_TORN_FILES are kept, each without the zeros at its
+        end.
         """
         kept = sorted(filter(None, map(layout.parse_torn_file_name, names)), key=lambda one: one.number)
+
+        def keep(segment: Segment, position: int, offset: int) -> None:
+            data = segment.file.read_at(position, segment.file.size() - position).rstrip(b"\0")
+            if data:
+                one = layout.TornFileName(offset, kept[-1].number + 1 if kept else 1)
+                self._fs.write_atomically(layout.join(self._directory, layout.torn_file_name(*one)), data)
+                kept.append(one)
+
+        for segment in self._surplus:
+            keep(segment, segment.size_bytes, segment.next_offset)
+            logger.warning(
+                "bytes behind a closed segment cut %s",
+                Fields(
+                    path=segment.path(),
+                    position=segment.size_bytes,
+                    bytes=segment.allocated_bytes - segment.size_bytes,
+                ),
+            )
+            segment.close_for_append()
+            segment.release()
         cut = self._cut
         if cut is not None:
-            number = kept[-1].number + 1 if kept else 1
-            segments = [(cut.segment, cut.position)]
-            behind = self._bases[self._bases.index(cut.segment.base_offset) + 1 :]
-            segments += [(self._open_segment(base), 0) for base in behind]
-            for segment, position in segments:
-                data = segment.file.read_at(position, segment.file.size() - position).rstrip(b"\0")
-                if data:
-                    name = layout.torn_file_name(
-                        segment.base_offset if position == 0 else self._offset, number
-                    )
-                    self._fs.write_atomically(layout.join(self._directory, name), data)
-                    kept.append(layout.TornFileName(int(name[:20]), number))
-                    number += 1
+            keep(cut.segment, cut.position, self._offset)
+            for base in self._bases[self._bases.index(cut.segment.base_offset) + 1 :]:
+                keep(self._open_segment(base), 0, base)
             logger.warning(
                 "torn tail cut %s",
                 Fields(
@@ -769,7 +876,7 @@ class _Recovery:
         """Remove the files that are not part of the log. Returns whether any were removed."""
         if self._is_restored:
             path = layout.join(self._directory, layout.LOG_STATE_FILE)
-            data = encode_log_state(self._state, self._directory.rpartition("/")[2])
+            data = encode_log_state(self._state, layout.name_of(self._directory))
             self._fs.write_atomically(path, data)
         kept = {segment.base_offset for segment in self._segments}
         for base_offset in reversed(found):
@@ -786,8 +893,11 @@ class _Recovery:
         return leftovers or bool(orphans) or len(kept) != len(found)
 
     def _take_producers(self, names: Sequence[str]) -> tuple[list[int], bool]:
-        """Return the offsets of the valid snapshots, and whether others were removed. An invalid snapshot
-        would appear valid again when the log has grown past its offset."""
+        """Remove the invalid producer snapshots. Returns (offsets of the valid ones, whether any was
+        removed).
+
+        If an invalid snapshot stayed, it would appear valid again when the log has grown past its offset.
+        """
         kept: list[int] = []
         offsets = _producers_offsets(names)
         for offset in offsets:
@@ -800,20 +910,22 @@ class _Recovery:
 
     def _holds(self, path: str, offset: int) -> bool:
         if self._state.truncations == 0:
-            return True  # there is nothing to compare with; the snapshot is checked when it is read
+            return True  # no truncation can have invalidated it; its CRC is checked when it is read
         try:
             _, truncations = decode_producers(self._fs.read_bytes(path), path)
         except (CorruptLogError, ValueError):
             return False
         return self._state.cap(offset, truncations) == offset
 
-    def _cut_files(self, saved: list[EpochEntry] | None, changed: bool) -> RecoverySync | None:
+    def _cut_files(self, changed: bool) -> RecoverySync | None:
         """Truncate the files to their contents. Return the syncs of everything that is not proven to be
-        synced. ``changed``: recovery has removed a file.
+        synced, or None if nothing is. ``changed``: recovery has removed a file.
 
         The active segment keeps its zeros for the next batches, because releasing them can take milliseconds.
         """
         unproven: list[str] = []
+        for segment in self._partly_indexed:
+            segment.drop_saved_indexes()
         for segment in self._read:
             if segment.next_offset > self._proven:
                 unproven.append(segment.path())
@@ -827,9 +939,10 @@ class _Recovery:
             unproven.append(self._read[-1].path())
         entries = self._epochs.entries()
         epochs = None
-        if entries != (saved or []):
+        if entries != (self._saved.entries if self._saved else []):
             path = layout.join(self._directory, layout.LEADER_EPOCHS_FILE)
-            epochs = (path, encode_leader_epochs(entries, self._state.truncations))
+            name = layout.name_of(self._directory)
+            epochs = (path, encode_leader_epochs(entries, self._state.truncations, name))
         # The file name of a segment that begins at or above the proven end may not be durable.
         is_new = bool(self._read) and self._read[-1].base_offset >= self._proven
         names_too = changed or is_new or epochs is not None or self._cut is not None
@@ -839,7 +952,7 @@ class _Recovery:
 
 
 def _segment_bases(names: Sequence[str]) -> list[int]:
-    """Return the base offsets of the segments in ascending order."""
+    """Return the base offsets of the segments whose files are among ``names``, in ascending order."""
     parsed = map(layout.parse_segment_file_name, names)
     return sorted(name.base_offset for name in parsed if name and name.suffix == layout.LOG_SUFFIX)
 
@@ -850,10 +963,11 @@ def _index_bases(names: Sequence[str]) -> set[int]:
 
 
 def _last_index_block(fs: FileSystem, path: str) -> Block | None:
-    """Return the last block of an index file; None if there is none, or if it is damaged or too long."""
+    """Return the last block of an index file; None if there is no block, or the last one is damaged or longer
+    than _LAST_BLOCK_BYTES."""
     try:
         file = fs.open(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, WrongFileTypeError):
         return None
     start = max(file.size() - _LAST_BLOCK_BYTES, 0)
     tail = file.read_at(start, _LAST_BLOCK_BYTES)
@@ -886,30 +1000,56 @@ def _remove_segment(fs: FileSystem, directory: str, base_offset: int) -> None:
     unlink_existing(fs, (layout.join(directory, name) for name in names))
 
 
-def _saved_epochs(fs: FileSystem, directory: str, state: LogState) -> list[EpochEntry] | None:
-    """Return the entries of the leader-epochs file, or None if it is missing, damaged or empty.
+def read_epochs(fs: FileSystem, directory: str, state: LogState) -> SavedEpochs | None:
+    """Return the part of the leader-epochs file that is valid for a log with ``state``, or None if the file
+    is missing, damaged or without a valid entry.
 
-    The file is only a hint (R5). It is synced before any batch of a new epoch counts as synced, so an intact
-    file has every epoch that began below the proven end.
+    The file is synced before any batch of a new epoch counts as synced, so an intact file has every epoch
+    that began below the proven end. The last entries may have no batch; the caller removes them (R5).
     """
     path = layout.join(directory, layout.LEADER_EPOCHS_FILE)
     try:
         content = fs.read_bytes(path)
+        if not content.strip(b"\0"):
+            return None  # a version that was not synced: a power loss may leave only its name, or zeros
+        saved = decode_leader_epochs(content, path).after(state)
     except FileNotFoundError:
         return None
-    if not content.strip(b"\0"):
-        return None  # the first version is not synced, so a power loss may leave only its name, or zeros
-    try:
-        entries, truncations = decode_leader_epochs(content, path)
     except (CorruptLogError, ValueError) as error:
         logger.warning("leader epochs rebuilt %s", Fields(path=path, error=error))
         return None
-    return [entry for entry in entries if state.cap(entry.start_offset + 1, truncations) > entry.start_offset]
+    return saved if saved.entries else None
+
+
+def _log_older(directory: str) -> None:
+    """Log that the leader-epochs file is an older version, which is not used."""
+    path = layout.join(directory, layout.LEADER_EPOCHS_FILE)
+    logger.warning("leader epochs rebuilt %s", Fields(path=path, error="the batches have later epochs"))
+
+
+def _is_newer(header: BatchHeader, saved: SavedEpochs | None) -> bool:
+    """Whether the leader epoch of a batch is above the last one in the leader-epochs file."""
+    return saved is not None and header.leader_epoch > saved.entries[-1].leader_epoch
+
+
+def _has_newer_end(segments: Sequence[Segment], end_offset: int, saved: SavedEpochs) -> bool:
+    """Whether the last two batches have epochs above the last one in the leader-epochs file, so that the file
+    is an older version. A single such batch counts as damaged (R58)."""
+    last_two = deque(_headers(segments, end_offset), 2)
+    return len(last_two) == 2 and all(_is_newer(header, saved) for header in last_two)
 
 
 def _walk_epochs(segments: Sequence[Segment], end_offset: int) -> LeaderEpochs:
-    """Return the leader epochs in the batch headers below ``end_offset``."""
+    """Return the leader epochs in the batch headers below ``end_offset``. Raises CorruptLogError."""
     epochs = LeaderEpochs()
+    for header in _headers(segments, end_offset):
+        if header.leader_epoch > epochs.latest_epoch:
+            epochs.assign(header.leader_epoch, header.base_offset)
+    return epochs
+
+
+def _headers(segments: Sequence[Segment], end_offset: int) -> Iterator[BatchHeader]:
+    """Yield the batch headers below ``end_offset``. Raises CorruptLogError."""
     for segment in segments:
         size_bytes = segment.size_bytes
         length = segment.size_bytes = segment.file.size()
@@ -923,12 +1063,14 @@ def _walk_epochs(segments: Sequence[Segment], end_offset: int) -> LeaderEpochs:
                 if not any(view[position : position + HEADER_BYTES]):
                     break
                 raise segment.damaged(position, f"a batch with offset {offset}", error.message) from error
-            if header.leader_epoch > epochs.latest_epoch:
-                epochs.assign(header.leader_epoch, header.base_offset)
+            if header.base_offset != offset:
+                raise segment.damaged(
+                    position, f"a batch with offset {offset}", f"base offset {header.base_offset}"
+                )
+            yield header
             position += header.length_bytes
             offset = header.next_offset
         segment.release()
-    return epochs
 
 
 def _records_at(view: memoryview, position: int) -> int:

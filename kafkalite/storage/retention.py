@@ -29,7 +29,7 @@ class SegmentSummary(NamedTuple):
 
 
 class RetiredPaths:
-    """Paths to remove after a delay, which begins with the first ``due`` that follows their ``add``."""
+    """Paths to remove after a delay, which begins with the first ``due`` call after their ``add``."""
 
     __slots__ = ("_due",)
 
@@ -38,6 +38,9 @@ class RetiredPaths:
 
     def add(self, path: str) -> None:
         self._due[path] = None
+
+    def __len__(self) -> int:
+        return len(self._due)
 
     def due(self, now_ms: int, delay_ms: int) -> list[str]:
         """Remove and return the paths whose delay has passed."""

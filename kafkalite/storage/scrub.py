@@ -15,6 +15,7 @@ from kafkalite.limits import KIB
 from kafkalite.records.header import HEADER_BYTES, LENGTH_OVERHEAD_BYTES, check, stored_crc, total_length
 from kafkalite.storage.damage import intact_runs
 from kafkalite.storage.filesystem import FileSystem
+from kafkalite.storage.leader_epochs import LeaderEpochs
 from kafkalite.storage.segment import Segment
 
 #: The number of bytes to read at once. Checking them takes about 0.1 ms.
@@ -31,10 +32,8 @@ class Finding(NamedTuple):
 
 
 class SegmentScrub:
-    """The check of the batches that a segment has now: CRCs, contiguous offsets and the first batch (R42).
-
-    Batches that are appended meanwhile are not part of it.
-    """
+    """A check of the batches that a segment has when the check begins: CRCs, contiguous offsets, leader
+    epochs (R58) and the identity of the first batch (R42). Later batches are not checked."""
 
     def __init__(self, fs: FileSystem, segment: Segment, truncations: int) -> None:
         """``truncations`` is the log's present truncation count. Raises OSError."""
@@ -42,6 +41,7 @@ class SegmentScrub:
         self.truncations = truncations
         self.end_offset = segment.next_offset  #: exclusive
         self.finding: Finding | None = None
+        self._epochs = LeaderEpochs() if segment.epochs is None else segment.epochs.copy()
         self._end_position = segment.size_bytes
         self._file = fs.open(segment.path())
         self._position = 0
@@ -53,7 +53,7 @@ class SegmentScrub:
         return self.finding is not None or self._position >= self._end_position
 
     def run(self) -> int:
-        """Check the next batches, about CHUNK_BYTES of them. Return the number of bytes checked. Raises
+        """Check the next batches, about CHUNK_BYTES in total. Return the number of bytes checked. Raises
         OSError."""
         position = self._position
         try:
@@ -81,6 +81,7 @@ class SegmentScrub:
             header = check(view[at : at + length])
             if header.base_offset != self._offset:
                 raise CorruptBatchError(f"base offset {header.base_offset}")
+            self._epochs.check(header.leader_epoch, header.last_offset)
             at += length
             self._position += length
             self._offset = header.next_offset

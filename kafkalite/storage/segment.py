@@ -13,14 +13,34 @@ rebuilt from batch headers where the files do not cover the log.
 from __future__ import annotations
 
 import logging
+import struct
 from typing import Final, NamedTuple
 
-from kafkalite.errors import CorruptBatchError, CorruptLogError, DiskFullError, StorageExhaustedError
+from kafkalite.errors import (
+    CorruptBatchError,
+    CorruptLogError,
+    DiskFullError,
+    StorageExhaustedError,
+    WrongFileTypeError,
+)
 from kafkalite.limits import KIB
 from kafkalite.log_fields import Fields
-from kafkalite.model import NO_OFFSET, NO_TIMESTAMP
+from kafkalite.model import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from kafkalite.records.checksum import crc32c
-from kafkalite.records.header import CRC_POSITION, check, scan, stored_crc, total_length
+from kafkalite.records.header import (
+    CRC_POSITION,
+    HEADER_BYTES,
+    LENGTH_OVERHEAD_BYTES,
+    MAGIC,
+    MIN_LENGTH,
+    PLACE,
+    BatchHeader,
+    check,
+    parse_header,
+    scan,
+    stored_crc,
+    total_length,
+)
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import Fingerprint, LogState
 from kafkalite.storage.damage import intact_runs
@@ -34,6 +54,7 @@ from kafkalite.storage.index_block import (
     decode_blocks,
     encode_block,
 )
+from kafkalite.storage.leader_epochs import LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.offset_index import OffsetIndex
 from kafkalite.storage.time_index import TimeIndex
@@ -50,6 +71,9 @@ SAVE_INDEX_ENTRIES: Final = 64
 RESERVE_BYTES: Final = 16 * KIB
 
 CRC_BYTES: Final = 4
+
+#: The least number of bytes for which a read that continues the last one checks the length of the file.
+SIZE_CHECK_BYTES: Final = 16 * KIB
 
 #: The base offset of an unknown last batch. It is above every offset.
 _UNKNOWN: Final = 2**63 - 1
@@ -89,6 +113,14 @@ class SoundPart(NamedTuple):
     lost: int
 
 
+class SavedIndexes(NamedTuple):
+    """The part of the index files that can be used. ``end_offset`` is a batch boundary that is proven to be
+    synced and not below the last entry. ``is_whole``: the files have nothing else."""
+
+    end_offset: int
+    is_whole: bool
+
+
 class Segment:
     """Batches with offsets in [base_offset, next_offset), at positions [0, size_bytes) of the file.
 
@@ -123,6 +155,7 @@ class Segment:
         "_writable_bytes",
         "allocated_bytes",
         "base_offset",
+        "epochs",
         "first_append_ms",
         "head_crc",
         "indexes_loaded",
@@ -150,10 +183,12 @@ class Segment:
     ) -> None:
         self._fs = fs
         self._directory = directory
-        self.owner = crc32c(directory.rpartition("/")[2].encode())
+        self.owner = crc32c(layout.name_of(directory).encode())
         self._config = config
         self._interval_bytes = max(config.index_interval_bytes, 1)
         self.state = state
+        #: The log's leader epochs, which its batches must have (R58); None if unknown.
+        self.epochs: LeaderEpochs | None = None
         self.base_offset = base_offset
         self.next_offset = next_offset
         self.size_bytes = size_bytes
@@ -170,10 +205,11 @@ class Segment:
         self._last_base_offset = _UNKNOWN
         self._hint_offset = self._hint_position = NO_OFFSET
         self._end_limit_offset = self._end_limit_position = NO_OFFSET
-        # The CRCs of the batches in these two ranges of positions were checked, or written, by this process.
+        # This process has checked or written the batches in two ranges of positions: [_verified_from,
+        # _verified_to), and from _verified_tail to the end of the contents.
         self._verified_from = self._verified_to = 0
-        self._verified_offset = base_offset  #: at ``_verified_to``
-        self._verified_tail = size_bytes  #: to the end of the contents
+        self._verified_offset = base_offset  #: the offset of the batch at ``_verified_to``
+        self._verified_tail = size_bytes
         self.head_crc = 0  #: the CRC field of the first batch; 0: not read yet
         self.max_timestamp_ms = NO_TIMESTAMP
         self.max_timestamp_offset = NO_OFFSET
@@ -196,7 +232,8 @@ class Segment:
         return segment
 
     def take_file(self, file: File, size_bytes: int, next_offset: int) -> None:
-        """Use ``file``, which was written under another name. The indexes already have all its batches."""
+        """Use ``file``, which was written under another name, as the segment's file. The batches must already
+        be in the indexes."""
         self._file = file
         self.size_bytes, self.next_offset = size_bytes, next_offset
         self._set_allocated(size_bytes)
@@ -246,15 +283,15 @@ class Segment:
     def _save_head(self) -> None:
         """Write to the index files a block that identifies the first batch (R42).
 
-        It is written after the batch, so that it never identifies a batch that the segment does not have, and
-        before the batch is acknowledged. The end position in the block is 0, so the block does not prove a
-        sync.
+        The block is written after the batch, so that it never identifies a batch that the segment does not
+        have, and before the batch is acknowledged. The end position in the block is 0, so the block does not
+        prove a sync.
         """
         block = Block(self.state.truncations, self.base_offset, 0, b"", self.owner, self.head_crc)
         self._append_blocks(block, block)
 
     def ensure_head(self) -> None:
-        """Do ``_save_head`` for a segment without index files. Called before the first append."""
+        """Call ``_save_head`` if the segment has no index files. Called before the first append."""
         if self.size_bytes and not self._index_saved_bytes:
             self.head_crc = read_crc(self.file, 0)
             self._save_head()
@@ -269,13 +306,24 @@ class Segment:
                 head_crc = block.head_crc
         return head_crc
 
+    def saved_tails(self) -> set[tuple[int, int]]:
+        """Return (CRC field, offset after the batch) of each last batch that a valid index block has."""
+        return {
+            (block.tail_crc, block.end_offset)
+            for block, _ in self._read_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES)
+            if block.owner == self.owner
+            and block.tail_crc
+            and self.state.cap(block.end_offset, block.truncations) == block.end_offset
+        }
+
     def is_foreign(self) -> bool:
         """Whether an index of another log stores the CRC of the first batch, so that the segment belongs to
         that log (R42)."""
         return bool(self.head_owners() - {self.owner})
 
     def head_owners(self) -> set[int]:
-        """Return the owners of all index blocks that store the CRC of the first batch (R42)."""
+        """Return the owner fields (CRC-32C of a log's name) of all index blocks that store the CRC of this
+        segment's first batch (R42)."""
         blocks = self._raw_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES)
         blocks += self._raw_blocks(layout.TIME_INDEX_SUFFIX, TIME_MAGIC, TIME_ENTRY_BYTES)
         heads = {(block.owner, block.head_crc) for block, _ in blocks if block.head_crc}
@@ -369,10 +417,17 @@ class Segment:
     # --- reading ---------------------------------------------------------------------------------------
 
     def view(self) -> memoryview:
-        """Return a map of the file. Only [0, size_bytes) may be accessed."""
+        """Return a map of the file. Only [0, size_bytes) may be accessed.
+
+        Raises CorruptLogError if the file has been cut since it was opened.
+        """
         if self._mapped_bytes < self.size_bytes:
             file = self.file
-            self._map = file.map(self.allocated_bytes)
+            try:
+                self._map = file.map(self.allocated_bytes)
+            except ValueError:  # of mmap
+                size = file.size()
+                raise self.damaged(size, f"{self.allocated_bytes} bytes", "the end of the file") from None
             self._mapped_bytes = self.allocated_bytes
         self.used = True
         return self._map
@@ -388,19 +443,25 @@ class Segment:
             return Found(self._last_position, self._last_base_offset)
         if offset == self._hint_offset:
             return Found(self._hint_position, offset)
-        start = self.offset_index.position_before_offset(offset - self.base_offset)
+        start, relative_offset = self.offset_index.entry_before_offset(offset - self.base_offset)
+        expected = self.base_offset + relative_offset
         for position, base_offset, last_delta, _, _ in scan(self.view(), start, self.size_bytes):
-            if base_offset + last_delta >= offset:
-                if base_offset > offset:
-                    break
+            if base_offset != expected:
+                raise self._misplaced(position, expected, f"base offset {base_offset}")
+            expected += last_delta + 1
+            if expected > offset:
                 return Found(position, base_offset)
         raise self.damaged(start, f"a batch with offset {offset}", "none")
 
     def read(self, offset: int, max_bytes: int, up_to: int, at_least_one: bool) -> Run:
         """Return complete batches below offset ``up_to``, beginning with the one that contains ``offset``.
 
-        Returns as many as fit in ``max_bytes``, and always the first one if ``at_least_one``.
+        Returns as many as fit in ``max_bytes``, and always the first one if ``at_least_one``. The place of
+        each batch is checked (R43). Raises CorruptLogError.
         """
+        is_in_order = offset == self._hint_offset
+        if not is_in_order:
+            self._check_size()
         start, start_offset = self.find(offset)
         if up_to >= self.next_offset:
             limit, limit_offset = self.size_bytes, self.next_offset
@@ -412,20 +473,85 @@ class Segment:
                 self._end_limit_offset, self._end_limit_position = up_to, limit
         if limit <= start:
             return Run(memoryview(b""), offset)
-        end, next_offset = limit, limit_offset
-        if limit - start > max_bytes:
-            end, next_offset = self.last_boundary(
-                Found(start, start_offset), start + max_bytes, at_least_one=at_least_one
-            )
-        view = self._map if self._mapped_bytes >= end else self.view()
+        if is_in_order and min(max_bytes, limit - start) >= SIZE_CHECK_BYTES:
+            self._check_size()
+        view = self._map if self._mapped_bytes >= limit else self.view()
+        end, next_offset = self._whole_batches(
+            view, start, start_offset, limit, limit_offset, max_bytes, at_least_one
+        )
         if start < self._verified_tail and not self._verified_from <= start <= end <= self._verified_to:
             self._verify(view, start, start_offset, end)
         self._hint_offset, self._hint_position = next_offset, end
         self.used = True
         return Run(view[start:end], next_offset)
 
+    def _check_size(self) -> None:
+        """Raise CorruptLogError if the file was cut while this process has it open: an access to its map
+        behind the end would kill the process.
+
+        This takes 0.8 us. A read that continues the last one and has less than SIZE_CHECK_BYTES goes without.
+        """
+        size = self.file.size()
+        if size < self.size_bytes:
+            raise self.damaged(size, f"{self.size_bytes} bytes", "the end of the file")
+
+    def _whole_batches(
+        self,
+        view: memoryview,
+        start: int,
+        offset: int,
+        limit: int,
+        limit_offset: int,
+        max_bytes: int,
+        at_least_one: bool,
+    ) -> Found:
+        """Return the end of the batches from the one at ``start`` on that fit in ``max_bytes``. They must be
+        the log's batches from ``offset`` on, and end at ``limit`` with ``limit_offset`` if all of them fit.
+
+        This compares the fields that the CRC does not cover, in every read: the file may have changed after a
+        batch was checked or written (R43). It takes 0.1 us for each batch. Raises CorruptLogError.
+        """
+        unpack_from, stop = PLACE.unpack_from, max(min(limit, start + max_bytes), start + at_least_one)
+        position, epoch = start, NO_EPOCH if self.epochs is None else self.epochs.epoch_at(offset)
+        length = last_delta = 0
+        try:
+            while position < stop:
+                base_offset, length, leader_epoch, magic, last_delta = unpack_from(view, position)
+                if base_offset != offset or leader_epoch != epoch or magic != MAGIC or length < MIN_LENGTH:
+                    self._check_place(position, offset, base_offset, length, leader_epoch, magic, last_delta)
+                    epoch = leader_epoch
+                position += length + LENGTH_OVERHEAD_BYTES
+                offset += last_delta + 1
+            if position > stop and not (at_least_one and position == start + length + LENGTH_OVERHEAD_BYTES):
+                return Found(position - length - LENGTH_OVERHEAD_BYTES, offset - last_delta - 1)
+            # The next batch shows whether the count of the last one is right.
+            next_offset = limit_offset if position == limit else unpack_from(view, position)[0]
+        except struct.error:
+            raise self._misplaced(position, offset, "the end of the file") from None
+        if position > limit or offset != next_offset:
+            expected = f"a batch that ends at offset {next_offset}"
+            raise self.damaged(position, expected, f"the end at offset {offset} and position {position}")
+        return Found(position, offset)
+
+    def _check_place(
+        self, position: int, offset: int, base: int, length: int, epoch: int, magic: int, last_delta: int
+    ) -> None:
+        """Raise CorruptLogError unless the header of the batch at ``position`` has the offset ``offset``, a
+        possible length and magic, and the leader epoch that is recorded for its offsets (R58)."""
+        try:
+            if base != offset or magic != MAGIC or length < MIN_LENGTH:
+                raise CorruptBatchError(f"base offset {base}, length field {length} and magic {magic}")
+            if self.epochs is not None:
+                self.epochs.check(epoch, offset + last_delta)
+        except CorruptBatchError as error:
+            raise self._misplaced(position, offset, error.message) from error
+
+    def _misplaced(self, position: int, offset: int, actual: str) -> CorruptLogError:
+        return self.damaged(position, f"an intact batch with offset {offset}", actual)
+
     def _verify(self, view: memoryview, start: int, offset: int, end: int) -> None:
-        """Check the CRCs and offsets of the batches in [start, end) that were not checked before (R43).
+        """Check the CRCs, offsets and epochs of the batches in [start, end) that were not checked before
+        (R43, R58).
 
         ``offset`` is that of the batch at ``start``. Raises CorruptLogError at the first damaged batch.
         """
@@ -452,12 +578,14 @@ class Segment:
             header = check(view[position : min(position + length, end)])
             if header.base_offset != offset:
                 raise CorruptBatchError(f"base offset {header.base_offset}")
+            if self.epochs is not None:
+                self.epochs.check(header.leader_epoch, header.last_offset)
         except CorruptBatchError as error:
-            raise self.damaged(position, f"an intact batch with offset {offset}", error.message) from error
+            raise self._misplaced(position, offset, error.message) from error
         return Checked(position + length, header.next_offset)
 
     def note_verified(self, from_position: int) -> None:
-        """Record that the CRCs of all batches from ``from_position`` on were checked."""
+        """Record that the CRCs of all batches at or after ``from_position`` were checked."""
         self._verified_tail = from_position
 
     def sound_part(self) -> SoundPart:
@@ -484,23 +612,31 @@ class Segment:
         raise self.damaged(found.position, f"the batch with offset {found.base_offset}", "none")
 
     def last_boundary(self, begin: Found, target: int, *, at_least_one: bool) -> Found:
-        """Return the last batch boundary between ``begin``, a batch start, and the position ``target``.
+        """Return the last batch boundary between the batch start ``begin`` and the position ``target``.
 
-        With ``at_least_one``, the batch at ``begin`` comes before the boundary even if it ends after
-        ``target``.
+        If ``at_least_one`` and the batch at ``begin`` ends after ``target``, return the end of that batch.
+        Raises CorruptLogError if there is none.
         """
         start, start_offset = begin
         if not self.indexes_loaded:
             self.load_indexes()
-        from_position = max(self.offset_index.position_before_position(target), start)
+        from_position, relative_offset = self.offset_index.entry_before_position(target)
+        offset = self.base_offset + relative_offset
+        if from_position < start:
+            from_position, offset = start, start_offset
         end, next_offset = start, start_offset
         for position, base_offset, last_delta, _, length in scan(self.view(), from_position, self.size_bytes):
             if position > target:
                 break
-            end, next_offset = position, base_offset
+            end, next_offset = position, offset
+            if base_offset != offset:  # damage, which the next read finds
+                break
+            offset += last_delta + 1
             if position == start and at_least_one:
                 # The first batch is included regardless of its size. The loop adds batches that fit after it.
-                end, next_offset = position + length, base_offset + last_delta + 1
+                end, next_offset = position + length, offset
+        if at_least_one and end == start:
+            raise self.damaged(from_position, "a batch", "none")
         return Found(end, next_offset)
 
     def find_timestamp(self, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
@@ -516,12 +652,20 @@ class Segment:
         relative = self.time_index.first_not_below(timestamp_ms)
         offset = self.max_timestamp_offset if relative is None else self.base_offset + relative
         if offset < from_offset:  # the indexed batch was deleted, so the index does not help
-            start = self.find(from_offset).position if from_offset < self.next_offset else self.size_bytes
+            if from_offset >= self.next_offset:
+                return None
+            start, expected = self.find(from_offset)
         else:
-            start = self.offset_index.position_before_offset(offset - self.base_offset)
-        for _, base_offset, last_delta, max_ms, _ in scan(self.view(), start, self.size_bytes):
-            if max_ms >= timestamp_ms and base_offset + last_delta >= from_offset:
+            start, relative_offset = self.offset_index.entry_before_offset(offset - self.base_offset)
+            expected = self.base_offset + relative_offset
+        for position, base_offset, last_delta, max_ms, _ in scan(self.view(), start, self.size_bytes):
+            if base_offset != expected:
+                raise self._misplaced(position, expected, f"base offset {base_offset}")
+            expected += last_delta + 1
+            if max_ms >= timestamp_ms and expected > from_offset:
                 return max_ms, base_offset
+        if expected != self.next_offset:
+            raise self._misplaced(start, expected, "none")
         return None
 
     # --- indexes ---------------------------------------------------------------------------------------
@@ -533,7 +677,7 @@ class Segment:
         self._take_tail_from_indexes()
 
     def _take_tail_from_indexes(self) -> None:
-        """Make the batch of the last index entry the last known batch. A scan continues from there."""
+        """Set the last known batch to the batch of the last index entry. A scan continues from there."""
         self._indexed_position = self.offset_index.last_position
         self.max_timestamp_ms = self.time_index.last_timestamp_ms
         self.max_timestamp_offset = (
@@ -551,36 +695,55 @@ class Segment:
         """
         if self.indexes_loaded:
             return
-        self.take_saved_indexes(self.next_offset)
+        saved = self.take_saved_indexes(self.next_offset)
         # The blocks may reach beyond the last entry, but a scan from that entry also finds the last batch.
-        index = self.offset_index
+        index, is_whole = self.offset_index, saved.is_whole
         position, reached = self._walk(index.last_position, self.base_offset + index.last_relative_offset)
         if reached != self.next_offset and len(index):
-            logger.warning("index rebuilt %s", Fields(path=self.path()))
-            self.drop_saved_indexes()
+            is_whole = False
             self._forget_indexes()
             position, reached = self._walk(0, self.base_offset)
-        if reached != self.next_offset:
+            if reached == self.next_offset:
+                logger.warning("index rebuilt %s", Fields(path=self.path()))
+        if reached != self.next_offset:  # the index files stay: they prove how far the batches reached
             raise self.damaged(position, f"the batch with offset {reached}", "none")
+        if not is_whole:
+            self.drop_saved_indexes()
         self.size_bytes = position  # the file may be longer because of zeros allocated ahead
         self.indexes_loaded = True
 
-    def _walk(self, position: int, offset: int) -> tuple[int, int]:
-        """Index the batches from ``position`` and ``offset`` on. Return the (position, offset) at the end."""
+    def limit_to(self, end_offset: int) -> int:
+        """Use only the batches below ``end_offset``, the sound end of a damaged log, from now on. Return the
+        end of those that were found.
+
+        Later bytes are not read, and no file is changed: the batches are indexed in memory. Nothing may be
+        appended any more. Raises OSError.
+        """
+        self._forget_indexes()
+        self._mapped_bytes = 0
+        self._set_allocated(self.file.size())
+        self.size_bytes = min(self.size_bytes, self.allocated_bytes)
+        self.size_bytes, self.next_offset = self._walk(0, self.base_offset, end_offset)
+        self.indexes_loaded = True
+        return self.next_offset
+
+    def _walk(self, position: int, offset: int, end_offset: int = _UNKNOWN) -> tuple[int, int]:
+        """Index the batches from ``position`` and ``offset`` on that end at or below ``end_offset``. Return
+        the (position, offset) at the end."""
         for start, base_offset, last_delta, max_ms, length in scan(self.view(), position, self.size_bytes):
-            if base_offset != offset:
+            if base_offset != offset or offset + last_delta >= end_offset:
                 break
             self.note_batch(start, base_offset, max_ms)
             offset += last_delta + 1
             position = start + length
         return position, offset
 
-    def take_saved_indexes(self, up_to: int) -> tuple[int, int]:
+    def take_saved_indexes(self, up_to: int) -> SavedIndexes:
         """Load the index entries below offset ``up_to``, up to the first block on which the two index files
         disagree.
 
-        Return (end_offset, end_position): a batch boundary that is proven to be synced and is not below the
-        last entry. Other content is removed from the files and written again later.
+        If the files have other content, the caller calls ``drop_saved_indexes`` once the batches are known to
+        be intact, so that the entries are written again later.
         """
         self._forget_indexes()
         offset_blocks = self._read_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES)
@@ -606,10 +769,8 @@ class Segment:
         self._time_saved_entries = len(self.time_index)
         self._saved_end_position = end[1]
         whole = whole and self._saved_length_is(self._index_saved_bytes, self._time_saved_bytes)
-        if not whole:
-            self.drop_saved_indexes()
         self._take_tail_from_indexes()
-        return end
+        return SavedIndexes(end[0], whole)
 
     def _take_entries(self, offset_entries: bytes, time_entries: bytes) -> bool:
         entries = len(self.offset_index)
@@ -630,7 +791,8 @@ class Segment:
             (layout.TIME_INDEX_SUFFIX, TIME_MAGIC, TIME_ENTRY_BYTES),
         ):
             for block, _ in self._raw_blocks(suffix, magic, entry_bytes):
-                if block.owner == self.owner and block.end_position:  # even in the index of another segment
+                # A block with this owner proves a sync of the log even if it belongs to another segment.
+                if block.owner == self.owner and block.end_position:
                     end = max(end, self.state.cap(block.end_offset, block.truncations))
         return end
 
@@ -665,7 +827,7 @@ class Segment:
     def _raw_blocks(self, suffix: str, magic: bytes, entry_bytes: int) -> list[tuple[Block, int]]:
         try:
             data = self._fs.read_bytes(self.path(suffix))
-        except FileNotFoundError:
+        except (FileNotFoundError, WrongFileTypeError):
             return []
         return list(decode_blocks(magic, data, entry_bytes))
 
@@ -756,8 +918,16 @@ class Segment:
     def release(self) -> None:
         """Close the file and the map. They are reopened when needed. Existing views stay valid."""
         self._file = None
-        self._map = memoryview(b"")
-        self._mapped_bytes = 0
+        if self._mapped_bytes:
+            self._map = memoryview(b"")
+            self._mapped_bytes = 0
+
+    def header_at(self, position: int) -> BatchHeader:
+        """Return the header of the batch at ``position``. Raises CorruptLogError if it cannot be read."""
+        try:
+            return parse_header(self.file.read_at(position, HEADER_BYTES))
+        except CorruptBatchError as error:
+            raise self.damaged(position, "a batch", error.message) from error
 
     def first_timestamp_ms(self) -> int:
         """Return the largest timestamp of the first batch, or NO_TIMESTAMP if there is no batch."""

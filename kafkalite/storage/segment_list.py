@@ -17,30 +17,46 @@ from kafkalite.records.header import CONTROL_BIT, TRANSACTIONAL_BIT, scan_produc
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import LogState
 from kafkalite.storage.filesystem import FileSystem, unlink_existing
+from kafkalite.storage.leader_epochs import LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.retention import RetiredPaths, SegmentSummary
 from kafkalite.storage.segment import Found, Segment
 
 
 class BytesEnd(NamedTuple):
-    """The result of ``find_bytes``. ``end_offset`` (exclusive) ends a batch or the requested range."""
+    """The result of ``find_bytes``. ``end_offset`` (exclusive) is the end of a batch or of the range.
+
+    ``size_bytes``: the size of the batches up to ``end_offset``. ``total_bytes``: the size of all batches in
+    the requested range.
+    """
 
     end_offset: int
-    size_bytes: int  #: of the batches from the start to ``end_offset``
-    total_bytes: int  #: of the batches from the start to the end of the requested range
+    size_bytes: int
+    total_bytes: int
 
 
 class SegmentList:
     """The segments of one log. Invariants: ``bases`` are their base offsets and strictly increase. Each
     segment begins where the previous one ends. The last one is the active segment."""
 
-    __slots__ = ("_directory", "_fs", "_retired", "bases", "segments")
+    __slots__ = ("_directory", "_epochs", "_fs", "_retired", "bases", "segments")
 
-    def __init__(self, fs: FileSystem, directory: str, segments: Iterable[Segment] = ()) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        segments: Iterable[Segment] = (),
+        epochs: LeaderEpochs | None = None,
+    ) -> None:
+        """``epochs`` is the log's own object, which the log changes; the segments compare their batches with
+        it (R58)."""
         self._fs = fs
         self._directory = directory
+        self._epochs = epochs
         self._retired = RetiredPaths()
         self.segments = list(segments)
+        for segment in self.segments:
+            segment.epochs = epochs
         self.bases = [segment.base_offset for segment in self.segments]
 
     def __len__(self) -> int:
@@ -61,6 +77,7 @@ class SegmentList:
     def create(self, base_offset: int, config: LogConfig, state: LogState) -> Segment:
         """Create an active segment without a sync. Raises DiskFullError and OSError with nothing changed."""
         segment = Segment.create(self._fs, self._directory, base_offset, config, state)
+        segment.epochs = self._epochs
         self.segments.append(segment)
         self.bases.append(base_offset)
         return segment
@@ -132,7 +149,7 @@ class SegmentList:
             was_in_use = segment.is_in_use
             segment.load_indexes()
             max_timestamp_ms = segment.max_timestamp_ms
-            is_gap = max_timestamp_ms == NO_TIMESTAMP and _is_gap(segment)
+            is_gap = max_timestamp_ms == NO_TIMESTAMP and segment.size_bytes > 0 and _is_gap(segment)
             if not was_in_use:
                 segment.release()
             yield SegmentSummary(
@@ -169,6 +186,7 @@ class SegmentList:
     def replace(self, old: list[Segment], new: Segment) -> None:
         """Replace adjacent segments by ``new``, which has the same offsets. Readers keep their old views."""
         number = self.segments.index(old[0])
+        new.epochs = self._epochs
         self.segments[number : number + len(old)] = [new]
         self.bases[number : number + len(old)] = [new.base_offset]
         for segment in old:
@@ -190,6 +208,11 @@ class SegmentList:
     def release(self) -> None:
         for segment in self.segments:
             segment.release()
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no file is open or mapped, and none waits for its removal."""
+        return not len(self._retired) and not any(segment.is_in_use for segment in self.segments)
 
     def release_idle(self) -> int:
         """Close files and maps unused since the last call. Return the number of segments whose files were

@@ -1,7 +1,6 @@
 """Tracks the changes of a log that are not on disk yet, and makes them durable.
 
-``SyncState`` tracks them; one run of a ``SyncWork`` is called a round.
-
+``SyncState`` tracks the changes. A ``SyncWork`` syncs them; one run of it is called a round.
 ``run_together`` syncs several logs in one round and shares work between them.
 """
 
@@ -62,7 +61,8 @@ class SyncState:
         truncations: int,
         log_start_offset: int,
     ) -> SyncWork:
-        """Return the work of one round. ``epochs`` are the epochs with a batch below ``end_offset``."""
+        """Return the work of one round, after which the log is synced below ``end_offset``. ``epochs`` are
+        the epochs with a batch below that offset."""
         files = [segment.file for segment in self.unsynced]
         if active is not None and is_active_unsynced:
             files.append(active.file)
@@ -105,12 +105,30 @@ class SyncState:
     def _epochs_file(self, epochs: list[EpochEntry], truncations: int) -> tuple[str, bytes] | None:
         """Return the path and content of the leader-epochs file, or None if it need not be written.
 
-        It must be durable before batches of a new epoch count as synced, because recovery relies on it.
+        The file must be durable before batches of a new epoch count as synced, because recovery relies on it.
         """
         if epochs == self.saved_epochs:
             return None
         path = layout.join(self.directory, layout.LEADER_EPOCHS_FILE)
-        return path, encode_leader_epochs(epochs, truncations)
+        return path, encode_leader_epochs(epochs, truncations, layout.name_of(self.directory))
+
+    def write_ahead(self, epochs: list[EpochEntry], truncations: int) -> None:
+        """Write the leader-epochs file before the first batch of its last epoch is appended (R58).
+
+        Nothing is synced: the next round syncs the content and the name, before the batch counts as synced.
+        The first version of the file is not synced; without it, recovery reads the epochs from the batches.
+        Raises OSError, StorageExhaustedError.
+        """
+        path = layout.join(self.directory, layout.LEADER_EPOCHS_FILE)
+        data = encode_leader_epochs(epochs, truncations, layout.name_of(self.directory))
+        if self.saved_epochs == [] and not self.fs.exists(path):
+            write_plain(self.fs, path, data)
+            self.saved_epochs = epochs
+            return
+        if self.round is not None:
+            self.round.replace_epochs(path, data)
+        else:
+            replace_plain(self.fs, path, data)
 
     def write_epochs(self, epochs: list[EpochEntry], truncations: int) -> None:
         """Write the leader-epochs file outside of a sync round if its content has changed. The name is not
@@ -122,16 +140,18 @@ class SyncState:
             self.fs.write_atomically(*epochs_file)
 
     def take_over_epochs(self) -> None:
-        """Prevent a round in another thread from writing the leader-epochs file."""
+        """Prevent a running round from writing the leader-epochs file, because the log now writes it
+        itself."""
         if self.round is not None:
             self.round.leave_epochs_alone()
 
 
 @dataclass(slots=True, eq=False)
 class SyncWork:
-    """One sync round of one log. ``run`` blocks, in any thread. Only the log uses the other members.
+    """One sync round of one log. ``run`` blocks, and may run in any thread. Only the log uses the other
+    members.
 
-    It holds the files, so that they stay open whatever the log does during the round.
+    The round has references to the files, so that they stay open even if the log closes them.
     """
 
     fs: FileSystem
@@ -166,8 +186,8 @@ class SyncWork:
         with self._lock:
             epochs_file = self.epochs_file
             if epochs_file is not None:
-                self._write_epochs(*epochs_file)
-        if self.parent is not None:  # the first round of a new log: its identity must not be lost either
+                self.fs.write_atomically(*epochs_file, sync_name=False)
+        if self.parent is not None:  # the first round of a new log also syncs its identity
             path = layout.join(self.directory, layout.PARTITION_FILE)
             if self.fs.exists(path):
                 file = self.fs.open(path)
@@ -177,17 +197,6 @@ class SyncWork:
             file.sync()
         if self.are_names_unsynced or epochs_file is not None:
             self.fs.sync_dir(self.directory)
-
-    def _write_epochs(self, path: str, data: bytes) -> None:
-        """Write the file. Its first version is not synced, because recovery reads the batches if it is
-        missing or torn. Later versions are synced, because an intact file must have every epoch of the synced
-        batches."""
-        if self.fs.exists(path):
-            self.fs.write_atomically(path, data, sync_name=False)
-            return
-        file = self.fs.open(path, create=True)
-        file.write_at(0, data)
-        file.close()
 
     def point(self) -> RecoveryPoint:
         """Return the recovery point after this round. Reads the CRC fields of two batches."""
@@ -201,6 +210,14 @@ class SyncWork:
         """Wait for a running write of the epochs and prevent a later one. The log then writes them itself."""
         with self._lock:
             self.epochs_file = None
+
+    def replace_epochs(self, path: str, data: bytes) -> None:
+        """Write newer epochs without a sync. If this round still has to write older ones, it writes these
+        instead. Waits for a running write."""
+        with self._lock:
+            if self.epochs_file is not None:
+                self.epochs_file = (path, data)
+            replace_plain(self.fs, path, data)
 
 
 @dataclass(slots=True, eq=False)
@@ -217,12 +234,29 @@ class StateWork:
         if self.is_parent_unsynced:
             self.fs.sync_dir(layout.parent(self.directory))
         path = layout.join(self.directory, layout.LOG_STATE_FILE)
-        self.fs.write_atomically(path, encode_log_state(self.state, self.directory.rpartition("/")[2]))
+        self.fs.write_atomically(path, encode_log_state(self.state, layout.name_of(self.directory)))
+
+
+def write_plain(fs: FileSystem, path: str, data: bytes) -> None:
+    """Create a file without a sync."""
+    file = fs.open(path, create=True)
+    try:
+        file.truncate(0)
+        file.write_at(0, data)
+    finally:
+        file.close()
+
+
+def replace_plain(fs: FileSystem, path: str, data: bytes) -> None:
+    """Replace a file without a sync. If only the process ends, the file has the old or the new bytes; after a
+    power loss it may also be damaged."""
+    write_plain(fs, path + layout.TEMPORARY_SUFFIX, data)
+    fs.rename(path + layout.TEMPORARY_SUFFIX, path)
 
 
 def run_together(works: Sequence[SyncWork]) -> list[Exception | None]:
-    """Run all rounds with as few disk operations as possible. Return the exception, or None, of each round in
-    order."""
+    """Run all rounds with as few disk operations as possible. Return for each round, in order, its exception
+    or None."""
     if not works:
         return []
     fs = works[0].fs

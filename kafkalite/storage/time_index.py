@@ -22,7 +22,8 @@ assert _ENTRY.size == TIME_ENTRY_BYTES
 
 
 class TimeIndex:
-    """The time index of one segment. Invariants: both arrays have equal length and strictly increase."""
+    """The time index of one segment. Invariant: the arrays of timestamps and of relative offsets have equal
+    length, and both strictly increase."""
 
     __slots__ = ("relative_offsets", "timestamps")
 

@@ -13,7 +13,7 @@ from kafkalite.protocol.messages.transactions import EndTxnRequest, JoinTxnGroup
 class InitProducerId(NamedTuple):
     """Initialize a producer with a transactional id. The reply is an InitProducerIdResponse."""
 
-    transactional_id: str  #: or the application id of a transaction group
+    transactional_id: str
     timeout_ms: int
     producer_id: int = NO_PRODUCER_ID  #: the caller's current id, if it requests the next epoch (KIP-360)
     producer_epoch: int = NO_PRODUCER_EPOCH
@@ -30,7 +30,7 @@ class WithReservedId(NamedTuple):
 class MarkersWritten(NamedTuple):
     """Reports partitions in which the transaction's marker is committed, or which were deleted."""
 
-    transactional_id: str  #: or the application id of a transaction group
+    transactional_id: str  #: for a transaction group, the application id
     producer_id: int
     producer_epoch: int  #: the epoch in the marker
     partitions: tuple[TxnPartition, ...]
@@ -39,9 +39,9 @@ class MarkersWritten(NamedTuple):
 class PendingMarker(NamedTuple):
     """A decided transaction, and the partitions that may still lack its marker."""
 
-    transactional_id: str  #: or the application id of a transaction group
+    transactional_id: str  #: for a transaction group, the application id
     producer_id: int
-    producer_epoch: int  #: the epoch in the marker, which follows that of the transaction's batches (R31)
+    producer_epoch: int  #: the epoch in the marker: the epoch of the transaction's batches plus one (R31)
     is_commit: bool
     partitions: tuple[TxnPartition, ...]
 

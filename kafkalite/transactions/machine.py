@@ -217,7 +217,7 @@ class TransactionMachine:
     def _add_partitions(self, request: AddPartitionsToTxnRequest, now: Instant) -> Decision:
         requester = Identity(request.producer_id, request.producer_epoch)
         transaction = self._find(request.transactional_id, requester)
-        if requester != transaction.identity:
+        if not is_present_producer(transaction, requester):
             raise InvalidProducerEpochError(
                 f"{transaction.name!r} has producer {transaction.identity.producer_id} with epoch "
                 f"{transaction.identity.producer_epoch} now; the request names producer "
@@ -248,7 +248,7 @@ class TransactionMachine:
                 return Decision(reply=_ended(transaction))  # a repeated request: its response was lost
             outcome = "committed" if transaction.is_commit else "aborted"
             raise InvalidTxnStateError(f"{transaction.name!r}: the transaction was {outcome} before")
-        if requester != transaction.identity:
+        if not is_present_producer(transaction, requester):
             raise _fenced(transaction.name, requester)
         _check_not_ending(transaction)
         next_id = NO_PRODUCER_ID
@@ -425,20 +425,18 @@ class TransactionMachine:
         return group
 
     def _find(self, name: str, requester: Identity) -> Transaction:
-        """Return the transaction of a transactional id, or of a writer with the requester's producer id.
+        """Return the transaction of a transactional id; for a group, that of the writer with the requester's
+        producer id.
 
-        Raises InvalidProducerIdMappingError if there is none.
+        Raises InvalidProducerIdMappingError if there is none, or if the transactional id has another producer
+        id (R37).
         """
         group = self._table.groups.get(name)
         if group is not None:
             transaction = group.writers.get(requester.producer_id)
         else:
             transaction = self._table.transactions.get(name)
-            if transaction is not None and requester.producer_id not in (
-                transaction.producer_id,
-                transaction.identity.producer_id,
-                transaction.ended.producer_id,
-            ):
+            if transaction is not None and not belongs_to(transaction, requester.producer_id):
                 transaction = None
         if transaction is None:
             raise InvalidProducerIdMappingError(f"{name!r} does not have producer id {requester.producer_id}")
@@ -474,6 +472,18 @@ class TransactionMachine:
             )
 
 
+def belongs_to(transaction: Transaction, producer_id: int) -> bool:
+    """Whether ``producer_id`` is one that the coordinator has given to this transactional id: the id to use
+    now, or the id of the current or the last transaction (R37)."""
+    known = (transaction.producer_id, transaction.identity.producer_id, transaction.ended.producer_id)
+    return producer_id in known
+
+
+def is_present_producer(transaction: Transaction, requester: Identity) -> bool:
+    """Whether the requester has the present producer id (R37) and epoch (R31) of the transactional id."""
+    return requester == transaction.identity
+
+
 def _check_not_ending(transaction: Transaction) -> None:
     """Raise ConcurrentTransactionsError while markers are being written, or InvalidTxnStateError if
     ``transaction`` belongs to a group's writer and has ended."""
@@ -491,7 +501,8 @@ def must_abort_first(transaction: Transaction) -> bool:
 
 
 def may_complete(remaining: tuple[object, ...]) -> bool:
-    """Whether a decided transaction is complete: no partition in ``remaining`` lacks its marker (R32)."""
+    """Whether a decided transaction is complete. ``remaining`` are the partitions that lack its marker
+    (R32)."""
     return not remaining
 
 
@@ -501,7 +512,8 @@ def abort_overdue(transaction: Transaction, wall_ms: int) -> Transaction:
 
 
 def _latest(transaction: Transaction) -> StateRecord:
-    """Return the record of the transaction, or its tombstone if a completed writer has no epoch left."""
+    """Return the record that stores the transaction. If it is a completed transaction of a group's writer
+    that has no epoch left, return its tombstone instead."""
     if transaction.is_writer and not transaction.is_open and transaction.needs_producer_id:
         return removal(transaction.key)
     return transaction_record(transaction)
@@ -525,7 +537,8 @@ def _fenced(name: str, requester: Identity) -> ProducerFencedError:
 
 
 def _reserved(reserved_producer_id: int) -> int:
-    """Return the argument. Raises CoordinatorNotAvailableError (retriable) if it is NO_PRODUCER_ID."""
+    """Return ``reserved_producer_id``. Raises CoordinatorNotAvailableError (retriable) if it is
+    NO_PRODUCER_ID."""
     if reserved_producer_id == NO_PRODUCER_ID:
         raise CoordinatorNotAvailableError("no producer id is available at present")
     return reserved_producer_id

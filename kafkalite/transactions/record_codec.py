@@ -100,7 +100,7 @@ def result_record(result: GroupResult) -> StateRecord:
 def parse_record(record: StateRecord) -> Transaction | GroupResult | Key:
     """Return the decoded record. Raises StorageError if it is malformed.
 
-    A tombstone is returned as its Key; that of a group as a GroupResult with NO_BATCH.
+    For a tombstone, return its Key; for the tombstone of a group, a GroupResult with NO_BATCH.
     """
     try:
         return _parse(record)
@@ -154,7 +154,8 @@ def _key(key: Key) -> bytes:
 def _partitions_to_array(partitions: Iterable[TxnPartition]) -> list[tuple[str, list[int]]]:
     """Return (topic, [first, count, first, count, …]) for each topic, sorted.
 
-    As ranges, all partitions of a topic take two numbers. Equal sets of partitions have equal bytes.
+    Partitions are stored as ranges, so all partitions of a topic take two numbers. Equal sets of partitions
+    have equal bytes.
     """
     topics: dict[str, list[int]] = {}
     for topic, number in in_order(partitions):

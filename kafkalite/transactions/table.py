@@ -71,7 +71,8 @@ class TransactionTable:
             yield transaction
 
     def expired(self, now: Instant) -> Iterator[StateRecord]:
-        """Yield the tombstones of expired ids, writers and retired groups, the longest idle first."""
+        """Yield the tombstones of expired transactional ids, writers and retired groups, the longest idle
+        first."""
         for key, deadline_ms in self._idle.items():
             if deadline_ms > now.monotonic_ms:
                 return

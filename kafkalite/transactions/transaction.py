@@ -149,7 +149,8 @@ class Transaction(NamedTuple):
         ended: Identity = NO_IDENTITY,
         next_producer_id: int = NO_PRODUCER_ID,
     ) -> Transaction:
-        """Return the decided transaction with the next epoch (R31); complete if it has no partitions."""
+        """Return the transaction as decided, with the next epoch (R31). If no partition needs a marker, it is
+        complete. ``ended`` and ``next_producer_id`` are the values of these fields."""
         state = TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT
         decided = self._replace(
             state=state,

@@ -11,6 +11,7 @@ from kafkalite.errors import (
     FencedInstanceIdError,
     GroupIdNotFoundError,
     InvalidGroupIdError,
+    InvalidRequestError,
     StaleMemberEpochError,
     UnknownMemberIdError,
 )
@@ -69,6 +70,20 @@ def test_r39_only_the_current_epoch_commits(coordinator, consumer, mutant):
     assert coordinator.commit({T0: 1}, member_id="m1", epoch=2) == [OK]
     mutant("R39-any-epoch")
     assert coordinator.commit({T0: 1}, member_id="m1", epoch=1) == [OK]
+
+
+def test_r56_a_commit_on_an_older_connection_is_refused(coordinator, consumer):
+    first, _ = consumer("m1"), consumer("m2")
+    settle(first)
+    who = {"member_id": "m1", "epoch": first.epoch}
+    assert coordinator.commit({T0: 10}, **who, connection=4) == [OK]
+    assert coordinator.commit({T0: 30}, **who, connection=7) == [OK]
+    with pytest.raises(InvalidRequestError, match="newer connection"):
+        coordinator.commit({T0: 20}, **who, connection=4)
+    assert coordinator.commit({T0: 31}, **who, connection=7) == [OK]
+    assert coordinator.commit({T1: 5}, member_id="m2", epoch=2, connection=4) == [OK], "of another member"
+    coordinator.commit({T1: 6}, **who, connection=4, producer_id=TXN)  # comes from a producer
+    assert coordinator.committed(T0, T1) == {T0: (31, OK), T1: (5, OK)}
 
 
 def test_r39_a_replaced_instance_does_not_commit(coordinator, consumer):

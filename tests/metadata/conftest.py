@@ -14,6 +14,7 @@ from kafkalite.metadata.controller import Command, decide
 from kafkalite.metadata.decision import ControllerSettings
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import EMPTY, ClusterImage, PartitionState
+from kafkalite.metadata.records import NO_LEADER
 from kafkalite.metadata.recovery import RecoveredPartition, ReplicaReports
 from kafkalite.protocol.messages.admin import (
     AlterConfigsRequest,
@@ -50,6 +51,7 @@ class Metadata:
         self.deltas: list[Delta] = []
         self.records: list[Any] = []
         self.incarnations = 0
+        self.leaders_confirm = True  #: leaders propose an ISR that the controller has set (R57)
         for node_id in range(1, brokers + 1):
             self.join(node_id)
 
@@ -61,7 +63,16 @@ class Metadata:
             self.image = delta.apply(self.image.metadata_offset + 1)
             self.deltas.append(delta)
             self.records += step.records
+            if self.leaders_confirm and not isinstance(command, AlterPartitionRequest):
+                self._confirm()
         return reply
+
+    def _confirm(self) -> None:
+        for name, topic in self.image.topics.items():
+            minimum = int(self.image.topic_configs(name).get("min.insync.replicas", "1"))
+            for number, state in enumerate(topic.partitions):
+                if state.leader != NO_LEADER and state.elr and len(state.isr) >= minimum:
+                    self.propose(state.isr, name, number)
 
     def create(
         self,

@@ -163,7 +163,7 @@ def machine(new_metadata):
                     assert not isr & elr and not (isr | elr) & last
                     assert not isr & fenced
                     assert state.leader == -1 or state.leader in isr
-                    assert len(isr) < minimum or not (elr or last)
+                    assert len(isr) < minimum or elr or not last
                     if name not in self.excused:
                         assert len(isr | elr | last) >= minimum
                     # No partition lacks a leader while a replica could lead it.

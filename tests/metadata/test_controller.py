@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import pytest
@@ -309,6 +310,7 @@ def test_two_registrations_in_one_entry_differ(metadata):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer multiplies the cost")
 def test_a_thousand_topics_are_created_one_by_one_in_little_time(metadata):
     started = time.process_time()
     for number in range(1_000):

@@ -24,8 +24,8 @@ EXACT = [
     (TopicRecord("ab", "orders"), [1, 0, "ab", "orders"]),
     (RemoveTopicRecord("ab"), [2, 0, "ab"]),
     (
-        PartitionRecord("ab", 3, (1, 2, 3), (1,), 1, 4, 5, (2,), (3,), (2,), 4),
-        [3, 2, "ab", 3, [1, 2, 3], [1], 1, 4, 5, [2], [3], [2], 4],
+        PartitionRecord("ab", 3, (1, 2, 3), (1,), 1, 4, 5, (2,), (3,), (2,), 4, 4),
+        [3, 3, "ab", 3, [1, 2, 3], [1], 1, 4, 5, [2], [3], [2], 4, 4],
     ),
     (ConfigRecord("topic", "orders", "retention.ms", "-1"), [4, 0, "topic", "orders", "retention.ms", "-1"]),
     (ConfigRecord("topic", "orders", "retention.ms", None), [4, 0, "topic", "orders", "retention.ms", None]),
@@ -45,6 +45,10 @@ EXACT = [
 OLD = [
     ([3, 0, "ab", 3, [1, 2], [1], 1, 4, 5], PartitionRecord("ab", 3, (1, 2), (1,), 1, 4, 5)),
     ([3, 1, "ab", 3, [1, 2], [1], 1, 4, 5, [2], []], PartitionRecord("ab", 3, (1, 2), (1,), 1, 4, 5, (2,))),
+    (
+        [3, 2, "ab", 3, [1, 2], [1], 1, 4, 5, [2], [], [2], 3],
+        PartitionRecord("ab", 3, (1, 2), (1,), 1, 4, 5, (2,), (), (2,), 3),
+    ),
     (
         [5, 1, 1, 9, ["a:1"], None, 77, "in", "dir", 8, True, False],
         BrokerRegistrationRecord(1, 9, ("a:1",), None, 77, "in", "dir", 8, True, False),
@@ -72,7 +76,7 @@ def test_every_record_has_its_fields_in_order(record, array):
 
 def test_the_bytes_of_every_type_stay_as_they_are():
     written = bytes.fromhex(
-        "9a940100a26162a66f7264657273930200a261629d0302a26162039301020391010104059102910391020496"
+        "9a940100a26162a66f7264657273930200a261629e0303a2616203930102039101010405910291039102040496"
         "0400a5746f706963a66f7264657273ac726574656e74696f6e2e6d73a22d31960400a5746f706963a66f7264657273ac72"
         "6574656e74696f6e2e6d73c09e0502010992a3613a31a3623a32c04da2696ea364697208c3c203c39e0502010990a27231"
         "4da0a000c2c200c29606000109c3c29307009293a26162000593a261620100930800cd03e8"
@@ -86,7 +90,9 @@ numbers = st.integers(-1, 2**63 - 1)
 records = st.one_of(
     st.builds(TopicRecord, text, text),
     st.builds(RemoveTopicRecord, text),
-    st.builds(PartitionRecord, text, numbers, ids, ids, numbers, numbers, numbers, ids, ids, ids, numbers),
+    st.builds(
+        PartitionRecord, text, numbers, ids, ids, numbers, numbers, numbers, ids, ids, ids, numbers, numbers
+    ),
     st.builds(BrokerChangeRecord, numbers, numbers, st.booleans(), st.booleans()),
     st.builds(HighWatermarksRecord, st.lists(st.tuples(text, numbers, numbers), max_size=3).map(tuple)),
     st.builds(ProducerIdsRecord, numbers),
@@ -125,7 +131,7 @@ def test_garbage_is_a_storage_error_or_records(data):
     assert record_codec.from_bytes(record_codec.to_bytes(found)) == found
 
 
-@pytest.mark.parametrize("array", [[9, 0, "x"], [1, 1, "ab", "orders"], [3, 3], [99, 3]])
+@pytest.mark.parametrize("array", [[9, 0, "x"], [1, 1, "ab", "orders"], [3, 4], [99, 3]])
 def test_a_newer_type_or_version_is_refused_with_a_hint(array):
     with pytest.raises(StorageError, match=r"is unknown.*newer kafkalite"):
         record_codec.from_arrays([array])

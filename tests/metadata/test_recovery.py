@@ -31,6 +31,18 @@ def kill_all(cluster):
     assert roles(cluster.state()) == (NO_LEADER, (), (1, 3), ())
 
 
+def kill_all_again(cluster, reports):
+    """Kill all nodes, elect a leader of two, and kill that, so that there were leaders in several epochs."""
+    kill_all(cluster)
+    restart(cluster, 1, 3)
+    for node_id in (1, 3):
+        cluster.report(reports, node_id, 0, 100)
+    assert cluster.recover(reports)[0].verdict.leader == 1
+    cluster.fence(1)
+    restart(cluster, 1)
+    assert roles(cluster.state()) == (NO_LEADER, (), (1, 3), (1, 3))
+
+
 def only(waiting):
     """Return the one partition that waits."""
     (found,) = waiting.values()
@@ -57,6 +69,40 @@ def test_r46_members_that_restarted_uncleanly_are_compared(cluster, reports):
     assert roles(cluster.state()) == (3, (1, 3), (), ())
 
 
+def test_r57_members_that_register_before_the_leader_is_fenced_suffice(cluster, reports):
+    """All are killed. The leader's session goes on for a while, and it does not return."""
+    cluster.leaders_confirm = False  # its process has ended
+    restart(cluster, 2, 3)
+    assert roles(cluster.state()) == (1, (1,), (2, 3), (2, 3))
+    cluster.fence(1)
+    assert roles(cluster.state()) == (NO_LEADER, (), (1, 2, 3), (2, 3))
+    cluster.report(reports, 2, 0, 100)
+    assert cluster.recover(reports) == []
+    cluster.report(reports, 3, 0, 100)
+    assert cluster.recover(reports)[0].verdict.leader == 2
+    assert roles(cluster.state()) == (2, (2,), (1, 3), (1, 3))
+
+
+def test_r57_a_dead_broker_that_is_elected_takes_no_eligibility(cluster):
+    """2 is killed with the others, and leads by the metadata until its session is over."""
+    cluster.leaders_confirm = False
+    cluster.register(1, synced=True)
+    assert roles(cluster.state()) == (2, (2, 3), (1,), (1,))
+    cluster.register(3, synced=True)
+    cluster.fence(2)
+    assert roles(cluster.state()) == (NO_LEADER, (), (1, 2, 3), (1, 3))
+
+
+def test_r57_without_the_rule_a_complete_member_is_waited_for(cluster, reports, mutant):
+    mutant("R57-controller-clears")
+    restart(cluster, 2, 3)
+    cluster.fence(1)
+    assert roles(cluster.state()) == (NO_LEADER, (), (1, 3), (3,))
+    for node_id in (2, 3):
+        cluster.report(reports, node_id, 0, 100)
+    assert cluster.recover(reports) == []
+
+
 def test_r46_without_the_rule_the_first_member_that_returns_leads(cluster, mutant):
     mutant("R46-first-returns")
     kill_all(cluster)
@@ -65,20 +111,18 @@ def test_r46_without_the_rule_the_first_member_that_returns_leads(cluster, mutan
 
 
 def test_r46_the_last_epoch_counts_before_the_end(cluster, reports, mutant):
-    kill_all(cluster)
-    restart(cluster, 1, 3)
-    cluster.report(reports, 1, 4, 900)
-    cluster.report(reports, 3, 5, 100)
+    kill_all_again(cluster, reports)
+    cluster.report(reports, 1, 0, 900)
+    cluster.report(reports, 3, 1, 100)
     mutant("R46-longest")
     command = reports.due(cluster.image, 0)
     assert cluster.submit(command)[0].verdict.leader == 1
 
 
 def test_r46_a_later_epoch_wins_over_a_longer_log(cluster, reports):
-    kill_all(cluster)
-    restart(cluster, 1, 3)
-    cluster.report(reports, 1, 4, 900)
-    cluster.report(reports, 3, 5, 100)
+    kill_all_again(cluster, reports)
+    cluster.report(reports, 1, 0, 900)
+    cluster.report(reports, 3, 1, 100)
     assert cluster.recover(reports)[0].verdict.leader == 3
 
 
@@ -92,6 +136,40 @@ def test_r46_a_replica_that_holds_more_than_every_member_leads(cluster, reports)
     cluster.report(reports, 3, 0, 300)
     assert cluster.recover(reports)[0].verdict.leader == 2
     assert roles(cluster.state()) == (2, (2,), (1, 3), (1, 3))
+
+
+def test_r46_a_log_below_the_end_that_a_damaged_one_had_waits_for_all_replicas(cluster, reports):
+    """Both members were cut, and only one of them knows it. The other replica had left the ISR."""
+    kill_all(cluster)
+    restart(cluster, 1, 3)
+    cluster.report(reports, 1, 0, 52, is_damaged=True, committed_end=54)
+    cluster.report(reports, 3, 0, 52)
+    assert cluster.recover(reports) == []
+    assert only(reports.waiting(cluster.image, 0)).verdict.waits_for == (2,)
+    restart(cluster, 2)
+    cluster.report(reports, 2, 0, 60)
+    ((_, _, verdict),) = cluster.recover(reports)
+    assert (verdict.leader, verdict.is_late) == (2, False)
+
+
+def test_r46_a_damaged_log_is_waited_for_no_longer_than_a_missing_one(cluster, reports):
+    kill_all(cluster)
+    restart(cluster, 1, 3)
+    cluster.report(reports, 1, 0, 52, is_damaged=True, committed_end=54)
+    cluster.report(reports, 3, 0, 52)
+    assert cluster.recover(reports, TIMEOUT_MS - 1) == []
+    ((_, _, verdict),) = cluster.recover(reports, TIMEOUT_MS)
+    assert (verdict.leader, verdict.waits_for, verdict.is_late) == (3, (2,), True)
+
+
+def test_r46_a_log_with_a_batch_of_an_epoch_without_a_leader_is_damaged(cluster, reports):
+    """The checksum of a batch does not cover its leader epoch: one changed bit made a shorter log win."""
+    kill_all(cluster)
+    restart(cluster, 1, 3)
+    cluster.report(reports, 1, cluster.state().leader_epoch, 100)
+    cluster.report(reports, 3, 0, 300)
+    ((_, _, verdict),) = cluster.recover(reports)
+    assert verdict.leader == 3
 
 
 def test_r46_of_equal_logs_the_first_member_leads(cluster, reports):
@@ -260,6 +338,15 @@ def test_r48_with_short_members_only_the_partition_waits(cluster, reports, mutan
     assert cluster.recover(reports, 0)[0].verdict.leader == 2
 
 
+def test_without_a_complete_member_the_partition_waits_for_all_replicas(cluster, reports):
+    kill_all(cluster)
+    restart(cluster, 1, 3)
+    cluster.report(reports, 1, 0, 100, is_damaged=True)
+    cluster.report(reports, 3, 0, 100, is_damaged=True)
+    assert cluster.recover(reports) == []
+    assert only(reports.waiting(cluster.image, 0)).verdict.waits_for == (2,)
+
+
 def test_r48_what_a_live_replica_knows_to_be_committed_counts(cluster, reports):
     kill_all(cluster)
     restart(cluster, 1, 3)
@@ -335,6 +422,20 @@ def test_r50_a_leader_that_may_have_committed_records_stays(cluster, reports):
     cluster.recover(reports)
     cluster.propose([1, 2])
     assert cluster.submit(refusal(cluster, 3)) == [("orders", 0, False)]
+    assert cluster.state().leader == 1
+
+
+def test_r50_a_leader_stays_if_it_committed_records_before_its_follower_restarted(cluster, reports):
+    kill_all(cluster)
+    restart(cluster, 1, 2, 3)
+    cluster.report(reports, 1, 0, 100)
+    cluster.report(reports, 3, 0, 100)
+    cluster.recover(reports)
+    cluster.propose([1, 3])  # from now on both commit records
+    cluster.fence(3)
+    restart(cluster, 3)
+    assert roles(cluster.state()) == (1, (1,), (3,), (3,))  # as if nothing had been committed
+    assert cluster.submit(refusal(cluster, 2)) == [("orders", 0, False)]
     assert cluster.state().leader == 1
 
 

@@ -46,7 +46,7 @@ KAFKA_DEFAULTS = {
 
 
 def test_names_and_defaults_are_kafkas():
-    assert TOPIC_OPTIONS.defaults() == {**KAFKA_DEFAULTS, "durability": "fsync"}
+    assert TOPIC_OPTIONS.defaults() == {**KAFKA_DEFAULTS, "durability": "fsync", "retention.topic.bytes": -1}
 
 
 def test_every_default_is_allowed_and_every_option_explained():
@@ -101,7 +101,7 @@ def test_settings_that_are_no_topic_defaults_are_passed_over():
 
 
 def test_a_bad_default_names_its_source():
-    with pytest.raises(ConfigError, match=r"log\.segment\.bytes is 5, but must be .* in server\.toml"):
+    with pytest.raises(ConfigError, match=r"log\.segment\.bytes is 5, but must be .* \(in server\.toml"):
         topic_defaults({"log.segment.bytes": 5}, source="server.toml")
 
 

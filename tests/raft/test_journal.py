@@ -6,7 +6,14 @@ import random
 
 import pytest
 
-from kafkalite.errors import CorruptLogError, DataDirectoryError, DiskFullError, LogOfflineError, StorageError
+from kafkalite.errors import (
+    CorruptLogError,
+    DataDirectoryError,
+    DiskFullError,
+    LogOfflineError,
+    StorageError,
+    TooManyOpenFilesError,
+)
 from kafkalite.raft.entries import FIRST_ENTRY
 from kafkalite.raft.frames import frame
 from kafkalite.raft.journal import Identity, Journal
@@ -203,6 +210,20 @@ def test_a_failed_sync_is_final():
         journal.sync()
 
 
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("loses_pages", [False, True])
+def test_r26_an_entry_whose_sync_failed_is_durable_once_it_was_read(loses_pages, seed):
+    """The next process reads the entry, and may vote and acknowledge with it."""
+    disk, journal = filled()
+    journal.add(b"\x00x", 7, 1)
+    disk.fail_next_sync(loses_pages=loses_pages)
+    with pytest.raises(LogOfflineError):
+        journal.sync()
+    read = list(reopened(disk)[:])
+    disk.crash(random.Random(seed))
+    assert reopened(disk)[:] == read
+
+
 def test_a_full_disk_leaves_the_file_as_it_was():
     disk, journal = filled()
     whole = disk.read_bytes(LOG)
@@ -217,6 +238,32 @@ def test_a_full_disk_leaves_the_file_as_it_was():
     journal.add(b"\x00y", 7, 1)
     journal.sync()
     assert reopened(disk)[-1] == (b"\x00y", 7, 1)
+
+
+def test_r55_a_lack_of_descriptors_after_compaction_is_passing():
+    """The entries of the new file stay, and what is synced later is in it, not in the former one."""
+    disk, journal = filled()
+
+    def refuse(path, *, create=False):
+        raise TooManyOpenFilesError(f"no file descriptor left for {path}: simulated")
+
+    replace = disk.write_atomically
+
+    def write_atomically(path, data):
+        replace(path, data)
+        vars(disk)["open"] = refuse
+
+    vars(disk)["write_atomically"] = write_atomically
+    with pytest.raises(TooManyOpenFilesError):
+        journal.compact(3)
+    journal.add(b"\x00x", 7, 1)
+    with pytest.raises(TooManyOpenFilesError):
+        journal.sync()
+    journal.discard_unsynced(6)
+    del vars(disk)["open"], vars(disk)["write_atomically"]
+    journal.add(b"\x00y", 7, 1)
+    journal.sync()
+    assert [entry[0] for entry in reopened(disk)] == [b"\x003", b"\x004", b"\x005", b"\x006", b"\x00y"]
 
 
 def test_a_log_that_agrees_with_its_snapshot_stays_whole():

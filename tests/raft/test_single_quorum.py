@@ -20,10 +20,12 @@ FIRST = 2  # the offset of the first commit: entry 1 of every log is a no-op
 LOG, SNAPSHOT = f"meta/{JOURNAL_FILE}", f"meta/{SNAPSHOT_FILE}"
 
 
-@pytest.fixture(params=["memory", "journal"])
+@pytest.fixture(params=["memory", "journal", "inline"])
 def quorum(request, kit, disk):
     if request.param == "memory":
         return SingleQuorum()
+    if request.param == "inline":
+        return SingleQuorum(disk, "meta", is_inline=True)
     return SingleQuorum(disk, "meta", executor=kit.InlineExecutor())
 
 
@@ -393,3 +395,15 @@ def test_power_loss_during_recovery_is_recovered_from(disk, kit):
             with pytest.raises(kit.PowerLoss):
                 opened(crashing)
             assert topics_of(opened(crashing.after_power_loss(random.Random(seed)))[1]) == ["t1"]
+
+
+async def test_an_inline_commit_is_written_and_costs_no_turn_of_the_loop(kit, disk):
+    quorum = SingleQuorum(disk, "meta", is_inline=True)
+    machine = await started(quorum, kit)
+    commit = quorum.commit(kit.topic(1), 0)
+    with pytest.raises(StopIteration) as ended:
+        commit.send(None)
+    assert ended.value.value == FIRST
+    await quorum.stop()
+    machine = await started(SingleQuorum(disk, "meta", is_inline=True), kit)
+    assert machine.names == ["t1"]

@@ -180,9 +180,9 @@ def test_a_compressed_bomb_is_refused_by_every_reader(
 
 def test_the_largest_count_in_the_smallest_body_costs_little(batch_of_body: Callable[..., bytearray]) -> None:
     batch = batch_of_body(b"\x94" + NIL * 4, count=MAX_RECORDS_PER_BATCH)
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(RecordBatch(batch).columns().values) == MAX_RECORDS_PER_BATCH
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     with pytest.raises(CorruptBatchError, match="headers of 1 records"):
         RecordBatch(batch_of_body(b"\x94" + NIL * 3 + b"\x91\x90", count=MAX_RECORDS_PER_BATCH)).columns()
 

@@ -199,7 +199,7 @@ def test_headers_of_many_records_come_back(count: int) -> None:
         ([b"xy"], "int, but must be str"),
         (7, "pairs of a name and a value"),
         ([(b"name", b"value")], "name is bytes"),
-        ([("name", "value")], "header 'name' is str"),
+        ([("name", 5)], "header 'name' is int"),
         ([("\ud800", b"value")], "surrogates"),
         ([("n", None)] * (MAX_HEADERS_PER_RECORD + 1), "at most 1000 headers"),
     ],

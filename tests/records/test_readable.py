@@ -156,13 +156,13 @@ def test_bombs_are_refused_by_their_declared_size(codec: Codec, batch_of_body: M
     """Frames without a declared size are left to the readers, which unpack at most 16 MiB (S4)."""
     bomb = bytes(compress(codec, bytes(MAX_DECOMPRESSED_BYTES + 1)))
     batch = batch_of_body(bomb, attributes=COLUMNAR | codec << COLUMN_CODEC_SHIFT)
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     if codec is Codec.LZ4:
         checked(batch)
     else:
         with pytest.raises(BatchTooLargeError):
             checked(batch)
-    assert time.perf_counter() - started_s < 0.1
+    assert time.process_time() - started_s < 0.1
 
 
 @pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.NONE])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafkalite.errors import NotEnoughReplicasAfterAppendError, NotEnoughReplicasError
+from kafkalite.errors import LogOfflineError, NotEnoughReplicasAfterAppendError, NotEnoughReplicasError
 from kafkalite.metadata.image import PartitionState
 from kafkalite.replication.partition import PartitionSettings
 
@@ -57,6 +57,14 @@ def test_r7_a_follower_counts_for_what_it_has_synced(new_leader):
     assert isr.partition.high_watermark == 1
     assert isr.fetch(2, 5).moved
     assert isr.partition.high_watermark == 5
+
+
+def test_r4_a_leader_with_a_damaged_log_truncates_no_follower(new_leader):
+    """Its epochs may be wrong, and a follower removed an acknowledged record."""
+    isr = Isr(new_leader, records=5)
+    isr.partition.log._go_offline("damaged")
+    with pytest.raises(LogOfflineError, match="damaged"):
+        isr.fetch(2, 9)
 
 
 def test_r4_a_diverging_fetch_does_not_count(new_leader):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kafkalite.replication.leader import PartitionLeader
 
 
-def leader(*, isr=(1,), epoch_start=0, high_watermark=0, minimum=1):
+def leader(*, isr=(1,), epoch_start=0, high_watermark=0, minimum=1, **more):
     return PartitionLeader(
         1,
         leader_epoch=0,
@@ -17,6 +17,7 @@ def leader(*, isr=(1,), epoch_start=0, high_watermark=0, minimum=1):
         epoch_start_offset=epoch_start,
         high_watermark=high_watermark,
         min_insync_replicas=minimum,
+        **more,
     )
 
 
@@ -61,6 +62,31 @@ def test_r9_with_too_few_in_sync_the_high_watermark_stands_still():
     assert lonely.high_watermark == 0
     assert lonely.configure((1,), 1)
     assert (lonely.has_enough_in_sync, lonely.high_watermark) == (True, 5)
+
+
+def test_r57_while_another_replica_is_eligible_the_high_watermark_stands_still(mutant):
+    pair = leader(isr=(1, 2, 3), minimum=2, partition_epoch=0)
+    for node_id, end in ((1, 9), (2, 5), (3, 3)):
+        pair.on_progress(node_id, end)
+    assert pair.high_watermark == 3
+    assert not pair.take_state(1, (1, 2), has_eligible=True)
+    assert not pair.on_progress(2, 6)
+    assert pair.has_enough_in_sync, "acks=all is accepted, and waits"
+    proposed = pair.propose(0, lag_time_max_ms=1_000, leader_end_offset=9, live=lambda _: None)
+    assert (proposed.partition_epoch, proposed.isr) == (1, (1, 2))
+    assert not pair.on_progress(2, 7)
+    assert pair.take_state(2, (1, 2))
+    assert pair.high_watermark == 7
+    assert pair.propose(0, lag_time_max_ms=1_000, leader_end_offset=9, live=lambda _: None) is None
+    mutant("R57-unconfirmed")
+    pair.take_state(3, (1, 2), has_eligible=True)
+    assert pair.on_progress(2, 8)
+
+
+def test_r57_with_too_few_in_sync_there_is_nothing_to_confirm():
+    lonely = leader(isr=(1,), minimum=2, has_eligible=True)
+    lonely.on_progress(1, 9)
+    assert lonely.propose(0, lag_time_max_ms=1_000, leader_end_offset=9, live=lambda _: None) is None
 
 
 def test_a_shrunken_isr_lets_the_high_watermark_go_on():

@@ -14,6 +14,7 @@ from kafkalite.errors import (
     InvalidRequiredAcksError,
     InvalidTxnStateError,
     KafkaStorageError,
+    LogOfflineError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     OutOfOrderSequenceNumberError,
@@ -309,6 +310,21 @@ def test_r33_readers_of_committed_records_stop_at_the_first_open_transaction(lea
     assert leader.partition.list_offset(LATEST, True).offset == 4
     assert len(headers(leader.partition, is_committed_only=True)) == 4
     assert leader.log.aborted_between(0, 4) == [(7, 1)]
+
+
+def test_r24_a_transaction_whose_end_is_behind_damage_is_an_error_for_readers_of_committed_records(leader):
+    """They waited for ever, because the last stable offset stayed at its first record."""
+    leader.plain()
+    leader.part(verified=True)
+    leader.plain()
+    leader.plain()
+    leader.log.mark_damaged("a flipped bit", sound_end_offset=3)
+    assert len(headers(leader.partition, is_committed_only=True)) == 1
+    for read in (leader.partition.readable_end, lambda *at: leader.partition.read(at[0], 1000, at[1])):
+        for offset in (1, 2):
+            with pytest.raises(LogOfflineError, match="a flipped bit; sound below offset 3"):
+                read(offset, True)
+        read(2, False)
 
 
 def test_no_record_of_an_open_transaction_is_found_by_time():

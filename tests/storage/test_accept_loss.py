@@ -13,28 +13,11 @@ from kafkalite.records.gaps import is_gap
 from kafkalite.records.header import check
 from kafkalite.storage.accept_loss import accept_loss
 from kafkalite.storage.log import Log
-from kafkalite.storage.log_config import LogConfig
-from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.damage.one_log import CONFIG, DIRECTORY, ORDERS, PATH, TOPIC_ID, log_of, open_store
 
-PATH, ID = "/data", "0" * 32
-DIRECTORY = f"{PATH}/{ID}-0"
-ORDERS = TopicPartition("orders", 0)
-CONFIG = LogConfig(segment_bytes=4096, index_interval_bytes=512, preallocate_min_bytes=1024)
 BATCH_BYTES = 161
 Spoil = Callable[[MemoryFileSystem], None]
-
-
-def open_store(fs: MemoryFileSystem) -> LogStore:
-    store = LogStore.open(fs, PATH, cluster_id="c", node_id=1)
-    store.load({ORDERS: (ID, CONFIG)})
-    return store
-
-
-def log_of(store: LogStore) -> Log:
-    log = store.get(ORDERS)
-    assert log is not None
-    return log
 
 
 def path(base_offset: int) -> str:
@@ -117,6 +100,63 @@ def test_every_intact_batch_stays_and_gaps_take_the_place_of_the_others(
     assert accept_loss_again(fs) == 0
 
 
+def batch_at(fs: MemoryFileSystem, base_offset: int, number: int) -> bytes:
+    return fs.open(path(base_offset)).read_at(number * BATCH_BYTES, BATCH_BYTES)
+
+
+def put(fs: MemoryFileSystem, base_offset: int, number: int, batch: bytes) -> None:
+    fs.open(path(base_offset)).write_at(number * BATCH_BYTES, batch)
+
+
+def exchange_first(fs: MemoryFileSystem, base_offset: int, number: int) -> None:
+    first, other = batch_at(fs, base_offset, 0), batch_at(fs, base_offset, number)
+    put(fs, base_offset, 0, other)
+    put(fs, base_offset, number, first)
+
+
+def remove_first(fs: MemoryFileSystem, base_offset: int) -> None:
+    content = fs.read_bytes(path(base_offset))
+    file = fs.open(path(base_offset))
+    file.truncate(0)
+    file.write_at(0, content[BATCH_BYTES:])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "lost"),
+    [
+        (lambda fs, base: exchange_first(fs, base, 1), 0),
+        (lambda fs, base: exchange_first(fs, base, 2), 0),
+        (lambda fs, base: exchange_first(fs, base, 4 if base == 75 else 24), 0),
+        (remove_first, 1),
+        (lambda fs, base: put(fs, base, 0, batch_at(fs, base, 1)), 1),
+        (lambda fs, base: put(fs, base, 0, batch_at(fs, base, 3)), 1),
+        (lambda fs, base: put(fs, base, 0, batch_at(fs, base, 3)[:8] + batch_at(fs, base, 1)[8:]), 1),
+        (lambda fs, base: put(fs, base, 0, base.to_bytes(8, "big") + batch_at(fs, base, 1)[8:]), 1),
+    ],
+)
+@pytest.mark.parametrize("base_offset", [0, 25, 75])
+@pytest.mark.parametrize("is_clean", [False, True])
+def test_another_batch_in_the_first_place_of_a_segment_costs_no_other_one(
+    spoil: Callable[[MemoryFileSystem, int], None],
+    lost: int,
+    base_offset: int,
+    is_clean: bool,
+    fs: MemoryFileSystem,
+    written: list[tuple[int, bytes]],
+    read_all: Any,
+) -> None:
+    """The index names the first batch and the last one, so the file is known by either of them."""
+    if is_clean:
+        open_store(fs).close(broker_epoch=7)
+    spoil(fs, base_offset)
+    assert accept_loss(fs, DIRECTORY).lost_records == lost
+    found = read_all(log_of(open_store(fs)))
+    first = {base_offset} if lost else set()
+    assert [one for one in found if not is_gap(check(one[1]))] == [
+        one for one in written if one[0] not in first
+    ]
+
+
 def accept_loss_again(fs: MemoryFileSystem) -> int:
     fs.locked.clear()
     return accept_loss(fs, DIRECTORY).lost_records
@@ -172,14 +212,14 @@ def test_a_directory_in_use_or_of_another_log_is_refused(
     with pytest.raises(DataDirectoryError, match="not the directory of a log"):
         accept_loss(fs, PATH)
     with pytest.raises(DataDirectoryError, match="does not list such a log"):
-        accept_loss(fs, f"{PATH}/{ID}-5")
+        accept_loss(fs, f"{PATH}/{TOPIC_ID}-5")
     store = open_store(fs)
     with pytest.raises(DataDirectoryError, match="in use"):
         accept_loss(fs, DIRECTORY)
     store.close(clean=False)
-    fs.rename(DIRECTORY, f"{PATH}/{ID}-5")
+    fs.rename(DIRECTORY, f"{PATH}/{TOPIC_ID}-5")
     with pytest.raises(DataDirectoryError, match="holds the log orders-0"):
-        accept_loss(fs, f"{PATH}/{ID}-5")
+        accept_loss(fs, f"{PATH}/{TOPIC_ID}-5")
 
 
 OTHER = TopicPartition("others", 0)
@@ -192,7 +232,7 @@ FILES = (".log", ".index", ".timeindex")
 def other(fs: MemoryFileSystem, written: object, make_batch: Any, sync: Any) -> str:
     """Write another partition with segments 0, 24, 48 and 72, and return its directory."""
     store = open_store(fs)
-    store.load({ORDERS: (ID, CONFIG), OTHER: (OTHER_ID, CONFIG)})
+    store.load({ORDERS: (TOPIC_ID, CONFIG), OTHER: (OTHER_ID, CONFIG)})
     log = store.get(OTHER)
     assert log is not None
     log.append(make_batch(seed=999, body_bytes=300), now_ms=1, leader_epoch=1)
@@ -311,3 +351,52 @@ def test_a_base_offset_that_inserted_bytes_made_too_high_is_not_believed(
     assert (accepted.lost_records, accepted.log_end_offset) == (1, 80)
     found = read_all(log_of(open_store(fs)))
     assert [one for one in found if not is_gap(check(one[1]))] == [one for one in written if one[0] != 77]
+
+
+def cut(content: bytes, first: int, count: int) -> bytes:
+    return content[: first * BATCH_BYTES] + content[(first + count) * BATCH_BYTES :]
+
+
+def insert(content: bytes, at: int, other: bytes) -> bytes:
+    return content[: at * BATCH_BYTES] + other + content[at * BATCH_BYTES :]
+
+
+def part(content: bytes, first: int, count: int) -> bytes:
+    return content[first * BATCH_BYTES : (first + count) * BATCH_BYTES]
+
+
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        (lambda one: cut(one, 3, 1), [28]),
+        (lambda one: cut(one, 3, 7), list(range(28, 35))),
+        (lambda one: cut(cut(one, 9, 1), 3, 1), [28, 34]),
+        (lambda one: cut(one, 23, 1), [48]),
+        (lambda one: insert(cut(one, 3, 1), 4, part(one, 3, 1)), []),
+        (lambda one: insert(cut(one, 3, 5), 8, part(one, 3, 5)), []),
+        (lambda one: insert(one, 9, part(one, 3, 5)), []),
+        (lambda one: one[:1024] + one[2048:3072] + one[1024:2048] + one[3072:], [31, 37, 44]),
+    ],
+)
+def test_batches_behind_cut_or_exchanged_bytes_stay(
+    change: Callable[[bytes], bytes],
+    lost: list[int],
+    fs: MemoryFileSystem,
+    written: list[tuple[int, bytes]],
+    read_all: Any,
+) -> None:
+    fs.write_atomically(path(25), change(fs.read_bytes(path(25))))
+    accepted = accept_loss(fs, DIRECTORY)
+    assert (accepted.lost_records, accepted.log_end_offset, accepted.damage) == (len(lost), 80, None)
+    found = read_all(log_of(open_store(fs)))
+    assert [one for one in found if not is_gap(check(one[1]))] == [
+        one for one in written if one[0] not in lost
+    ]
+
+
+def test_the_line_about_an_offline_log_has_the_whole_command(
+    fs: MemoryFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = "/" + "/".join(["long"] * 60) + f"/{TOPIC_ID}-0"
+    Log(fs, directory, CONFIG).mark_damaged("the checksum of a batch in a file with a long name is wrong")
+    assert f"'kl log accept-loss {directory}'" in caplog.text

@@ -19,8 +19,8 @@ SHUTDOWN = c.CleanShutdown(5, {"a-0": c.CleanEnd(1, 7, 3, 2, 400, END), "b-1": c
 
 FILES: list[tuple[bytes, Callable[[bytes, str], Any], Any]] = [
     (c.encode_log_state(STATE, "a-0"), c.decode_log_state, STATE),
-    (c.encode_leader_epochs(EPOCHS, 3), c.decode_leader_epochs, (EPOCHS, 3)),
-    (c.encode_leader_epochs([], 0), c.decode_leader_epochs, ([], 0)),
+    (c.encode_leader_epochs(EPOCHS, 3, "x-0"), c.decode_leader_epochs, (EPOCHS, 3, True)),
+    (c.encode_leader_epochs([], 0, "x-0"), c.decode_leader_epochs, ([], 0, True)),
     (c.encode_clean_shutdown(SHUTDOWN), c.decode_clean_shutdown, SHUTDOWN),
 ]
 
@@ -44,7 +44,7 @@ def test_r25_any_changed_or_missing_byte_is_damage(
 
 def test_a_file_of_another_kind_or_version_is_damage() -> None:
     with pytest.raises(CorruptLogError, match="log-state"):
-        c.decode_log_state(c.encode_leader_epochs([], 0), "p")
+        c.decode_log_state(c.encode_leader_epochs([], 0, "x-0"), "p")
     with pytest.raises(CorruptLogError, match="expected truncations"):
         c.decode_log_state(c.encode_lines("log-state", ["log_start_offset 1", "x 1", "truncated_to 1"]), "p")
 
@@ -52,7 +52,7 @@ def test_a_file_of_another_kind_or_version_is_damage() -> None:
 def test_r42_the_state_of_another_log_is_damage() -> None:
     data = c.encode_log_state(STATE, "a-0")
     assert c.decode_log_state(data, "/data/a-0/log-state") == STATE
-    with pytest.raises(CorruptLogError, match="expected the state of b-1, found log a-0"):
+    with pytest.raises(CorruptLogError, match="expected a file of b-1, found log a-0"):
         c.decode_log_state(data, "/data/b-1/log-state")
 
 

@@ -20,11 +20,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalite.errors import CorruptBatchError, CorruptLogError, LogOfflineError
+from kafkalite.errors import (
+    CorruptBatchError,
+    CorruptLogError,
+    LogOfflineError,
+    OutOfOrderSequenceNumberError,
+)
 from kafkalite.records.batch import RecordBatch, iter_batches
 from kafkalite.records.builder import build_batch
 from kafkalite.records.control import build_marker, parse_marker
-from kafkalite.records.gaps import GAP_BYTES, build_gap, is_gap, joined_at
+from kafkalite.records.gaps import DESCRIBED_GAP_BYTES, GAP_BYTES, build_gap, is_gap, joined_at
 from kafkalite.records.header import Codec, check
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import RecoveryPoint, decode_compaction
@@ -165,7 +170,7 @@ class Writers:
         self.epochs: dict[int, int] = {}  # transactional producers 10 to 12
         self.open: dict[int, int] = {}  # their next sequences, while a transaction is open
 
-    def pairs(self) -> list[tuple[Value, Value]]:
+    def pairs(self, pad_bytes: int) -> list[tuple[Value, Value]]:
         found: list[tuple[Value, Value]] = []
         for _ in range(self.rng.randrange(1, 6)):
             self.count += 1
@@ -177,7 +182,7 @@ class Writers:
             value = (
                 None
                 if self.rng.randrange(4) == 0
-                else b"value%d" % self.count + bytes(self.rng.randrange(40))
+                else b"value%d" % self.count + bytes(self.rng.randrange(pad_bytes))
             )
             found.append((key, value))
         return found
@@ -190,10 +195,9 @@ class Writers:
             self._append(log, codec=self.rng.choice([Codec.NONE, Codec.GZIP]))
         elif kind < 6:
             producer = self.rng.randrange(3)
-            batch = self._append(
-                log, producer_id=producer, producer_epoch=0, base_sequence=self.sequences.get(producer, 0)
-            )
-            self.sequences[producer] = self.sequences.get(producer, 0) + batch
+            sequence = self.sequences.get(producer, 0)
+            count = self._append(log, 200, producer_id=producer, producer_epoch=0, base_sequence=sequence)
+            self.sequences[producer] = sequence + count
         elif kind < 8:
             producer = 10 + self.rng.randrange(3)
             sequence = self.open.get(producer, 0)
@@ -215,8 +219,8 @@ class Writers:
         marker = build_marker(producer, self.epochs[producer], 1, is_commit, self.now_ms)
         log.append(marker, now_ms=self.now_ms, leader_epoch=self.leader_epoch)
 
-    def _append(self, log: Log, **options: Any) -> int:
-        pairs = self.pairs()
+    def _append(self, log: Log, pad_bytes: int = 40, **options: Any) -> int:
+        pairs = self.pairs(pad_bytes)
         batch = keyed(pairs, timestamps_ms=[self.now_ms + n for n in range(len(pairs))], **options)
         log.append(batch, now_ms=self.now_ms, leader_epoch=self.leader_epoch)
         return len(pairs)
@@ -411,7 +415,7 @@ def test_a_replica_that_was_away_for_days_in_a_transaction_does_not_take_a_later
     assert follower.aborted_between(0, 1) == []
 
 
-def test_r28_a_batch_that_a_producers_state_refers_to_stays_whole() -> None:
+def test_r28_a_small_batch_that_a_producers_state_refers_to_stays_whole() -> None:
     log = new_log()
     for sequence in range(8):
         put(log, (b"a", b"%d" % sequence), producer_id=5, producer_epoch=0, base_sequence=sequence)
@@ -426,6 +430,60 @@ def test_r28_a_batch_that_a_producers_state_refers_to_stays_whole() -> None:
     close_segment(log)
     assert compact(log)
     assert stored(log) == [(7, b"a", b"7"), (8, b"b", b"1")]
+
+
+@pytest.mark.parametrize("producer_count", [1, 4, 20])
+def test_batches_of_known_producers_are_reduced_to_the_latest_of_each_key(producer_count: int) -> None:
+    log = new_log()
+    log.reconfigure(replace(CONFIG, segment_bytes=20_000))
+    each = 20 // producer_count
+    sent: list[bytearray] = []
+    for number in range(20):
+        pairs = [(b"k%d" % (one % 50), b"%d" % number + bytes(80)) for one in range(200)]
+        sequence = {"producer_epoch": 0, "base_sequence": number % each * 200}
+        sent.append(keyed(pairs, producer_id=number // each, **sequence))
+        log.append(bytearray(sent[-1]), now_ms=1000, leader_epoch=0)
+    sync(log)
+    size_bytes = log.size_bytes
+    assert compact(log)
+    assert len(stored(log)) == 250, "50 keys in the closed segments, 200 records in the active one"
+    assert log.size_bytes < size_bytes / 10
+    dense(log)
+    states = producers(log, range(producer_count))
+    assert [len(one.batches) for one in states] == [min(each, 5)] * producer_count
+    follower = new_log()
+    for batch in batches(log):
+        follower.append_as_follower(bytes(batch.buffer), now_ms=5)
+    log.close(clean=False)
+    for name in log._fs.list_dir(DIRECTORY):
+        if name.endswith(".producers"):
+            log._fs.unlink(f"{DIRECTORY}/{name}")
+    for one in (Log.recover(log._fs, DIRECTORY, CONFIG), follower):
+        assert producers(one, range(producer_count)) == states
+        repeated = sent[18] if each == 1 else sent[-2]
+        known = one.producers.check(check(repeated), repeated)
+        assert known is not None, "a repetition is still recognized"
+        assert known.base_offset == 18 * 200
+        header = check(repeated)
+        options = {"producer_id": header.producer_id, "base_sequence": header.base_sequence}
+        other = keyed([(b"k1", b"other" + bytes(80))] * 200, producer_epoch=0, **options)
+        with pytest.raises(OutOfOrderSequenceNumberError, match="another batch"):
+            one.producers.check(check(other), other)
+
+
+def test_the_description_of_a_replaced_batch_is_removed_when_its_producer_expires() -> None:
+    log = new_log()
+    put(log, (b"a", b"1" + LONG), producer_id=5, producer_epoch=0, base_sequence=0)
+    put(log, (b"a", b"2" + LONG))
+    close_segment(log)
+    assert compact(log)
+    assert batches(log)[0].header.length_bytes == DESCRIBED_GAP_BYTES
+    log.expire_producers(1000, 0)
+    log.expire_producers(2000, 0)
+    put(log, (b"b", b"1"))
+    close_segment(log)
+    assert compact(log)
+    assert batches(log)[0].header.length_bytes == GAP_BYTES
 
 
 def test_long_keys_and_compressed_batches() -> None:
@@ -753,7 +811,9 @@ def test_compaction_changes_neither_the_final_state_nor_the_producers(seed: int)
     for name in log._fs.list_dir(DIRECTORY):
         if name.endswith(".producers") or name == layout.LEADER_EPOCHS_FILE:
             log._fs.unlink(f"{DIRECTORY}/{name}")
-    assert verify_log(log._fs, DIRECTORY).findings == []
+    found = verify_log(log._fs, DIRECTORY).findings
+    assert [layout.name_of(one.path) for one in found] == [layout.LEADER_EPOCHS_FILE]
+    assert not found[0].is_damage
     again = Log.recover(log._fs, DIRECTORY, CONFIG, RecoveryPoint(log.synced_end_offset))
     assert again.leader_epochs == epochs
     assert producers(again, ids) == states

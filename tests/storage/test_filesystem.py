@@ -7,11 +7,14 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kafkalite.errors import DataDirectoryError, DiskFullError, TooManyOpenFilesError
+from kafkalite.errors import DataDirectoryError, DiskFullError, TooManyOpenFilesError, WrongFileTypeError
+from kafkalite.limits import MIB
+from kafkalite.storage import disk
 from kafkalite.storage.disk import RealFile, RealFileSystem
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
@@ -115,6 +118,39 @@ def test_a_missing_file_is_not_found(place: tuple[FileSystem, str]) -> None:
         fs.rename(path + "/missing", path + "/x")
 
 
+def test_a_directory_in_the_place_of_a_file_is_an_error_and_set_aside_by_a_write(
+    place: tuple[FileSystem, str],
+) -> None:
+    fs, path = place
+    name = path + "/f"
+
+    def put_directory() -> None:
+        if fs.exists(name):
+            fs.unlink(name)
+        fs.make_dirs(name)
+        fs.write_atomically(name + "/inside", b"kept")
+
+    put_directory()
+    for action in (fs.open, fs.read_bytes, fs.lock):
+        with pytest.raises(WrongFileTypeError, match=f"{name} is a directory, but must be a regular file"):
+            action(name)
+    fs.open(name, create=True).write_at(0, b"new")
+    assert fs.read_bytes(name) == b"new"
+    with pytest.raises(WrongFileTypeError, match=f"{name} is a regular file, but must be a directory"):
+        fs.list_dir(name)
+    put_directory()
+    fs.write_atomically(name, b"newer")
+    assert fs.read_bytes(name) == b"newer"
+    put_directory()
+    fs.unlink(name)
+    assert not fs.exists(name)
+    for number in (1, 2, 3):
+        assert fs.read_bytes(f"{name}.damaged-{number}/inside") == b"kept"
+    put_directory()
+    fs.remove_tree(name)
+    assert fs.list_dir(path) == ["f.damaged-1", "f.damaged-2", "f.damaged-3"]
+
+
 def test_an_atomic_write_replaces_the_file_and_leaves_no_other(place: tuple[FileSystem, str]) -> None:
     fs, path = place
     fs.write_atomically(path + "/f", b"a longer text")
@@ -149,8 +185,25 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     fs = RealFileSystem()
     for action in (fs.open, fs.read_bytes, fs.lock):
-        with pytest.raises(OSError):
+        with pytest.raises(WrongFileTypeError, match="link is a symbolic link, but must be a regular file"):
             action(str(tmp_path / "link"))
+
+
+def test_the_holder_of_a_lock_is_read_without_taking_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs, path = RealFileSystem(), str(tmp_path / ".lock")
+    assert disk.lock_holder(path) is None
+    lock = fs.lock(path)
+    with monkeypatch.context() as without:
+        without.setattr(disk.fcntl, "flock", None)  # a lock that is tried could refuse a broker that starts
+        assert disk.lock_holder(path) == os.getpid()
+    monkeypatch.setattr(disk, "_LOCKS_FILE", tmp_path / "missing")  # another system
+    assert disk.lock_holder(path) == os.getpid()
+    lock.release()
+    assert disk.lock_holder(path) is None
+    monkeypatch.undo()
+    assert disk.lock_holder(path) is None
 
 
 def test_dropping_a_file_closes_it(tmp_path: Path) -> None:
@@ -239,20 +292,30 @@ def test_a_read_only_file_is_opened_for_reading(tmp_path: Path, monkeypatch: pyt
     assert file.read_at(0, 9) == b"abc"
 
 
+def test_a_disk_without_room_for_one_batch_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of the default max.message.bytes may be refused, so the shortage is reported."""
+    fs = RealFileSystem()
+    disk = os.statvfs(tmp_path)
+    fields = {"f_bavail": MIB // 4096, "f_frsize": 4096, "f_blocks": disk.f_blocks}
+    assert fs.shortage_of(SimpleNamespace(**fields), MIB + 1) is not None  # type: ignore[arg-type]
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**fields))
+    assert "1,048,576 bytes free" in str(fs.shortage(str(tmp_path)))
+
+
 def test_r54_allocation_keeps_room_for_small_files(place: tuple[FileSystem, str]) -> None:
     fs, path = place
     assert fs.shortage(path) is None
     if not isinstance(fs, MemoryFileSystem):
         return
     file = fs.open(path + "/f", create=True)
-    fs.capacity_bytes, fs.min_free_bytes = 200_000, 1_000
-    file.allocate(199_000)
+    fs.capacity_bytes, fs.min_free_bytes = 10_000_000, 1_000
+    file.allocate(9_999_000)
     with pytest.raises(DiskFullError, match="no space left"):
-        file.allocate(199_001)
-    file.allocate(199_000)
+        file.allocate(9_999_001)
+    file.allocate(9_999_000)
     assert "full" in str(fs.shortage(path))
     fs.write_atomically(path + "/g", bytes(1_000))
-    file.truncate(100_000)
+    file.truncate(5_000_000)
     assert fs.shortage(path) is None
 
 

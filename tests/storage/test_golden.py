@@ -136,6 +136,7 @@ def build() -> dict[str, bytes]:
     """Return {path below the data directory: content} as today's code writes them."""
     fs = MemoryFileSystem()
     store = LogStore.open(fs, DATA, cluster_id="golden", node_id=1, rng=Ascending())
+    store.load({})
     write_orders(store.create_log(ORDERS, ORDERS_ID, CONFIG))
     write_state(store.create_log(STATE, STATE_ID, COMPACTED))
     store.close(broker_epoch=12)
@@ -254,9 +255,38 @@ def test_producers_without_checksums_are_read_back(
     store.close(clean=False)
 
 
+def test_producers_that_do_not_name_their_log_are_read_back(
+    disk: MemoryFileSystem, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions before snapshots named their log wrote this one of the same log."""
+    path = f"{DATA}{ORDERS_DIR}/{8:020d}.producers"
+    earlier = parse((repository / f"tests/golden/storage-producers-1/{8:020d}.producers.hex").read_text())
+    today, truncations = decode_producers(disk.read_bytes(path), path)
+    disk.write_atomically(path, earlier)
+    monkeypatch.setattr(producer_snapshots, "scan_producers", None)  # nothing is scanned
+    store = LogStore.open(disk, DATA, cluster_id="golden", node_id=1, format_if_empty=False)
+    store.load(WANTED)
+    assert decode_producers(earlier, path) == (store.logs()[ORDERS].producers, truncations)
+    assert (store.logs()[ORDERS].producers, truncations) == (today, 1)
+    store.close(clean=False)
+
+
+def test_epochs_that_were_not_written_ahead_are_read_back(disk: MemoryFileSystem, repository: Path) -> None:
+    """Versions before R58 wrote this file of the same log."""
+    path = f"{DATA}{ORDERS_DIR}/leader-epochs"
+    earlier = parse((repository / "tests/golden/storage-epochs-1/leader-epochs.hex").read_text())
+    disk.write_atomically(path, earlier)
+    assert decode_leader_epochs(earlier, path) == ([(4, 1), (6, 2), (9, 6)], 1, False)
+    store = LogStore.open(disk, DATA, cluster_id="golden", node_id=1, format_if_empty=False)
+    store.load(WANTED)
+    assert store.logs()[ORDERS].leader_epochs == [(4, 1), (6, 2), (9, 6)]
+    store.close(clean=False)
+
+
 def test_no_file_is_damaged(disk: MemoryFileSystem) -> None:
-    findings, verdicts = verify_data_dir(disk, DATA.rstrip("/"))
-    assert findings == []
+    disk.make_dirs(DATA + "__cluster_metadata")
+    own, verdicts = verify_data_dir(disk, DATA.rstrip("/"))
+    assert own.findings == []
     assert [verdict.findings for verdict in verdicts] == [[], []]
 
 
@@ -273,7 +303,8 @@ def test_the_small_files_are_read_back(files: dict[str, bytes]) -> None:
     assert points.points == {ORDERS_DIR: orders.point, STATE_DIR: state.point}
     assert points.problem is None
     assert decode_log_state(*content(f"{ORDERS_DIR}/log-state")) == LogState(1, 1, 2)
-    assert decode_leader_epochs(*content(f"{ORDERS_DIR}/leader-epochs")) == ([(4, 1), (6, 2), (9, 6)], 1)
+    epochs = decode_leader_epochs(*content(f"{ORDERS_DIR}/leader-epochs"))
+    assert epochs == ([(4, 1), (6, 2), (9, 6)], 1, True)
     compaction = CompactionPoints(0, 8, ((8, TIME_MS + 5000),))
     assert decode_compaction(*content(f"{STATE_DIR}/compaction")) == compaction
     states, truncations = decode_producers(*content(f"{ORDERS_DIR}/{8:020d}.producers"))

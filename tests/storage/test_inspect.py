@@ -34,6 +34,7 @@ def store(fs: MemoryFileSystem, make_batch: Any) -> LogStore:
         log.append(make_batch(2, timestamp_ms=1000 + number), now_ms=1, leader_epoch=1)
     log.delete_before(7)
     store.close()
+    fs.make_dirs("/data/__cluster_metadata")
     return store
 
 
@@ -147,16 +148,58 @@ def test_a_cut_index_is_not_damage_and_a_wrong_one_is(
     assert lying and all(is_damage for _, _, is_damage in lying)
 
 
-@pytest.mark.parametrize("name", ["log-state", "leader-epochs"])
-def test_damaged_checkpoints_of_a_log_are_reported(name: str, fs: MemoryFileSystem, scribble: Any) -> None:
-    scribble(name, 3)
-    assert (name, True) in [(found, is_damage) for found, _, is_damage in findings(fs)]
+def test_a_damaged_state_of_a_log_is_reported(fs: MemoryFileSystem, scribble: Any) -> None:
+    scribble("log-state", 3)
+    assert ("log-state", True) in [(found, is_damage) for found, _, is_damage in findings(fs)]
+
+
+@pytest.mark.parametrize("is_directory", [False, True])
+def test_unreadable_leader_epochs_will_be_rebuilt(
+    is_directory: bool, fs: MemoryFileSystem, scribble: Any
+) -> None:
+    path = f"{DIRECTORY}/leader-epochs"
+    if is_directory:
+        fs.unlink(path)
+        fs.make_dirs(path)
+    else:
+        scribble("leader-epochs", 3)
+    (found,) = inspect.verify_log(fs, DIRECTORY).findings
+    assert (found.path, found.is_damage) == (path, False)
+    assert found.problem.endswith("; the file will be rebuilt from the batches")
+    store = LogStore.open(fs, "/data", cluster_id="c", node_id=1)
+    store.load({TopicPartition("orders", 3): (TOPIC_ID, CONFIG)})
+    log = store.get(TopicPartition("orders", 3))
+    assert log is not None
+    assert [tuple(one) for one in log.leader_epochs] == [(1, 7)]
+
+
+@pytest.mark.parametrize(
+    ("removed", "added", "is_missing"),
+    [
+        ((), (), True),
+        (("recovery-points", "recovery-points.copy"), (), True),
+        ((), ("start-count",), False),
+        ((), ("start-count", "quorum-voters"), True),
+    ],
+)
+def test_missing_metadata_is_damage_if_the_node_must_have_stored_some(
+    removed: tuple[str, ...], added: tuple[str, ...], is_missing: bool, fs: MemoryFileSystem, store: LogStore
+) -> None:
+    """Only voters and nodes without peers store metadata."""
+    fs.remove_tree("/data/__cluster_metadata")
+    for name in removed:
+        fs.unlink(f"/data/{name}")
+    for name in added:
+        fs.open(f"/data/{name}", create=True).write_at(0, b"1\n")
+    own, _ = inspect.verify_data_dir(fs, "/data")
+    found = [one.is_damage for one in own.findings if one.path == "/data/__cluster_metadata"]
+    assert found == ([True] if is_missing else [])
 
 
 def test_a_whole_data_directory_is_verified_log_by_log(fs: MemoryFileSystem, store: LogStore) -> None:
     fs.make_dirs(f"/data/{TOPIC_ID}-4")
     own, verdicts = inspect.verify_data_dir(fs, "/data")
-    assert own == []
+    assert own.findings == []
     first, second = verdicts
     assert (first.partition, second.partition) == (3, 4)
     assert (second.topic, second.segment_count, second.log_end_offset) == (None, 0, 0)
@@ -168,7 +211,7 @@ def test_damaged_files_of_a_data_directory_are_reported(
 ) -> None:
     fs.open(f"/data/{name}").write_at(0, b"\xff\xff")
     own, _ = inspect.verify_data_dir(fs, "/data")
-    assert [finding.path for finding in own] == [f"/data/{name}"]
+    assert [finding.path for finding in own.findings] == [f"/data/{name}"]
 
 
 def test_a_directory_that_is_neither_a_log_nor_a_data_directory_is_refused(
@@ -194,3 +237,26 @@ def test_text_that_passes_its_crc_but_cannot_be_parsed_is_reported(
 
     fs.write_atomically(f"{DIRECTORY}/log-state", encode_lines("log-state", ["log_start_offset x"]))
     assert [found for found, _, _ in findings(fs)] == ["log-state"]
+
+
+def test_recovery_points_are_read_once_and_their_damage_is_not_logged(
+    fs: MemoryFileSystem, store: LogStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(5):
+        fs.make_dirs(f"/data/{number:032x}-0")
+    fs.open("/data/recovery-points").write_at(0, b"x")
+    before = tree_of(fs)
+    reads: list[str] = []
+    read = fs.read_bytes
+
+    def counting(path: str) -> bytes:
+        reads.append(path)
+        return read(path)
+
+    monkeypatch.setattr(fs, "read_bytes", counting)
+    own, verdicts = inspect.verify_data_dir(fs, "/data")
+    assert [verdict.damage for verdict in verdicts if verdict.directory == DIRECTORY] == [None]
+    assert ("/data/recovery-points", False) in [(one.path, one.is_damage) for one in own.findings]
+    assert reads.count("/data/recovery-points") == 2  # for the points, and for their check
+    assert not caplog.records
+    assert tree_of(fs) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -248,13 +249,13 @@ def test_reading_in_order_continues_where_the_last_read_ended(
 ) -> None:
     written = fill(log, 200)
     searched: list[int] = []
-    search = OffsetIndex.position_before_offset
+    search = OffsetIndex.entry_before_offset
 
-    def position_before_offset(index: OffsetIndex, relative_offset: int) -> int:
+    def entry_before_offset(index: OffsetIndex, relative_offset: int) -> tuple[int, int]:
         searched.append(relative_offset)
         return search(index, relative_offset)
 
-    monkeypatch.setattr(OffsetIndex, "position_before_offset", position_before_offset)
+    monkeypatch.setattr(OffsetIndex, "entry_before_offset", entry_before_offset)
     assert read_all(log, max_bytes=700) == written
     assert set(searched) == {0}, "only for the beginning of a segment"
 
@@ -509,10 +510,25 @@ def test_r55_a_sync_without_descriptors_is_repeated(
     assert log.synced_end_offset == 3
 
 
-def test_a_full_disk_for_the_epochs_is_not_a_failed_sync(
-    log: Log, fs: MemoryFileSystem, fill: Any, sync: Sync
+def test_a_full_disk_for_the_epochs_refuses_the_first_batch_and_loses_nothing(
+    log: Log, fs: MemoryFileSystem, fill: Any, make_batch: MakeBatch, read_all: ReadAll
 ) -> None:
-    fill(log, 3)
+    written = fill(log, 3)
+    fs.capacity_bytes = fs.used_bytes()
+    with pytest.raises(DiskFullError):
+        log.append(make_batch(), now_ms=1, leader_epoch=7)
+    assert (log.offline_reason, log.log_end_offset, read_all(log)) == (None, 3, written)
+    fs.capacity_bytes = None
+    assert log.append(make_batch(), now_ms=1, leader_epoch=7).base_offset == 3
+    assert [tuple(one) for one in log.leader_epochs][-1] == (7, 3)
+
+
+def test_a_full_disk_for_the_epochs_is_not_a_failed_sync(
+    log: Log, fs: MemoryFileSystem, fill: Any, make_batch: MakeBatch, sync: Sync
+) -> None:
+    fill(log, 2)
+    sync(log)
+    log.append(make_batch(), now_ms=1, leader_epoch=7)
     fs.capacity_bytes = fs.used_bytes()
     work = log.begin_sync()
     assert work is not None
@@ -520,7 +536,7 @@ def test_a_full_disk_for_the_epochs_is_not_a_failed_sync(
         work.run()
     log.finish_sync(work, caught.value)
     assert log.offline_reason is None
-    assert log.synced_end_offset == 0
+    assert log.synced_end_offset == 2
     fs.capacity_bytes = None
     sync(log)
     assert log.synced_end_offset == 3
@@ -883,12 +899,14 @@ def test_r24_damage_found_while_reading_takes_the_log_offline(
     log = Log.open_clean(fs, DIRECTORY, log.config, end)
     with pytest.raises(LogOfflineError, match="damaged at position 483"):
         log.read(0, max_bytes=1, up_to=60)
+    for offset in (3, 55, 60):
+        with pytest.raises(LogOfflineError):
+            log.read(offset, max_bytes=1, up_to=60)
     with pytest.raises(LogOfflineError):
-        log.read(55, max_bytes=1, up_to=60)
-    with pytest.raises(LogOfflineError):
-        log.offset_for_timestamp(1)
-    with pytest.raises(LogOfflineError):
-        log.read(60, max_bytes=1, up_to=60)
+        log.offset_for_bytes(0, 4, max_bytes=1)
+    assert log.read(0, max_bytes=1 << 20, up_to=60).next_offset == 3
+    assert log.offset_for_bytes(0, 3, max_bytes=1000).end_offset == 3
+    assert log.offset_for_timestamp(1) == (1000, 0)
     assert log.offline_reason is not None
 
 
@@ -923,7 +941,7 @@ def test_segments_missing_after_a_clean_stop_are_damage(log: Log, fs: MemoryFile
     end = close_and_mark(log)
     fs.unlink(f"{DIRECTORY}/00000000000000000000.log")
     log = Log.open_clean(fs, DIRECTORY, log.config, end)
-    with pytest.raises(LogOfflineError, match="segments"):
+    with pytest.raises(LogOfflineError, match="expected a segment with offset 0"):
         log.read(30, max_bytes=1, up_to=60)
 
 
@@ -961,6 +979,7 @@ def test_damage_found_while_serving_leaves_the_sound_part_readable(
         with pytest.raises(LogOfflineError, match=r"no reason.*6 records in doubt") as caught:
             refused()
         assert f"kl log accept-loss {DIRECTORY}" in caught.value.hint
+        assert str(caught.value).count("kl log accept-loss") == 1
     assert log.clean_end is None
 
 
@@ -1127,3 +1146,32 @@ def test_a_truncated_log_survives_even_if_the_directory_was_never_synced(
         copy._root = fs._root
         copy.crash(random.Random(seed))
         assert read_all(Log.recover(copy, "/data/new", config, may_lack_unsynced=True)) == written[:5]
+
+
+def test_the_retention_of_a_log_without_appends_since_its_start_is_due_in_time(
+    fs: MemoryFileSystem, make_batch: Any
+) -> None:
+    config = LogConfig(segment_ms=1_000, retention_ms=5_000)
+    log = Log.create(fs, DIRECTORY, config)
+    log.append(make_batch(), now_ms=1, leader_epoch=1)
+    newest_ms = next(log._segments.summaries()).max_timestamp_ms
+    log.close(clean=True)
+    opened = Log.recover(fs, DIRECTORY, config)
+    assert opened.maintenance_due_ms(newest_ms, -1) == newest_ms + 5_000 + 1
+    opened.reconfigure(LogConfig(retention_ms=-1))
+    assert opened.maintenance_due_ms(newest_ms, -1) == math.inf, "it rolls after its next append only"
+
+
+def test_the_maintenance_of_a_log_that_was_just_configured_is_due_at_once(
+    fs: MemoryFileSystem, make_batch: Any, sync: Any
+) -> None:
+    config = LogConfig(segment_ms=1_000, retention_ms=-1)
+    log = Log.create(fs, DIRECTORY, config)
+    log.append(make_batch(), now_ms=1, leader_epoch=1)
+    sync(log)
+    log.release_idle()
+    log.release_idle()
+    log.maybe_roll(500)
+    assert 500 < log.maintenance_due_ms(500, -1) < 10_000
+    log.reconfigure(config)
+    assert log.maintenance_due_ms(500, -1) == 500

@@ -340,7 +340,7 @@ def test_a_snapshot_keeps_aborted_transactions_and_uncommitted_markers(fs, log):
     log.forget_stable_transactions(2)
     log.close(clean=True)
     data = fs.read_bytes(f"{DIRECTORY}/{5:020d}.producers").decode().splitlines()
-    assert data[2:-1] == [
+    assert data[4:-1] == [
         "1 1 7 0 -1",
         "2 1 7 0 -1",
         f"3 0 7 -1 4 0:0:4:4:5:{stored_crc(part(3))}",

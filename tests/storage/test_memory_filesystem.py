@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kafkalite.errors import DiskFullError
+from kafkalite.errors import DiskFullError, WrongFileTypeError
 from kafkalite.storage.memory_filesystem import PAGE_BYTES, SECTOR_BYTES, MemoryFileSystem
 from proof.disk_trees import disk_with_files, tree_of
 
@@ -153,9 +153,9 @@ def test_a_tree_is_loaded_and_returned() -> None:
 
 def test_directories_and_files_are_not_mixed_up() -> None:
     fs = disk_with_files({"/a/f": b""})
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(WrongFileTypeError, match="/a is a directory, but must be a regular file"):
         fs.open("/a")
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(WrongFileTypeError, match="/a/f is a regular file, but must be a directory"):
         fs.make_dirs("/a/f/g")
     assert repr(fs.open("/a/f")) == "<MemoryFile /a/f>"
 

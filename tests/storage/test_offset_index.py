@@ -21,7 +21,7 @@ def build(steps: list[tuple[int, int]]) -> tuple[OffsetIndex, list[tuple[int, in
 def test_an_empty_index_points_to_the_start() -> None:
     index = OffsetIndex()
     assert len(index) == index.last_position == index.last_relative_offset == 0
-    assert index.position_before_offset(100) == index.position_before_position(100) == 0
+    assert index.entry_before_offset(100) == index.entry_before_position(100) == (0, 0)
     assert index.entries(0, 0) == b""
 
 
@@ -35,8 +35,9 @@ def test_entries_are_big_endian_pairs() -> None:
 @given(Steps, st.integers(0, 40_000), st.integers(0, 400_000))
 def test_lookups_find_what_a_walk_finds(steps: list[tuple[int, int]], offset: int, position: int) -> None:
     index, model = build(steps)
-    assert index.position_before_offset(offset) == max((p for o, p in model if o <= offset), default=0)
-    assert index.position_before_position(position) == max((p for _, p in model if p <= position), default=0)
+    assert index.entry_before_offset(offset) == max(((p, o) for o, p in model if o <= offset), default=(0, 0))
+    before = max(((p, o) for o, p in model if p <= position), default=(0, 0))
+    assert index.entry_before_position(position) == before
     assert index.count_up_to_position(position) == sum(p <= position for _, p in model)
 
 

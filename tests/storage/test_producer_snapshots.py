@@ -17,7 +17,7 @@ from kafkalite.records.header import (
     stored_crc,
 )
 from kafkalite.storage import producer_snapshots
-from kafkalite.storage.checkpoints import RecoveryPoint
+from kafkalite.storage.checkpoints import RecoveryPoint, encode_producers
 from kafkalite.storage.inspect import verify_log
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
@@ -138,6 +138,37 @@ def test_without_a_snapshot_the_whole_log_is_walked(life, monkeypatch, damage):
             life.fs.open(path).truncate(30)
     assert life.walked(monkeypatch) == 20
     assert life.snapshots() == []
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_r42_the_snapshot_of_another_log_is_not_used(life, is_killed, caplog):
+    """Two logs of equal length: each snapshot has a correct checksum and the right file name."""
+    life.append(1, 20)
+    life.reopen()
+    offset = life.snapshots()[-1]
+    path = f"{DIRECTORY}/{offset:020d}.producers"
+    other = path.replace("a" * 32, "b" * 32)
+    states = ProducerStates()
+    states.note(1, 7, 3, 0, 0, 5, 0, 0)
+    life.fs.write_atomically(path, encode_producers(states, 0, other))
+    (finding,) = verify_log(life.fs, DIRECTORY).findings
+    assert (finding.path, finding.is_damage) == (path, False)
+    assert f"log {'b' * 32}-0" in finding.problem
+    if is_killed:
+        life.recover()
+    assert life.log.producers == life.expected()
+    assert offset not in life.snapshots()
+    assert f"log {'b' * 32}-0" in caplog.text
+
+
+def test_r42_an_earlier_snapshot_of_the_same_log_is_not_used(life):
+    life.append(1, 20)
+    life.reopen()
+    *_, earlier, last = (f"{DIRECTORY}/{offset:020d}.producers" for offset in life.snapshots())
+    life.fs.write_atomically(last, life.fs.read_bytes(earlier))
+    (finding,) = verify_log(life.fs, DIRECTORY).findings
+    assert (finding.path, finding.is_damage) == (last, False)
+    assert life.log.producers == life.expected()
 
 
 def test_a_log_is_not_walked_before_its_producers_are_needed(life, monkeypatch):

@@ -521,6 +521,22 @@ def test_r24_a_write_that_was_cut_off_is_a_torn_tail_whose_bytes_are_kept(
     assert kept == world.written[9][1][:cut].rstrip(b"\0")
 
 
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_bytes_behind_a_closed_segment_are_set_aside(is_killed: bool, world: World) -> None:
+    world.fill(70)
+    point = world.sync()
+    _, closed, end, *_ = sorted(
+        int(name[:20]) for name in world.fs.list_dir(DIRECTORY) if name.endswith(".log")
+    )
+    content = world.fs.read_bytes(world.path(closed))
+    world.damage(len(content), closed, data=content)
+    world.fs.open(world.path(closed)).sync()
+    log = world.recover(point, is_killed=is_killed)
+    assert (log.damage, world.contents(log)) == (None, world.written)
+    assert world.fs.read_bytes(world.path(closed)) == content
+    assert world.fs.read_bytes(f"{DIRECTORY}/{end:020d}.torn-1") == content
+
+
 def test_torn_tails_are_kept_for_a_while_and_not_more_than_four(world: World) -> None:
     world.fill(24)
     for end in range(23, 14, -1):

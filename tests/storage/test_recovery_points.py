@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from kafkalite.storage.checkpoints import RecoveryPoint, decode_recovery_points
@@ -9,6 +11,7 @@ from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.storage.recovery_points import MIN_APPENDED_BYTES, RecoveryPointsFile
 
 PATH = "/data/recovery-points"
+COPY = "/data/recovery-points.copy"
 
 
 @pytest.fixture
@@ -47,6 +50,35 @@ def test_the_file_is_replaced_before_it_is_much_longer_than_its_points(fs: Memor
         largest = max(largest, fs.file_size(PATH))
     assert MIN_APPENDED_BYTES < largest < MIN_APPENDED_BYTES + 1024
     assert stored(fs) == {"log": RecoveryPoint(2999)}
+
+
+def test_r25_the_newer_point_of_the_file_and_its_copy_counts(fs: MemoryFileSystem) -> None:
+    points = RecoveryPointsFile(fs, "/data")
+    points.write({"a": RecoveryPoint(1), "b": RecoveryPoint(1)})
+    older = fs.read_bytes(PATH)
+    points.write({"a": RecoveryPoint(2), "c": RecoveryPoint(1)})
+    newest = points.points
+    fs.write_atomically(PATH, older)
+    assert stored(fs) == newest
+    fs.unlink(PATH)
+    assert stored(fs) == newest
+    points.write({"a": RecoveryPoint(3)})
+    fs.write_atomically(COPY, older)
+    assert stored(fs) == newest | {"a": RecoveryPoint(3)}
+    fs.write_atomically(PATH, b"x" + fs.read_bytes(PATH)[1:])
+    assert stored(fs) == {"a": RecoveryPoint(1), "b": RecoveryPoint(1)}
+
+
+def test_a_removed_point_never_comes_back_from_the_copy() -> None:
+    for crash_after in range(6):
+        fs = MemoryFileSystem(crashable=True)
+        fs.make_dirs("/data")
+        fs.sync_dir("/")
+        points = RecoveryPointsFile(fs, "/data")
+        points.write({"a": RecoveryPoint(1), "b": RecoveryPoint(1)})
+        points.write({"a": None})
+        fs.crash(random.Random(crash_after))
+        assert stored(fs) == {"b": RecoveryPoint(1)}
 
 
 def test_after_a_failure_the_next_write_has_everything(fs: MemoryFileSystem) -> None:

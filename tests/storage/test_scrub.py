@@ -1,4 +1,4 @@
-"""R53: the check of segments that nobody reads."""
+"""R53: the check of segments that no client reads."""
 
 from __future__ import annotations
 

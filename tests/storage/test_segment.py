@@ -148,11 +148,11 @@ def test_only_entries_on_which_both_files_agree_are_loaded(
         segment.save_indexes(segment.size_bytes, final=False)
     fs.open(TIME_INDEX).truncate(fs.file_size(TIME_INDEX) - 1)
     again = reopen(fs, segment)
-    assert again.take_saved_indexes(1000) == (169, 6900)
+    assert again.take_saved_indexes(1000) == (169, False)
     assert len(again.offset_index) == len(again.time_index) == 69
-    assert not fs.exists(INDEX) and not fs.exists(TIME_INDEX), "they will be rewritten"
     again.load_indexes()
     assert len(again.offset_index) == 139
+    assert not fs.exists(INDEX) and not fs.exists(TIME_INDEX), "they will be rewritten"
 
 
 def test_blocks_from_before_a_truncation_hold_below_its_end_only(

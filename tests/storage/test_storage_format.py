@@ -40,6 +40,7 @@ def build_example() -> dict[str, bytes]:
     """Run the steps of the document: three batches, the first record deleted, an orderly stop."""
     fs = MemoryFileSystem()
     store = LogStore.open(fs, "/data", cluster_id="demo", node_id=1, rng=CountingBytes())
+    store.load({})
     config = LogConfig(index_interval_bytes=64)
     log = store.create_log(TopicPartition("orders", 0), TOPIC_ID, config)
     log.append(build_batch([b"hello", b"world"], None, 1_700_000_000_000), now_ms=0, leader_epoch=4)

@@ -225,7 +225,7 @@ class TestPartitions:
         (described,) = driver.ask(DescribeTransactionsRequest(["t"])).transactions
         assert described.partitions == [ORDERS, STOCK]
 
-    def test_only_of_the_producer_that_has_the_name(self, driver: Driver) -> None:
+    def test_r37_only_of_the_producer_that_has_the_name(self, driver: Driver) -> None:
         with pytest.raises(InvalidProducerIdMappingError):
             driver.add(7, 0, ORDERS)
         driver.init()

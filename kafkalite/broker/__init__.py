@@ -1,1 +1,4 @@
-"""One node: the asyncio shell around the pure packages. ``broker.Broker`` creates and connects its parts."""
+"""One node: sockets, tasks and disk jobs around the pure packages.
+
+``Broker`` creates and connects its parts.
+"""

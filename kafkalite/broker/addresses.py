@@ -19,7 +19,10 @@ def split_list(text: str) -> tuple[str, ...]:
 
 
 def parse_address(text: str, key: str) -> str:
-    """Return ``0.0.0.0:9092`` for ``PLAINTEXT://:9092``. Raises ConfigError if ``text`` is not an address."""
+    """Return the host:port of a listener: ``0.0.0.0:9092`` for ``PLAINTEXT://:9092``. Raises ConfigError.
+
+    ``key`` is the option that contains ``text``, for the error message.
+    """
     if has_own_name(text):
         return text
     scheme, separator, rest = text.partition("://")

@@ -14,6 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from kafkalite.broker.activity import Activity
 from kafkalite.broker.cluster.controller_channel import ControllerChannel
 from kafkalite.broker.cluster.node_state import NodeState
 from kafkalite.broker.cluster.registration import Registration
@@ -50,6 +51,7 @@ from kafkalite.raft.controller_node import ControllerNode
 from kafkalite.raft.quorum import Quorum
 from kafkalite.raft.single_quorum import SingleQuorum
 from kafkalite.rng import Rng, system_rng
+from kafkalite.storage import layout
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.sync_work import run_together
@@ -66,7 +68,6 @@ STOP_GRACE_MS: Final = 5_000
 TICK_INTERVAL_MS: Final = 100
 PRODUCER_IDS_TIMEOUT_MS: Final = 10_000
 INCARNATION_ID_BYTES: Final = 16
-METADATA_DIRECTORY: Final = "__cluster_metadata"
 MEMORY_PATH: Final = "/memory"
 
 Step = tuple[str, Callable[[], Awaitable[None]]]
@@ -90,7 +91,11 @@ class Broker:
         executor: Executor | None = None,
         **settings: Any,
     ) -> None:
-        """``executor``, if given, runs blocking calls instead of the broker's own threads (simulation)."""
+        """Pass either ``config`` or ``settings``. Simulations and tests replace the other arguments.
+
+        ``executor`` runs blocking calls instead of the broker's own threads. With ``rng``, all randomness
+        comes from it, and runs can be repeated.
+        """
         if config is None:
             config = BrokerConfig.from_settings({"listeners": EMBEDDED_LISTENERS, **settings})
         elif settings:
@@ -125,7 +130,7 @@ class Broker:
         self._stopping: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
         self._started_ms = 0
-        self._start_count = 0  #: of the data directory; 0 on a node without peers
+        self._start_count = 0  #: the starts in the data directory (R51); 0 on a single node
         self._is_clean = True
 
     def __repr__(self) -> str:
@@ -207,6 +212,11 @@ class Broker:
         return self._services.partitions
 
     @property
+    def controller(self) -> ControllerNode:
+        """Return this node's controller, for tests and tools in the same process."""
+        return self._services.controller
+
+    @property
     def coordinators(self) -> Coordinators:
         """Return the coordinators of groups and transactions, for tests and tools in the same process."""
         return self._services.coordinators
@@ -282,7 +292,7 @@ class Broker:
         )
 
     async def stop(self, *, hands_over: bool = True) -> None:
-        """Stop cleanly: transfer leaderships, complete requests in flight, sync, and write the clean marker.
+        """Stop cleanly: transfer leaderships, complete requests in flight, sync, write ``clean-shutdown``.
 
         Idempotent. If ``hands_over`` is False, leadership is not transferred. Use this when the whole cluster
         stops.
@@ -291,7 +301,7 @@ class Broker:
         await self._stop(is_clean=self._failure is None)
 
     async def kill(self) -> None:
-        """Stop as if the process had crashed: drop connections, sync nothing, write no clean marker."""
+        """Stop as if the process had crashed: drop connections, sync nothing, write no ``clean-shutdown``."""
         if self._cluster is not None and self._cluster.raft is not None:
             self._cluster.raft.halt()
         await self._stop(is_clean=False)
@@ -337,7 +347,10 @@ class Broker:
             logger.info("broker stopped %s", Fields(node_id=self.config.node_id, clean=is_clean))
 
     async def _hand_over(self, *, is_clean: bool) -> None:
-        """Transfer this broker's leaderships to other brokers, unless an option or the caller forbids it."""
+        """Transfer this broker's leaderships to other brokers before a clean stop.
+
+        Does nothing if ``controlled.shutdown.enable`` or the argument ``hands_over`` of ``stop`` is False.
+        """
         is_wanted = self._hands_over and self.config.controlled_shutdown_enable
         if is_clean and is_wanted and self._registration is not None:
             await self._registration.hand_over()
@@ -362,7 +375,8 @@ class Broker:
     async def _open_storage(self) -> None:
         loop = asyncio.get_running_loop()
         config = self.config
-        filesystem, is_memory = self._open_filesystem()
+        filesystem = self._open_filesystem()
+        is_memory = filesystem.is_memory
         self._executor: Executor = self._given_executor or (
             InlineExecutor() if is_memory else ThreadPoolExecutor(2, f"kafkalite-sync-{config.node_id}")
         )
@@ -372,7 +386,7 @@ class Broker:
             filesystem, self._path, cluster_id=config.cluster_id, node_id=config.node_id, rng=self._rng
         )
         self._started.append(("log store", self._close_store))
-        directory = f"{self._path}/{METADATA_DIRECTORY}"
+        directory = f"{self._path}/{layout.METADATA_DIRECTORY}"
         is_inline = is_memory or self._given_executor is not None
         if config.has_peers:
             from kafkalite.broker.cluster.node import ClusterNode
@@ -401,32 +415,30 @@ class Broker:
                 directory,
                 node_id=config.node_id,
                 executor=self._executor,
+                is_inline=isinstance(self._executor, InlineExecutor),
                 snapshot_min_bytes=config.metadata_log_max_record_bytes_between_snapshots,
                 known_offset=self._store.metadata_offset,
             )
         self._request_tasks = TaskSet(self.fail)
         self._service_tasks = TaskSet(self.fail)
         self._waiters = Waiters(loop)
+        self._activity = Activity(self._clock, may_rest=not config.has_peers)
         self._scheduler: SyncScheduler[HostedPartition] = SyncScheduler(
             loop, self._executor, self.fail, run_together
         )
 
-    def _open_filesystem(self) -> tuple[FileSystem, bool]:
-        """Return (file system, whether it is in memory).
+    def _open_filesystem(self) -> FileSystem:
+        if self._filesystem is not None:
+            return self._filesystem
+        if self.config.log_dirs is None:
+            from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
-        A file system in memory never blocks, and is not thread-safe.
-        """
+            return MemoryFileSystem()
         from kafkalite.storage.disk import RealFileSystem
-        from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
-        filesystem = self._filesystem
-        if filesystem is None and self.config.log_dirs is None:
-            filesystem = MemoryFileSystem()
-        elif filesystem is None:
-            filesystem = RealFileSystem(
-                min_free_bytes=self.config.log_dirs_min_free_bytes, owner=f"node {self.config.node_id}"
-            )
-        return filesystem, isinstance(filesystem, MemoryFileSystem)
+        return RealFileSystem(
+            min_free_bytes=self.config.log_dirs_min_free_bytes, owner=f"node {self.config.node_id}"
+        )
 
     async def _close_executor(self) -> None:
         if self._given_executor is None:
@@ -442,31 +454,40 @@ class Broker:
 
     async def _load_metadata(self) -> None:
         config = self.config
+        settings = config.controller_settings()
         controller = ControllerNode(
             self._quorum,
             config.node_id,
             self._clock,
             self._rng,
-            config.controller_settings(),
+            settings,
             is_refused=lambda address: transport_for(address).is_refused(address),
         )
         partitions = Partitions(
             self._store,
             self._path,
             config.node_id,
-            config.topic_defaults(),
+            settings.topic_defaults,
             self._waiters,
             self._scheduler,
             is_volatile=self._filesystem is None and config.log_dirs is None,
             incarnation_id=None if self._cluster is None else self._node.incarnation_id,
             node=self._node,
             clock=self._clock,
+            activity=self._activity,
         )
         controller.publishers.append(partitions.publish)
         cluster = self._cluster
         channel = self._channel(controller, "broker")
         coordinators = partitions.observer = Coordinators(
-            config, self._clock, self._waiters, self._service_tasks, channel, self.fail, self._node
+            config,
+            self._clock,
+            self._waiters,
+            self._service_tasks,
+            channel,
+            self.fail,
+            self._node,
+            partitions.offline_reason,
         )
         controller.publishers.append(coordinators.publish)
         producer_ids = ProducerIds(partial(self._allocate_producer_ids, channel))
@@ -520,7 +541,7 @@ class Broker:
         return Authenticator(secret, self._store.identity.cluster_id, self.config.node_id, os.urandom)
 
     def _channel(self, controller: ControllerNode, purpose: str) -> ControllerChannel:
-        """Return a new channel to the active controller, for the requests of one ``purpose``."""
+        """Return a new channel to the active controller. ``purpose`` is the beginning of its client id."""
         channel = ControllerChannel(
             controller,
             self._clock,
@@ -592,6 +613,7 @@ class Broker:
             max_request_bytes=config.socket_request_max_bytes,
             max_request_partitions=config.max_request_partition_size_limit,
             max_queued_bytes=config.queued_max_request_bytes,
+            activity=self._activity,
         )
         self._started.append(("server", self._close_server))
         if not config.is_broker:
@@ -631,6 +653,7 @@ class Broker:
             clean_broker_epoch=store.last_broker_epoch if store.clean_start else NO_BROKER_EPOCH,
             start_count=self._start_count,
             damaged=self._services.partitions.damaged,
+            on_waiting=self._server.refuse,
         )
         await registration.register()
         if self._cluster is not None:

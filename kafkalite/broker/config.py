@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kafkalite.broker.addresses import is_wildcard, parse_address, parse_voters, split_list
+from kafkalite.client.config import CLIENT_VARIABLES
 from kafkalite.errors import ConfigError
 from kafkalite.limits import (
     KIB,
@@ -33,6 +34,7 @@ from kafkalite.metadata.topic_config import (
     topic_defaults,
 )
 from kafkalite.options import Option, option_field, options_of
+from kafkalite.suggestions import did_you_mean
 
 ENVIRONMENT_PREFIX: Final = "KAFKALITE_"
 DEFAULT_LISTENERS: Final = ("127.0.0.1:9092",)
@@ -41,11 +43,12 @@ EMBEDDED_LISTENERS: Final = ("127.0.0.1:0",)
 BROKER_ROLE: Final = "broker"
 CONTROLLER_ROLE: Final = "controller"
 ROLES: Final = (BROKER_ROLE, CONTROLLER_ROLE)
-#: A shorter secret could be guessed from an observed handshake.
+#: In characters. Whoever observes a handshake could find a shorter secret by trial.
 MIN_SECRET_LENGTH: Final = 16
 _MAX_INT32: Final = 2**31 - 1
 
-# Kafka's names in coarser units, with the unit in milliseconds. The finest unit given takes precedence.
+# {Kafka's name of an option in a coarser unit: (name of the option in ms, the unit in ms)}. If several are
+# given, the finest unit takes precedence.
 _COARSE: Final[dict[str, tuple[str, int]]] = {
     "log.retention.minutes": ("log.retention.ms", 60_000),
     "log.retention.hours": ("log.retention.ms", 3_600_000),
@@ -354,6 +357,7 @@ class BrokerConfig:
     durability: str = _topic_default("durability")
     log_retention_ms: int = _topic_default("log.retention.ms")
     log_retention_bytes: int = _topic_default("log.retention.bytes")
+    log_retention_topic_bytes: int = _topic_default("log.retention.topic.bytes")
     log_segment_bytes: int = _topic_default("log.segment.bytes")
     log_roll_ms: int = _topic_default("log.roll.ms")
     log_roll_jitter_ms: int = _topic_default("log.roll.jitter.ms")
@@ -524,10 +528,12 @@ class BrokerConfig:
 
     def topic_defaults(self) -> dict[str, Any]:
         """Return {topic option: default} of the topic options whose default differs from Kafka's."""
-        given = {name: getattr(self, BROKER_OPTIONS.get(name).python_name) for name in _TOPIC_DEFAULTS}
-        return topic_defaults(
-            {name: value for name, value in given.items() if value != BROKER_OPTIONS.get(name).default}
-        )
+        changed = {
+            name: given
+            for name, python_name, default in _DEFAULT_ATTRIBUTES
+            if (given := getattr(self, python_name)) != default
+        }
+        return topic_defaults(changed) if changed else {}
 
     def controller_settings(self) -> ControllerSettings:
         """Return the settings on which the controller's decisions depend."""
@@ -570,6 +576,11 @@ class BrokerConfig:
 
 BROKER_OPTIONS: Final = options_of(BrokerConfig)
 
+#: (option, attribute of a BrokerConfig, default) of each option that is the default of a topic option.
+_DEFAULT_ATTRIBUTES: Final = tuple(
+    (option.name, option.python_name, option.default) for option in map(BROKER_OPTIONS.get, _TOPIC_DEFAULTS)
+)
+
 #: Names of options whose values are never shown.
 SECRET_OPTIONS: Final = frozenset(option.name for option in BROKER_OPTIONS if option.is_secret)
 
@@ -611,8 +622,8 @@ def load_settings(
     """Return the broker's settings. ``overrides`` (flags) override ``env``, which overrides ``file``.
 
     ``file`` is TOML, with nested tables or quoted dotted names. ``env`` has variables such as
-    ``KAFKALITE_LOG_RETENTION_MS``; other variables are ignored. Raises ConfigError, which names the key, the
-    value, the allowed values and the source.
+    ``KAFKALITE_LOG_RETENTION_MS``; other variables are ignored. Raises ConfigError, also for a variable that
+    looks like a misspelt option. It names the key, the value, the allowed values and the source.
     """
     values: dict[str, Any] = {}
     sources = {option.name: "default" for option in BROKER_OPTIONS}
@@ -629,6 +640,8 @@ def load_settings(
         is_ours = python_name in BROKER_OPTIONS or python_name.replace("_", ".") in _COARSE
         if variable.startswith(ENVIRONMENT_PREFIX) and is_ours:
             take({python_name: text}, variable)
+        elif variable.startswith(ENVIRONMENT_PREFIX) and not variable.startswith(CLIENT_VARIABLES):
+            _refuse_misspelt(variable, python_name)
     take({name: value for name, value in (overrides or {}).items() if value is not None}, "flag")
     try:
         config = BrokerConfig.from_settings(values)
@@ -636,6 +649,19 @@ def load_settings(
         source = error.source or sources.get(error.key, "")
         raise ConfigError(key=error.key, value=error.value, allowed=error.allowed, source=source) from None
     return Settings(config, sources)
+
+
+def _refuse_misspelt(variable: str, python_name: str) -> None:
+    """Raise ConfigError if ``variable`` looks like a misspelt option.
+
+    Ignore others, such as KAFKALITE_UVLOOP.
+    """
+    names = [option.python_name for option in BROKER_OPTIONS]
+    hint = did_you_mean(
+        python_name, names, shown=lambda name: f"{ENVIRONMENT_PREFIX}{name.upper()}", cutoff=0.8
+    )
+    if hint:
+        raise ConfigError(key=variable, value=None, allowed=f"unknown option; {hint}")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

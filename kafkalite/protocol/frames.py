@@ -13,7 +13,8 @@ fit gets a buffer of its own, into which the transport reads. The buffer grows a
 the size of the envelope or payload, so a payload is checked and written to disk without another copy.
 
 Both lengths are checked before any byte of the frame is kept (S1). Because the buffer grows, a peer that
-announces 100 MiB and sends nothing costs 64 KiB (S3).
+announces 100 MiB and sends nothing costs 64 KiB, or as much as a part that it sent completely before, but at
+most 1 MiB (S3).
 """
 
 from __future__ import annotations
@@ -24,18 +25,21 @@ from struct import Struct as Layout
 from typing import Final
 
 from kafkalite.errors import LocalProtocolError, RemoteProtocolError
-from kafkalite.limits import FRAME_HEADER_BYTES, KIB, MAX_ENVELOPE_BYTES, MAX_PAYLOAD_BYTES
+from kafkalite.limits import FRAME_HEADER_BYTES, KIB, MAX_ENVELOPE_BYTES, MAX_PAYLOAD_BYTES, MIB
 from kafkalite.protocol.codec import Buffer
 from kafkalite.protocol.structs import Struct
 
 # The size of the staging buffer: about two hundred requests of the usual 80 bytes. If a payload gets its own
 # buffer, the bytes of it that arrived with the header are copied, at most this many.
 STAGING_BYTES: Final = 16 * KIB
-# The first size of the buffer of a larger part, and the factor by which it grows.
+# The first size of the buffer of a larger part, and the factor by which it grows. The buffers of later parts
+# begin with the size of the largest complete part, which saves the copies of growing.
 FIRST_BUFFER_BYTES: Final = 64 * KIB
+MAX_FIRST_BUFFER_BYTES: Final = 1 * MIB
 BUFFER_GROWTH: Final = 4
 
 _HEADER: Final = Layout(">II")
+_new: Final = tuple.__new__  # half the time of a struct's constructor
 _NO_PAYLOAD: Final = memoryview(bytearray())
 
 assert _HEADER.size == FRAME_HEADER_BYTES
@@ -53,17 +57,21 @@ def encode_frame(envelope: bytes, payload_parts: Iterable[Buffer] = ()) -> list[
 
     Raises LocalProtocolError if a length exceeds its limit.
     """
-    parts = list(payload_parts)
-    payload_bytes = sum(part.nbytes if type(part) is memoryview else len(part) for part in parts)
     if len(envelope) > MAX_ENVELOPE_BYTES:
         raise LocalProtocolError(f"an envelope of {len(envelope)} bytes; the limit is {MAX_ENVELOPE_BYTES}")
+    if not payload_parts:
+        return [_HEADER.pack(len(envelope), 0) + envelope]
+    parts = list(payload_parts)
+    payload_bytes = 0
+    for part in parts:  # sum() of a generator takes longer for the usual single part
+        payload_bytes += part.nbytes if type(part) is memoryview else len(part)
     if payload_bytes > MAX_PAYLOAD_BYTES:
         raise LocalProtocolError(f"a payload of {payload_bytes} bytes; the limit is {MAX_PAYLOAD_BYTES}")
     return [_HEADER.pack(len(envelope), payload_bytes) + envelope, *parts]
 
 
 class _Lender(BytesIO):
-    """A BytesIO with a memoryview of its buffer. ``close`` does nothing: with the view it would fail."""
+    """A BytesIO whose ``close`` does nothing, because it would raise BufferError while a view exists."""
 
     __slots__ = ()
 
@@ -101,9 +109,11 @@ class FrameReader:
         "_first_buffer_bytes",
         "_payload_bytes",
         "_staging",
+        "_staging_view",
         "_start",
         "_target",
         "_target_bytes",
+        "held_bytes",
         "max_envelope_bytes",
         "max_payload_bytes",
     )
@@ -116,11 +126,12 @@ class FrameReader:
         staging_bytes: int = STAGING_BYTES,
         first_buffer_bytes: int = FIRST_BUFFER_BYTES,
     ) -> None:
-        """A part that is larger than ``first_buffer_bytes`` is copied when its buffer grows."""
+        """The first envelope or payload above ``first_buffer_bytes`` is copied when its buffer grows."""
         assert staging_bytes >= FRAME_HEADER_BYTES
         self.max_envelope_bytes = max_envelope_bytes
         self.max_payload_bytes = max_payload_bytes
-        self._staging = memoryview(bytearray(staging_bytes))
+        self._staging = bytearray(staging_bytes)  # slices are copies
+        self._staging_view = memoryview(self._staging)
         self._start = 0
         self._end = 0
         self._first_buffer_bytes = max(first_buffer_bytes, staging_bytes)
@@ -128,15 +139,10 @@ class FrameReader:
         self._target: memoryview | None = None
         self._target_bytes = 0  # the size to which it grows
         self._filled = 0
+        #: The size of the buffers of an unfinished frame that does not fit the staging buffer.
+        self.held_bytes = 0
         self._envelope: Buffer | None = None
         self._payload_bytes = 0
-
-    @property
-    def held_bytes(self) -> int:
-        """The size of the buffers of an unfinished frame that does not fit the staging buffer."""
-        if self._target is None:
-            return 0
-        return len(self._target) + (len(self._envelope) if self._envelope is not None else 0)
 
     @property
     def is_mid_frame(self) -> bool:
@@ -147,7 +153,7 @@ class FrameReader:
         """Return a writable buffer of at least one byte for the next bytes of the stream."""
         if self._target is not None:
             return self._target[self._filled :]
-        return self._staging[self._end :]
+        return self._staging_view[self._end :]
 
     def buffer_updated(self, byte_count: int) -> list[Frame]:
         """Return the frames completed by ``byte_count`` bytes in the last ``get_buffer()``.
@@ -169,14 +175,18 @@ class FrameReader:
             return self._finish_target()
         start = self._start + FRAME_HEADER_BYTES
         if start > self._end:
-            self._make_room(FRAME_HEADER_BYTES)
+            if self._start == self._end:
+                self._start = self._end = 0
+            else:
+                self._make_room(FRAME_HEADER_BYTES)
             return None
         envelope_bytes, payload_bytes = _HEADER.unpack_from(self._staging, self._start)
-        self._judge(envelope_bytes, payload_bytes)
+        if not 0 < envelope_bytes <= self.max_envelope_bytes or payload_bytes > self.max_payload_bytes:
+            raise self._refusal(envelope_bytes, payload_bytes)
         end = start + envelope_bytes
         if end <= self._end:
             self._start = end
-            return self._take_payload(bytes(self._staging[start:end]), payload_bytes)
+            return self._take_payload(self._staging[start:end], payload_bytes)
         if FRAME_HEADER_BYTES + envelope_bytes <= len(self._staging):
             self._make_room(FRAME_HEADER_BYTES + envelope_bytes)
             return None
@@ -185,36 +195,42 @@ class FrameReader:
         self._fill_target(envelope_bytes)
         return None
 
-    def _judge(self, envelope_bytes: int, payload_bytes: int) -> None:
+    def _refusal(self, envelope_bytes: int, payload_bytes: int) -> RemoteProtocolError:
         if not 0 < envelope_bytes <= self.max_envelope_bytes:
-            raise RemoteProtocolError(
+            begin = _HEADER.pack(envelope_bytes, payload_bytes)
+            if begin.isascii() and begin.decode("ascii").isprintable():
+                spoken = "HTTP" if b"HTTP" in begin or b" /" in begin else "another protocol"
+                return RemoteProtocolError(
+                    f"the peer speaks {spoken}: it sent {begin.decode()!r} instead of a frame"
+                )
+            return RemoteProtocolError(
                 f"a frame announces an envelope of {envelope_bytes} bytes; "
                 f"allowed are 1 to {self.max_envelope_bytes}"
             )
-        if payload_bytes > self.max_payload_bytes:
-            raise RemoteProtocolError(
-                f"a frame announces a payload of {payload_bytes} bytes; "
-                f"allowed are 0 to {self.max_payload_bytes}"
-            )
+        return RemoteProtocolError(
+            f"a frame announces a payload of {payload_bytes} bytes; allowed are 0 to {self.max_payload_bytes}"
+        )
 
     def _take_payload(self, envelope: Buffer, payload_bytes: int) -> Frame | None:
         if payload_bytes == 0:
-            return Frame(envelope, _NO_PAYLOAD)
+            return _new(Frame, (envelope, _NO_PAYLOAD))
         end = self._start + payload_bytes
         if end <= self._end:
-            payload = memoryview(bytearray(self._staging[self._start : end]))
+            payload = memoryview(self._staging[self._start : end])
             self._start = end
-            return Frame(envelope, payload)
+            return _new(Frame, (envelope, payload))
         self._envelope = envelope
         self._fill_target(payload_bytes)
+        self.held_bytes += len(envelope)
         return None
 
     def _fill_target(self, size_bytes: int) -> None:
         """Begin a target buffer for this size, and move the bytes that it needs from the staging buffer."""
         self._target_bytes = size_bytes
-        self._target = untouched_buffer(min(size_bytes, self._first_buffer_bytes))
+        self.held_bytes = min(size_bytes, self._first_buffer_bytes)
+        self._target = untouched_buffer(self.held_bytes)
         self._filled = self._end - self._start
-        self._target[: self._filled] = self._staging[self._start : self._end]
+        self._target[: self._filled] = self._staging_view[self._start : self._end]
         self._start = self._end = 0
 
     def _finish_target(self) -> Frame | None:
@@ -224,9 +240,11 @@ class FrameReader:
         if self._filled < self._target_bytes:
             grown = untouched_buffer(min(self._target_bytes, self._filled * BUFFER_GROWTH))
             grown[: self._filled] = self._target
+            self.held_bytes += len(grown) - self._filled
             self._target = grown
             return None
-        whole, self._target = self._target, None
+        whole, self._target, self.held_bytes = self._target, None, 0
+        self._first_buffer_bytes = max(self._first_buffer_bytes, min(self._filled, MAX_FIRST_BUFFER_BYTES))
         if self._envelope is None:
             return self._take_payload(whole, self._payload_bytes)
         frame = Frame(self._envelope, whole)
@@ -235,9 +253,7 @@ class FrameReader:
 
     def _make_room(self, size_bytes: int) -> None:
         """Ensure that the staging buffer can hold ``size_bytes`` from the start of the unfinished frame."""
-        if self._start == self._end:
-            self._start = self._end = 0
-        elif self._start + size_bytes > len(self._staging):
+        if self._start + size_bytes > len(self._staging):
             kept = self._end - self._start
-            self._staging[:kept] = self._staging[self._start : self._end]
+            self._staging_view[:kept] = self._staging_view[self._start : self._end]
             self._start, self._end = 0, kept

@@ -1,8 +1,8 @@
 """The Transport interface, which opens and accepts byte streams.
 
-I/O code uses this interface and never sockets. A protocol object is connected and receives bytes through
-``get_buffer`` and ``buffer_updated``. ``tcp`` is the network; ``inproc`` joins two protocols in one process
-without a socket.
+I/O code uses this interface and never sockets. Each end of a stream has an ``asyncio.BufferedProtocol``,
+which receives the bytes. ``tcp`` uses the network; ``inproc`` connects two protocols of one process without a
+socket.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _factories: dict[str, Callable[[], Transport]] = {INPROC_SCHEME: _inproc}
 
 
 def register_scheme(scheme: str, factory: Callable[[], Transport]) -> None:
-    """Let ``factory`` create the transport of every address that begins with ``scheme`` (``sim://``)."""
+    """Use ``factory`` for the transport of each address that begins with ``scheme``, such as ``sim://``."""
     assert scheme.endswith("://"), scheme
     _factories[scheme] = factory
 
 
 def has_own_name(address: str) -> bool:
-    """Whether ``address`` has a registered scheme, so that it is a name instead of a host and port."""
+    """Whether ``address`` begins with a registered scheme, such as ``inproc://``."""
     return any(address.startswith(scheme) for scheme in _factories)
 
 

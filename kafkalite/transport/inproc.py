@@ -30,13 +30,13 @@ from kafkalite.transport.stream_end import StreamEnd
 
 _SCHEME: Final = "inproc://"
 
-# The most bytes that one callback delivers, so that other callbacks of the loop run in between.
+# After this many bytes, the rest is delivered by another callback, so that others of the loop run in between.
 _DELIVERY_BYTES: Final = 1 * MIB
 
 _listeners: dict[str, InprocListener] = {}
 _numbers = itertools.count(1)
 
-# Queued after the last data. Data is never empty.
+# Marks the end of the stream in the queue. It is distinct from data, which is never empty.
 _EOF: Final = memoryview(b"")
 
 
@@ -117,7 +117,7 @@ class InprocListener:
 
 
 class InprocEnd(StreamEnd):
-    """One end of a stream. Methods are called in its own loop unless documented as called by the peer."""
+    """One end of a stream. Its methods run in its own loop, except those documented as called by the peer."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, peername: tuple[str, int], sockname: tuple[str, int]
@@ -139,7 +139,7 @@ class InprocEnd(StreamEnd):
         """Connect the two ends to each other, before either end is opened."""
         self._peer, peer._peer = peer, self
         if self._loop is peer._loop:
-            # Wakes the other side. Within one loop, its select need not be interrupted.
+            # If both ends are in one loop, it is awake, so the cheaper call_soon suffices.
             self._call = peer._call = self._loop.call_soon
 
     def open(self, protocol: asyncio.BufferedProtocol) -> None:
@@ -185,7 +185,7 @@ class InprocEnd(StreamEnd):
             self._wake()
 
     def _wake(self) -> None:
-        """Let this end's loop call ``_deliver``. Called by either side."""
+        """Schedule ``_deliver`` in this end's loop. Called by either side."""
         self._is_scheduled = True
         try:
             self._call(self._deliver, context=self._context)
@@ -200,7 +200,7 @@ class InprocEnd(StreamEnd):
         self._wake()
 
     def _deliver(self) -> None:
-        """Deliver arrived data to the protocol while it reads, at most _DELIVERY_BYTES."""
+        """Deliver arrived data to the protocol, until it pauses reading or has received _DELIVERY_BYTES."""
         self._is_scheduled = False
         left = _DELIVERY_BYTES
         while self._is_open and not self._is_closing:
@@ -227,7 +227,7 @@ class InprocEnd(StreamEnd):
                 return
 
     def _fill(self) -> int:
-        """Fill the protocol's buffer from the queue once. Return the number of bytes."""
+        """Copy queued data into one buffer of the protocol. Return the number of bytes copied."""
         assert self._protocol is not None
         filled = 0
         try:

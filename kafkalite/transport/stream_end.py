@@ -1,8 +1,8 @@
-"""StreamEnd: the common base class of the ends of all streams without a socket.
+"""StreamEnd: the base class of the ends of all streams that have no socket.
 
-It has the state of an ``asyncio.Transport``: the protocol, whether it reads, its write buffer limits, and how
-it closes. Subclasses transfer the bytes: ``InprocEnd`` joins two protocols of one process, ``SimEnd`` two
-processes of a simulation.
+It keeps the state of an ``asyncio.Transport``: the protocol, whether reading is paused, the write buffer
+limits, and whether the end is closing. Subclasses transfer the bytes: ``InprocEnd`` between two protocols of
+one process, ``SimEnd`` between two simulated processes.
 """
 
 # Tests: tests/transport/test_seam.py, tests/sim/test_network.py
@@ -61,7 +61,7 @@ class StreamEnd(asyncio.Transport):
 
     @abstractmethod
     def _end(self, error: Exception | None) -> None:
-        """Stop the transfer, and make the loop call ``_lose`` with ``error``."""
+        """Stop the transfer, and schedule ``_lose``, which calls ``connection_lost(error)``."""
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         assert self._protocol is not None, "the transport is not open"

@@ -91,7 +91,7 @@ class TcpTransport:
             family, kind, protocol, _, place = min(found, key=lambda info: info[0] != socket.AF_INET)
             listening = socket.socket(family, kind, protocol)
         except (OSError, UnicodeError) as error:
-            raise _listen_error(address, error) from error
+            raise listen_error(address, error) from error
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
@@ -102,7 +102,7 @@ class TcpTransport:
             server = await loop.create_server(protocol_factory, sock=listening, backlog=_BACKLOG)
         except OSError as error:
             listening.close()
-            raise _listen_error(address, error) from error
+            raise listen_error(address, error) from error
         host, port = listening.getsockname()[:2]
         return TcpListener(server, format_address(host, port))
 
@@ -140,6 +140,7 @@ def _reason(error: Exception) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _listen_error(address: str, error: Exception) -> ListenError:
+def listen_error(address: str, error: Exception) -> ListenError:
+    """Return the error that reports why the operating system refuses to listen on ``address``."""
     reason, hint = _REASONS.get(getattr(error, "errno", None) or 0, (_reason(error), ""))
     return ListenError(f"cannot listen on {address}: {reason}", hint=hint)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kafkalite import Producer
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.partitions.cleaner import Cleaner
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
@@ -92,8 +93,7 @@ async def test_a_compacted_topic_keeps_the_latest_of_each_key(
         if not is_on_disk:
             await cleaner_of(broker).clean()
             assert hosted.partition.log.size_bytes == size_bytes, "what is not synced yet is left alone"
-            broker.housekeeping.checkpoint()  # syncs records that no request waits for
-            await settle()
+            await settle()  # the cleaner has requested a sync
         await cleaner_of(broker).clean()
         assert state(hosted) == before
         assert hosted.partition.log.size_bytes < size_bytes / 4
@@ -109,6 +109,31 @@ async def test_a_compacted_topic_keeps_the_latest_of_each_key(
             assert content(hosted_of(broker)) == found
             points = Path(hosted_of(broker).partition.log.directory, "compaction").read_bytes()
             assert decode_compaction(points, "compaction").compacted_to > 0
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+@pytest.mark.parametrize("producer_count", [1, 20])
+async def test_compaction_does_not_stop_at_the_last_batches_of_producers(
+    is_on_disk: bool, producer_count: int, tmp_path: Path, new_topic: Make
+) -> None:
+    """The closed segments of a log are reduced to the latest record of each key, without a checkpoint."""
+    directory = str(tmp_path / "data") if is_on_disk else None
+    settings = {"cleanup.policy": "compact", "segment.bytes": "20000", "min.cleanable.dirty.ratio": "0.01"}
+    async with (
+        Broker(listeners="inproc://", log_dirs=directory, **{"log.cleaner.backoff.ms": 50}) as broker,
+        WireClient(broker.address) as wire,
+    ):
+        await wire.call(new_topic("t", **settings))
+        keys = [b"k%d" % (number % 50) for number in range(200)]
+        for _ in range(producer_count):
+            async with Producer(broker.bootstrap_servers) as producer:
+                for _ in range(20 // producer_count):
+                    await producer.send_many("t", [bytes(100)] * 200, keys=keys)
+        hosted = hosted_of(broker)
+        await eventually(
+            lambda: len(content(hosted)) == 250, "50 keys, and 200 records in the active segment"
+        )
+        assert {key for _, key, _ in content(hosted)} == set(keys)
 
 
 async def test_requests_are_answered_while_a_log_is_compacted(tmp_path: Path, new_topic: Make) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kafkalite.broker.cluster import raft_links
+from kafkalite.broker.cluster.controller_listener import run_on
 from kafkalite.broker.cluster.metadata_tree import describe
 from kafkalite.broker.cluster.node import VotersFile
 from kafkalite.broker.cluster.raft_links import RaftLink
@@ -26,6 +27,7 @@ from kafkalite.errors import (
     ErrorCode,
     RequestTimedOutError,
 )
+from kafkalite.loop_thread import LoopThread
 from kafkalite.metadata.image import BrokerState, ClusterImage, PartitionState, TopicImage
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.messages import admin
@@ -221,3 +223,45 @@ class TestChannel:
                 answer, payload = await node._source.fetch(FetchMetadataRequest(0, -1, 0, 1 << 20))
                 assert answer.committed_offset <= offset
                 assert sum(entry.length_bytes for entry in answer.entries) == len(payload)
+
+
+async def test_work_runs_on_the_loop_of_another_thread() -> None:
+    async def work() -> asyncio.AbstractEventLoop:
+        await asyncio.sleep(0)
+        return asyncio.get_running_loop()
+
+    async def divide() -> float:
+        return 1 / 0
+
+    here = asyncio.get_running_loop()
+    assert await run_on(here, work) is here
+    thread = LoopThread()
+    assert await run_on(thread.loop, work) is thread.loop
+    with pytest.raises(ZeroDivisionError):
+        await run_on(thread.loop, divide)
+    thread.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await run_on(thread.loop, work)
+
+
+async def work_that_never_begins() -> None:
+    raise AssertionError("a coroutine was created, and nothing would await it")
+
+
+async def test_no_coroutine_is_left_to_a_loop_that_never_comes_to_it() -> None:
+    loop = asyncio.new_event_loop()
+    waiting = asyncio.create_task(run_on(loop, work_that_never_begins))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    loop.close()
+
+
+def test_no_coroutine_is_left_where_no_loop_runs() -> None:
+    # A simulation closes the coroutines of the hosts that it drops, after its loop has ended.
+    loop = asyncio.new_event_loop()
+    stopping = run_on(loop, work_that_never_begins)
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        stopping.send(None)
+    loop.close()

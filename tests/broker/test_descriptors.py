@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+
 import pytest
 
-from kafkalite.broker.server.descriptors import DescriptorLimits, limits_of
+from kafkalite.broker.server.descriptors import DescriptorLimits, limits_of, raise_limit
 
 
 @pytest.mark.parametrize(
@@ -20,3 +22,14 @@ def test_half_of_the_descriptors_and_a_reserve_are_not_for_clients(
     configured: int, limit: int, expected: DescriptorLimits
 ) -> None:
     assert limits_of(configured, limit) == expected
+
+
+@pytest.mark.parametrize("hard", [64, 1_024, resource.RLIM_INFINITY])
+def test_a_low_limit_is_named_with_its_remedy(
+    hard: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (hard, hard))
+    raise_limit()
+    is_low = hard == 64
+    assert ("limit of open files is low limit=64" in caplog.text) is is_low
+    assert ("LimitNOFILE" in caplog.text) is is_low

@@ -22,6 +22,7 @@ from kafkalite.errors import (
     CoordinatorNotAvailableError,
     ErrorCode,
     InvalidProducerEpochError,
+    InvalidRequestError,
     NotCoordinatorError,
     ProducerFencedError,
     UnknownMemberIdError,
@@ -164,6 +165,17 @@ async def a_group(partitions: int = 3, **settings: Any) -> AsyncIterator[tuple[B
 # --- requests of a member --------------------------------------------------------------------------
 
 
+async def test_r56_a_late_commit_from_an_older_connection_moves_no_offset_back() -> None:
+    async with a_group() as (broker, caller), WireClient(broker.address) as newer:
+        epoch = (await caller.call(heartbeat(1, 0))).member_epoch
+        assert (await caller.call(commit(1, epoch, offset(0, 10)))).error_code == 0
+        assert (await newer.call(commit(1, epoch, offset(0, 30)))).error_code == 0
+        with pytest.raises(InvalidRequestError, match="has committed on a newer connection"):
+            await caller.call(commit(1, epoch, offset(0, 20)))
+        (found,) = (await caller.call(fetch())).offsets
+        assert found.offset == 30
+
+
 async def test_a_member_joins_commits_and_leaves() -> None:
     async with a_group() as (broker, caller):
         joined = await caller.call(heartbeat(1, 0))
@@ -202,6 +214,10 @@ async def test_groups_are_listed_described_and_deleted() -> None:
         await caller.call(commit(1, joined.member_epoch, offset(0, 5)))
         listed = await caller.call(groups.ListGroupsRequest([]))
         assert [(one.group_id, one.member_count) for one in listed.groups] == [("g", 1)]
+        stable = await caller.call(groups.ListGroupsRequest(["Stable"]))
+        assert stable.groups == listed.groups
+        unknown = await caller.call(groups.ListGroupsRequest(["Sleeping"]))
+        assert (unknown.error_code, unknown.groups) == (0, [])
         described = await caller.call(groups.DescribeGroupsRequest(["g", "nobody's"], True))
         known, unknown = described.groups
         assert held_by(known.members[0].assignment) == [0, 1, 2]

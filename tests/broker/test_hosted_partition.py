@@ -142,6 +142,37 @@ async def test_disk_work_waits_for_a_sync_and_reports_its_error() -> None:
     assert not hosted.is_busy
 
 
+async def test_a_sync_that_fails_because_its_log_was_deleted_is_not_repeated() -> None:
+    """The broker stopped: a later round tried to open the files of the log, which were gone."""
+    disk, log = BusyDisk(), Log.create(MemoryFileSystem(), "/t-0", LogConfig())
+    partition = Partition(TopicPartition("t", 0), "id", log, broker_id=1)
+    hosted = HostedPartition(partition, Waiters(asyncio.get_running_loop()), disk)  # type: ignore[arg-type]
+    log.append_as_follower(record(0), now_ms=1)
+    work = hosted.begin_sync()
+    assert work is not None
+    log.close(clean=False)
+    hosted.finish_sync(work, FileNotFoundError(2, "No such file or directory"))  # BusyDisk postpones nothing
+    log.synced_end_offset = 0
+    assert log.has_unsynced
+    assert hosted.begin_sync() is None
+
+
+async def test_a_log_whose_files_cannot_be_opened_for_a_sync_is_offline_and_no_other_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk, log = BusyDisk(), Log.create(MemoryFileSystem(), "/t-0", LogConfig())
+    partition = Partition(TopicPartition("t", 0), "id", log, broker_id=1)
+    hosted = HostedPartition(partition, Waiters(asyncio.get_running_loop()), disk)  # type: ignore[arg-type]
+    log.append_as_follower(record(0), now_ms=1)
+
+    def lost(*_arguments: object, **_keywords: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(Log, "_sync_work", lost)
+    assert hosted.begin_sync() is None
+    assert "No such file or directory" in (log.offline_reason or "")
+
+
 def compactable(disk: BusyDisk) -> tuple[HostedPartition, Log, SwapWork, Any]:
     """A follower with ten records in closed segments, and the swap of a compaction pass, with its steps."""
     log = Log.create(MemoryFileSystem(), "/t-0", LogConfig(is_compacted=True, segment_bytes=1024))

@@ -15,10 +15,11 @@ from typing import Any
 
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.partitions.housekeeping import LOGS_PER_TURN
-from kafkalite.errors import ErrorCode
+from kafkalite.errors import ErrorCode, TooManyOpenFilesError
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages import data
 from kafkalite.protocol.messages.admin import DeleteTopicsRequest
+from kafkalite.storage.log import Log
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing.virtual_clock import VirtualClock
 from kafkalite.testing.wire import WireClient
@@ -182,6 +183,27 @@ async def test_the_loop_never_waits_for_a_sync_or_a_removal(
         await broker.housekeeping.retain()
         assert {*calls} == {(name, False) for name in ("fsync", "fdatasync", "unlink", "rmtree")}
         assert not [name for name in os.listdir(tmp_path / "d") if name.endswith(".deleted")]
+
+
+async def test_r55_a_log_that_cannot_be_opened_does_not_stop_the_passes(
+    new_topic: Make, monkeypatch: Any
+) -> None:
+    refused: list[str] = []
+
+    def refuse(log: Log, *_: Any) -> float:
+        refused.append(log.directory)
+        raise TooManyOpenFilesError("no free file descriptor")
+
+    monkeypatch.setattr(Log, "maintenance_due_ms", refuse)
+    clock = VirtualClock()
+    async with (
+        Broker(log_dirs="/d", listeners="inproc://", clock=clock, filesystem=MemoryFileSystem()) as broker,
+        WireClient(broker.address) as wire,
+    ):
+        await wire.call(new_topic("t"))
+        await clock.advance(HOUR_MS)
+        assert len(refused) > 1, "it is tried again"
+        assert broker.is_running
 
 
 async def test_a_log_that_fails_does_not_stop_the_pass(

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.partitions.partitions import log_config, partition_settings
-from kafkalite.errors import ErrorCode, StorageError
+from kafkalite.client.cluster.coordinator import GROUP_KEY
+from kafkalite.errors import DiskFullError, ErrorCode, NotCoordinatorError, StorageError
 from kafkalite.metadata.image import EMPTY
 from kafkalite.metadata.topic_config import topic_settings
 from kafkalite.model import TimestampType
 from kafkalite.protocol.messages.admin import DeleteTopicsRequest
+from kafkalite.protocol.messages.groups import FindCoordinatorRequest
 from kafkalite.replication.partition import Partition
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
@@ -24,7 +29,7 @@ Make = Callable[..., Any]
 
 
 def test_kafkas_defaults_are_the_logs_defaults() -> None:
-    assert log_config(topic_settings(EMPTY, "t", {})) == LogConfig()
+    assert log_config(topic_settings(EMPTY, "t", {}), 3) == LogConfig()
 
 
 def test_every_setting_reaches_the_log() -> None:
@@ -49,7 +54,7 @@ def test_every_setting_reaches_the_log() -> None:
             "message.timestamp.after.max.ms": 11,
         },
     )
-    assert log_config(settings) == LogConfig(
+    assert log_config(settings, 1) == LogConfig(
         segment_bytes=2000,
         segment_ms=3,
         segment_jitter_ms=1,
@@ -68,6 +73,24 @@ def test_every_setting_reaches_the_log() -> None:
     assert more.min_insync_replicas == 2
     assert more.message_timestamp_before_max_ms == 10
     assert more.message_timestamp_after_max_ms == 11
+
+
+@pytest.mark.parametrize(
+    ("of_partition", "of_topic", "expected"),
+    [
+        ("-1", "-1", -1),
+        ("-1", "100", 33),
+        ("20", "100", 20),
+        ("50", "100", 33),
+        ("50", "-1", 50),
+        ("-1", "0", 0),
+    ],
+)
+def test_a_partition_has_an_equal_share_of_the_topics_size(
+    of_partition: str, of_topic: str, expected: int
+) -> None:
+    defaults = {"retention.bytes": int(of_partition), "retention.topic.bytes": int(of_topic)}
+    assert log_config(topic_settings(EMPTY, "t", defaults), 3).retention_bytes == expected
 
 
 async def test_a_damaged_log_is_offline_and_the_others_serve(
@@ -97,6 +120,19 @@ async def test_a_damaged_log_is_offline_and_the_others_serve(
             0: False,
             1: True,
         }
+
+
+async def test_a_coordinator_without_a_log_names_the_cause(
+    broker: Broker, wire: WireClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise DiskFullError("no space left")
+
+    monkeypatch.setattr(broker._store, "create_log", refuse)
+    await wire.call(FindCoordinatorRequest(GROUP_KEY, ["g"]))
+    with pytest.raises(NotCoordinatorError) as refused:
+        broker._services.coordinators.groups("g")
+    assert re.fullmatch(r"broker 1 cannot lead __consumer_offsets-\d+ now: no space left", str(refused.value))
 
 
 async def test_a_log_that_cannot_be_created_is_offline_until_its_topic_is_deleted(
@@ -154,6 +190,7 @@ async def test_a_role_that_a_passing_error_prevented_is_taken_later(
     batch = batch_of()
     (result,) = (await wire.call(produce(batch), batch)).partitions
     assert result.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert result.error_message == "broker 1 cannot lead t-0 now: too many open files"
     await wire.call(DeleteTopicsRequest(1000, ["gone"]))
     with monkeypatch.context() as patched:
         patched.setattr(Partition, "become_leader", refuse)

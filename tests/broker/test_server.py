@@ -13,13 +13,18 @@ import pytest
 from kafkalite.broker.server.metrics import Metrics
 from kafkalite.broker.server.responses import Pending, Refusal, Reply, Response
 from kafkalite.broker.server.server import (
+    FLUSH_BYTES,
     FRAME_DEADLINE_MS,
     FRAME_PROGRESS_BYTES,
     HANDSHAKE_DEADLINE_MS,
+    HEAVY_COST,
+    HEAVY_SECONDS,
     LARGE_REQUEST_BYTES,
     LINGER_MS,
     REAP_INTERVAL_MS,
+    REQUEST_COST,
     REQUESTS_PER_TURN,
+    TURN_BYTES,
     WRITE_BUFFER_HIGH_BYTES,
     Connection,
     Server,
@@ -139,6 +144,7 @@ class Desk:
         self.cancelled: list[str] = []
         self.seen: list[str] = []
         self.special: dict[str, Response] = {}
+        self.fetched: Response | None = None
 
     def __call__(self, request: Request | BadRequest, client: Any) -> Response | Pending:
         if isinstance(request, BadRequest):
@@ -148,6 +154,9 @@ class Desk:
             return Reply(metadata.ApiVersionsResponse(0, None, "test", "0", ranges))
         if request.api_key == ApiKey.PRODUCE:
             return Reply(data.ProduceResponse(0, None, []))
+        if request.api_key == ApiKey.FETCH:
+            assert self.fetched is not None
+            return self.fetched
         tag: str = request.message.topics[0]
         self.seen.append(tag)
         if tag in self.special:
@@ -260,6 +269,104 @@ async def test_s24_a_quiet_connection_is_served_between_the_turns_of_a_flood(
     assert min(one.connection.received_requests for one in flood) >= 2 * REQUESTS_PER_TURN, "in turns"
 
 
+@pytest.fixture
+async def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of the event loop stands still, as uvloop's does within an iteration."""
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 1.0)
+
+
+def make_heavy(peer: Peer) -> None:
+    """Send requests one by one until the connection has cost more than a light one may."""
+    while not peer.connection.is_heavy:
+        peer.ask("heavy")
+    peer.answers()
+
+
+@pytest.mark.usefixtures("still")
+async def test_s24_connections_with_few_requests_at_a_time_take_turns_if_they_are_many(
+    new_server: Callable[..., Server], desk: Desk
+) -> None:
+    server = new_server(max_connections=100)
+    flood = [Peer(server) for _ in range(20)]
+    quiet = Peer(server)
+    for one in (*flood, quiet):
+        one.handshake()
+    for one in flood:
+        make_heavy(one)
+        await asyncio.sleep(0)  # it may have waited for a turn
+    while server.is_turning:
+        await asyncio.sleep(0)
+    desk.seen.clear()
+    for one in flood:
+        one.receive(*(one.wire.send(metadata.MetadataRequest(["flood"], False))[1][0] for _ in range(4)))
+    assert len(desk.seen) <= 4, "one connection is served at once"
+    for _ in range(10):
+        quiet.ask("quiet")
+        assert quiet.tags() == ["quiet"], "not behind the flood"
+        desk.seen.clear()
+        await asyncio.sleep(0)
+        assert len(desk.seen) == 4
+    while server.is_turning:
+        await asyncio.sleep(0)
+    assert sum(len(one.answers()) for one in flood) >= 80, "all are served"
+
+
+@pytest.mark.usefixtures("still")
+async def test_s24_a_heavy_connection_alone_is_served_at_once(server: Server, peer: Peer) -> None:
+    make_heavy(peer)
+    for _ in range(1_000):
+        peer.ask("at once")
+        assert peer.tags() == ["at once"]
+    assert not server.is_turning
+
+
+async def test_s24_a_connection_is_light_again_when_it_sends_less(
+    server: Server, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_heavy(peer)
+    seconds = asyncio.get_running_loop().time()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: seconds)
+    for _ in range(2 * HEAVY_COST // REQUEST_COST):
+        seconds += 2 * HEAVY_SECONDS * REQUEST_COST / HEAVY_COST
+        peer.ask("seldom")
+    assert not peer.connection.is_heavy
+
+
+@pytest.mark.usefixtures("still")
+async def test_s24_large_responses_end_a_turn(server: Server, peer: Peer, desk: Desk) -> None:
+    make_heavy(peer)
+    partition = data.FetchedPartition("t", 0, 0, None, 0, 0, 0, FLUSH_BYTES, [])
+    response = data.FetchResponse(0, None, [partition])
+    desk.fetched = Reply(response, [bytes(FLUSH_BYTES)])
+    message = data.FetchRequest(0, 0, 2**20, 0, [data.FetchPartition("t", 0, -1, 0, 2**20)])
+    peer.receive(*(peer.wire.send(message)[1][0] for _ in range(3)))
+    answered = [len(peer.answers())]
+    for _ in range(3):
+        await asyncio.sleep(0)
+        answered.append(len(peer.answers()))
+    assert answered == [1, 1, 1, 0]
+    assert peer.transport.is_reading
+
+
+async def test_s24_a_connection_that_cannot_be_written_to_takes_no_turns(
+    server: Server, peer: Peer, desk: Desk
+) -> None:
+    """The peer sends many fetches at once, and does not read the responses."""
+    partition = data.FetchedPartition("t", 0, 0, None, 0, 0, 0, FLUSH_BYTES, [])
+    desk.fetched = Reply(data.FetchResponse(0, None, [partition]), [bytes(FLUSH_BYTES)])
+    peer.connection.pause_writing()
+    message = data.FetchRequest(0, 0, 2**20, 0, [data.FetchPartition("t", 0, -1, 0, 2**20)])
+    peer.receive(*(peer.wire.send(message)[1][0] for _ in range(3 * REQUESTS_PER_TURN)))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert not server.is_turning
+    assert peer.answers() == []
+    peer.connection.resume_writing()
+    while server.is_turning:
+        await asyncio.sleep(0)
+    assert len(peer.answers()) == 3 * REQUESTS_PER_TURN
+
+
 async def test_s24_a_flood_that_hangs_up_is_forgotten(new_server: Callable[..., Server]) -> None:
     server = new_server(max_connections=100)
     flood = Peer(server)
@@ -273,20 +380,61 @@ async def test_s24_a_flood_that_hangs_up_is_forgotten(new_server: Callable[..., 
     assert forgotten() is None
 
 
-async def test_s24_large_requests_take_turns(new_server: Callable[..., Server]) -> None:
-    server = new_server(max_connections=100)
-    payload = bytes(LARGE_REQUEST_BYTES)
-    message = data.ProduceRequest(1, 1, None, [data.ProducePartition("t", 0, len(payload))])
+def large_request(peer: Peer, size_bytes: int) -> bytes:
+    message = data.ProduceRequest(1, 1, None, [data.ProducePartition("t", 0, size_bytes)])
+    return b"".join(peer.wire.send(message, [bytes(size_bytes)])[1])
+
+
+async def test_s24_large_requests_of_many_connections_take_turns(new_server: Callable[..., Server]) -> None:
+    server = new_server(max_connections=100, max_queued_bytes=2**24)
     flood = [Peer(server) for _ in range(5)]
     for one in flood:
         one.handshake()
-        one.receive(*one.wire.send(message, [payload])[1])
-        one.receive(*one.wire.send(message, [payload])[1])
+        one.receive(large_request(one, TURN_BYTES))
     answered = [sum(len(one.answers()) for one in flood)]
-    for _ in range(6):
+    while server.is_turning:
         await asyncio.sleep(0)
         answered.append(sum(len(one.answers()) for one in flood))
-    assert answered == [5, 1, 1, 1, 1, 1, 0]
+    assert max(answered) == 1
+    assert sum(answered) == 5
+
+
+@pytest.mark.parametrize("size_bytes", [TURN_BYTES, TURN_BYTES // 16])
+async def test_s24_a_connection_waits_for_a_turn_after_so_many_bytes_of_large_requests(
+    new_server: Callable[..., Server], size_bytes: int
+) -> None:
+    peer = Peer(new_server(max_queued_bytes=2**24))
+    peer.handshake()
+    for _ in range(TURN_BYTES // size_bytes):
+        peer.receive(large_request(peer, size_bytes))
+        assert len(peer.answers()) == 1
+    peer.receive(large_request(peer, size_bytes))
+    assert peer.answers() == []
+    await asyncio.sleep(0)
+    assert len(peer.answers()) == 1
+
+
+async def test_s24_a_large_request_is_received_in_turns_while_others_wait(
+    new_server: Callable[..., Server],
+) -> None:
+    server = new_server(max_connections=100, max_queued_bytes=2**24)
+    large, flood = Peer(server), Peer(server)
+    large.handshake()
+    flood.handshake()
+    large.receive(large_request(large, TURN_BYTES))
+    wire = large_request(large, 2 * LARGE_REQUEST_BYTES)
+    large.receive(wire[:LARGE_REQUEST_BYTES])
+    assert large.transport.is_reading, "only this connection waits"
+    flood.receive(*(flood.wire.send(metadata.MetadataRequest(["flood"], False))[1][0] for _ in range(50)))
+    large.receive(wire[LARGE_REQUEST_BYTES : LARGE_REQUEST_BYTES + 1])
+    assert not large.transport.is_reading
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert large.transport.is_reading
+    large.receive(wire[LARGE_REQUEST_BYTES + 1 :])
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert len(large.answers()) == 2
 
 
 async def test_s24_a_large_request_is_decoded_in_turns(new_server: Callable[..., Server], desk: Desk) -> None:
@@ -498,6 +646,24 @@ def test_before_it_opens_a_server_accepts_and_waits(desk: Desk, clock: VirtualCl
     assert peer.answers()[0].error_code == 0
 
 
+def test_until_the_opening_a_handshake_is_refused_with_the_reason(desk: Desk, clock: VirtualClock) -> None:
+    limits = {"max_connections": 9, "max_idle_ms": 1, "max_request_bytes": 1000, "max_queued_bytes": 2**20}
+    server = Server(desk, clock, Metrics(), **limits)
+    early, late, silent = Peer(server), Peer(server), Peer(server)
+    early.receive(*early.wire.handshake()[1])
+    assert early.transport.written == b""
+    server.refuse("it waits for a controller")
+    late.receive(*late.wire.handshake()[1])
+    for peer in (early, late):
+        (refused,) = peer.answers()
+        assert refused.error_code == ErrorCode.LEADER_NOT_AVAILABLE
+        assert refused.error_message == "it waits for a controller"
+        assert peer.transport.is_closed
+    server.open()
+    silent.receive(*silent.wire.handshake()[1])
+    assert silent.answers()[0].error_code == 0
+
+
 def test_a_connection_accepted_just_before_the_opening_and_made_after_it_is_served(
     desk: Desk, clock: VirtualClock
 ) -> None:
@@ -599,7 +765,7 @@ def test_a_frame_that_drips_is_reaped(peer: Peer, server: Server, clock: Virtual
     assert peer.transport.is_aborted
 
 
-def test_a_large_frame_gets_time_as_long_as_it_moves(
+async def test_a_large_frame_gets_time_as_long_as_it_moves(
     new_server: Callable[..., Server], clock: VirtualClock
 ) -> None:
     server = new_server(max_request_bytes=2**26, max_queued_bytes=2**26)

@@ -30,10 +30,29 @@ async def test_cancel_ends_all_and_is_no_failure() -> None:
     for number in range(3):
         tasks.start(asyncio.sleep(60), name=str(number))
     await tasks.cancel()
-    await asyncio.sleep(0)
     assert len(tasks) == 0
     assert failures == []
     await tasks.cancel()
+
+
+async def test_cancel_waits_for_tasks_that_end_slowly() -> None:
+    tasks = TaskSet(lambda error: None)
+    ended: list[str] = []
+
+    async def end_slowly() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            ended.append("slow")
+
+    tasks.start(end_slowly(), name="slow")
+    tasks.start(asyncio.sleep(60), name="quick")
+    await asyncio.sleep(0)
+    await tasks.cancel()
+    assert ended == ["slow"]
+    assert len(tasks) == 0
 
 
 def test_the_inline_executor_has_run_when_submit_returns() -> None:

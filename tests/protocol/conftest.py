@@ -21,8 +21,10 @@ from kafkalite.protocol.connection import (
 )
 from kafkalite.protocol.messages import admin, cluster, data, groups, metadata, transactions
 from kafkalite.protocol.structs import Struct
+from kafkalite.records.builder import build_batch
 
-BATCH = bytes(range(61)) + b"body"  # stands for a record batch, which the protocol does not parse
+#: A real batch: that of the worked example in docs/protocol.md.
+BATCH = bytes(build_batch([b"hello", b"world"], [None, b"k"], [1_700_000_000_000, 1_700_000_000_005]))
 TOPIC_ID = "0123456789abcdef0123456789abcdef"
 
 

@@ -46,8 +46,28 @@ def test_it_imports_nothing_of_kafkalite(program: Path) -> None:
         if isinstance(node, ast.Import)
         for alias in node.names
     }
-    assert imported <= {"itertools", "socket", "struct", "sys", "time", "crc32c", "msgpack"}
+    assert imported == {
+        *("collections", "itertools", "json", "pathlib", "socket", "struct", "sys", "time"),
+        *("crc32c", "msgpack"),
+    }
     assert not any(isinstance(node, ast.ImportFrom) for node in ast.walk(ast.parse(program.read_text())))
+
+
+def test_its_structs_are_generated_from_the_schema(program: Path, repository: Path, tmp_path: Path) -> None:
+    """A field that the schema renames has its new name in the client."""
+    schema = (repository / "docs" / "protocol.json").read_text()
+    for directory, text in (("same", schema), ("renamed", schema.replace('"node_id"', '"broker_id"'))):
+        copy = tmp_path / directory / "examples" / "foreign_client.py"
+        copy.parent.mkdir(parents=True)
+        copy.write_text(program.read_text())
+        (tmp_path / directory / "docs").mkdir()
+        (tmp_path / directory / "docs" / "protocol.json").write_text(text)
+        code = "import foreign_client; print(*foreign_client.STRUCTS['BrokerMetadata']._fields)"
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=copy.parent, capture_output=True, text=True, timeout=60
+        )
+        first = "node_id" if directory == "same" else "broker_id"
+        assert done.stdout.split() == [first, "address", "rack"], done.stderr
 
 
 class ScriptedServer:
@@ -117,7 +137,8 @@ def test_it_speaks_the_protocol(program: Path) -> None:
         ("foreign-0-456333", "None b'glazed'"),
         ("foreign-0-456334", "b'US' None"),
     ]
-    assert [request.api_key for request in server.requests] == [18, 19, 3, 0, 1]
+    # It asks for the leader before each of the two requests to it.
+    assert [request.api_key for request in server.requests] == [18, 19, 3, 0, 3, 1]
     records = RecordBatch(server.batch).records("foreign", 0)
     assert [(record.key, record.value) for record in records] == [
         (b"CA", b"maple"),

@@ -14,6 +14,7 @@ from kafkalite.limits import KIB, MAX_ENVELOPE_BYTES, MAX_PAYLOAD_BYTES, MIB
 from kafkalite.protocol.frames import (
     BUFFER_GROWTH,
     FIRST_BUFFER_BYTES,
+    MAX_FIRST_BUFFER_BYTES,
     STAGING_BYTES,
     Frame,
     FrameReader,
@@ -208,6 +209,21 @@ def test_s3_the_buffer_of_a_large_payload_grows_with_its_bytes() -> None:
     (frame,) = frames
     assert frame.payload == payload
     assert reader.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "first"),
+    [(4 * KIB, FIRST_BUFFER_BYTES), (200 * KIB, 200 * KIB), (4 * MIB, MAX_FIRST_BUFFER_BYTES)],
+)
+def test_s3_the_first_buffer_is_at_most_the_size_of_a_part_that_was_sent(
+    feed: Feed, sent: int, first: int
+) -> None:
+    """Buffers of later payloads need not grow, but an announcement alone costs no more than was sent once."""
+    reader = FrameReader()
+    for size in (sent, 1 * KIB):
+        feed(reader, encode_frame(b"e", [bytes(size)]))
+    feed(reader, [struct.pack(">II", 1, 100 * MIB) + b"\x90"])
+    assert reader.held_bytes == first + 1
 
 
 def test_an_untouched_buffer_is_writable_zeros() -> None:

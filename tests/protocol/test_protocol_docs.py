@@ -1,14 +1,13 @@
-"""docs/protocol.md agrees with the code: structs, errors, limits, the worked example."""
+"""docs/protocol.md and docs/protocol.json agree with the code: structs, errors, limits, example."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pytest
 
-from kafkalite import errors, limits
+from kafkalite.conformance.schema import schema
 from kafkalite.errors import ErrorCode
 from kafkalite.protocol.api import APIS
 from kafkalite.protocol.connection import ClientConnection, Request, ServerConnection
@@ -18,57 +17,40 @@ from kafkalite.protocol.messages.data import (
     ProduceRequest,
     ProduceResponse,
 )
-from kafkalite.protocol.structs import Struct
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import build_batch
+from kafkalite.records.partitioners import murmur2
+from proof.protocol_document import PAGE, SCHEMA, render_json, render_page
 
 
 @pytest.fixture(scope="module")
-def page(repository: Path) -> str:
-    return (repository / "docs" / "protocol.md").read_text()
+def page() -> str:
+    return PAGE.read_text()
 
 
-def _notation(hint: Any) -> str:
-    arguments = get_args(hint)
-    if get_origin(hint) is list:
-        return f"[{_notation(arguments[0])}]"
-    if get_origin(hint) is dict:
-        return f"{{{_notation(arguments[0])}: {_notation(arguments[1])}}}"
-    if arguments:
-        return _notation(arguments[0]) + "?"
-    return str(hint.__name__)
+def test_the_page_is_made_from_the_schema(page: str) -> None:
+    """``python -m proof.protocol_document`` writes both files again."""
+    assert render_page(page, schema()) == page
 
 
-def _structs() -> dict[str, type[Struct]]:
-    """Return every struct of the wire protocol by name."""
-    found: dict[str, type[Struct]] = {}
-
-    def visit(hint: Any) -> None:
-        if isinstance(hint, type) and issubclass(hint, Struct):
-            found[hint.__name__] = hint
-            for inner in (get_type_hints(hint)[name] for name in hint._fields):
-                visit(inner)
-        for argument in get_args(hint):
-            visit(argument)
-
-    for api in APIS.values():
-        visit(api.request)
-        visit(api.response)
-    return found
+def test_the_schema_file_is_that_of_the_code() -> None:
+    assert SCHEMA.read_text() == render_json(schema())
 
 
-def test_every_struct_has_its_fields_in_order(page: str) -> None:
-    documented: dict[str, list[str]] = {}
-    for block in re.findall(r"^```struct\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
-        for paragraph in block.strip().split("\n\n"):
-            name, *fields = paragraph.splitlines()
-            assert name not in documented, f"{name} stands twice"
-            documented[name] = [re.split(r"\s{2,}", field.strip())[0] for field in fields]
-    expected = {
-        name: [f"{field}: {_notation(get_type_hints(cls)[field])}" for field in cls._fields]
-        for name, cls in _structs().items()
-    }
-    assert documented == expected
+def test_a_changed_field_makes_the_page_stale(page: str) -> None:
+    changed = schema()
+    changed["structs"]["FetchRequest"][0]["type"] = "str"
+    assert render_page(page, changed) != page
+    changed = schema()
+    changed["apis"][0]["errors"]["item"].popitem()
+    assert render_page(page, changed) != page
+    changed = schema()
+    changed["deadlines"][0]["value"] += 1
+    assert render_page(page, changed) != page
+    changed = schema()
+    changed["structs"]["NewRequest"] = []
+    with pytest.raises(ValueError, match="NewRequest"):
+        render_page(page, changed)
 
 
 def test_every_api_has_its_section(page: str) -> None:
@@ -78,39 +60,23 @@ def test_every_api_has_its_section(page: str) -> None:
     }
 
 
-def test_every_error_is_there_and_is_marked_as_clients_treat_it(page: str) -> None:
-    rows = re.findall(r"^\| (-?\d+) \| ([A-Z_]+) \| (yes)? ?\| (yes)? ?\|$", page, re.MULTILINE)
-    documented = {name: (int(code), retry == "yes", refresh == "yes") for code, name, retry, refresh in rows}
-    expected = {ErrorCode.NONE.name: (0, False, False)}
-    for code in set(ErrorCode) - {ErrorCode.NONE}:
-        error = errors.broker_error(code)
-        expected[code.name] = (code, error.retriable, error.refresh_metadata)
-    assert documented == expected
+def test_the_page_has_no_words_of_python(page: str) -> None:
+    """The words of the page are those of the protocol, not of Python."""
+    outside = re.sub(r"^```hex.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"\b(?:None|True|False)\b|(?<!`)``(?!`)", outside)
+
+
+def test_every_named_error_exists(page: str) -> None:
     named = set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", page)) - {"NO_OFFSET", "NO_EPOCH", "NO_TIMESTAMP"}
     assert named <= set(ErrorCode.__members__)
 
 
-@pytest.mark.parametrize(
-    ("what", "limit"),
-    [
-        ("envelope before ApiVersions", limits.MAX_ENVELOPE_BYTES_BEFORE_HANDSHAKE),
-        ("payload before ApiVersions", limits.MAX_PAYLOAD_BYTES_BEFORE_HANDSHAKE),
-        ("envelope", limits.MAX_ENVELOPE_BYTES),
-        ("payload", limits.MAX_PAYLOAD_BYTES),
-        ("elements in all arrays of one request", limits.MAX_ITEMS_PER_REQUEST),
-        ("elements of an `[int]`", limits.MAX_INTEGERS_PER_LIST),
-        ("characters of a client id", limits.MAX_CLIENT_ID_LENGTH),
-        ("characters of a topic name", limits.MAX_TOPIC_NAME_LENGTH),
-        ("characters of an error message", limits.MAX_ERROR_MESSAGE_LENGTH),
-        ("requests in flight on one connection", limits.MAX_IN_FLIGHT_PER_CONNECTION),
-        ("records of a batch", limits.MAX_RECORDS_PER_BATCH),
-        ("bytes a compressed batch unpacks to", limits.MAX_DECOMPRESSED_BYTES),
-    ],
-)
-def test_limits_are_those_of_the_code(page: str, what: str, limit: int) -> None:
-    row = re.search(rf"^\| {re.escape(what)} \| (.*) \|$", page, re.MULTILINE)
-    assert row is not None
-    assert limit in [int(number.replace(",", "")) for number in re.findall(r"\b[\d,]+\b", row[1])]
+def test_the_hashes_of_the_page(page: str) -> None:
+    rows = re.findall(r"^\| (\(empty\)|`\w+`) \| (0x[0-9a-f]{8}) \|$", page, re.MULTILINE)
+    assert len(rows) == 4
+    for key, value in rows:
+        data = b"" if key == "(empty)" else key.strip("`").encode()
+        assert murmur2(data) & 0xFFFFFFFF == int(value, 16)
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ from kafkalite.errors import (
     ShuttingDownError,
     broker_error,
 )
-from kafkalite.limits import MAX_WAIT_MS
+from kafkalite.limits import bounded_wait_ms
 from kafkalite.protocol import codec
 from kafkalite.protocol.api import API_KEY_BY_REQUEST, APIS
 from kafkalite.protocol.messages.cluster import BrokerHeartbeatRequest, EnvelopeRequest, ReportReplicasRequest
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_MS: Final = 2_000
 BACKOFF: Final = Backoff(10, 250)
-#: For commands whose client sets no timeout.
+#: The timeout of commands whose client sets none.
 DEFAULT_TIMEOUT_MS: Final = 30_000
 
 #: Errors of a node that is not the controller. The request may be sent to the next leader.
@@ -102,12 +102,12 @@ class ControllerChannel:
         return await self._until(timeout_ms, partial(self._send_once, request))
 
     async def decide(self, command: Any, *, timeout_ms: int) -> Any:
-        """Return the controller's reply to a client's command. By then this node's image shows the effect.
+        """Return the controller's reply to a client's command, as soon as this node's image shows the effect.
 
         ``timeout_ms`` is 0 or less if the client sets none, and is cut to MAX_WAIT_MS. Raises a BrokerError.
         Raises RequestTimedOutError after the timeout and if the outcome is unknown.
         """
-        timeout_ms = min(timeout_ms, MAX_WAIT_MS) if timeout_ms > 0 else DEFAULT_TIMEOUT_MS
+        timeout_ms = bounded_wait_ms(timeout_ms) if timeout_ms > 0 else DEFAULT_TIMEOUT_MS
         if self._controller.controller_id == self._node_id and self._authenticator is None:
             return await self._locally(self._controller.submit(command), timeout_ms)
         try:
@@ -150,7 +150,7 @@ class ControllerChannel:
             self._connection.close()
 
     async def _until(self, timeout_ms: int, send: Callable[[Connection | None, int], Awaitable[T]]) -> T:
-        """Return the result of ``send(connection, left_ms)`` to the current controller.
+        """Return the result of ``send(connection, left_ms)``, called with a connection to the controller.
 
         ``connection`` is None if this node is the controller. Raises RequestTimedOutError after
         ``timeout_ms``.
@@ -182,7 +182,11 @@ class ControllerChannel:
         return await drive(plan, locate=locate, dial=dial, send=send, pause=pause)
 
     def _judge(self, error: KafkaliteError) -> Verdict:
-        """Return RELOCATE if another node is the controller and this channel is open, or else FINAL."""
+        """Return how to continue after ``error``.
+
+        RELOCATE sends the request to the current controller again, if ``error`` means that another node may
+        be the controller. Any other error is final, and so is every error of a closed channel.
+        """
         if not isinstance(error, _ELSEWHERE):
             return FINAL
         return Verdict(limit_ms=0) if self._is_closed else RELOCATE

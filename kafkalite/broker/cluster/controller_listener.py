@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from kafkalite.broker.server.client import Client
@@ -39,9 +40,9 @@ MAX_CONNECTIONS: Final = 1_000
 MAX_IDLE_MS: Final = 600_000
 MAX_REQUEST_BYTES: Final = 32 * MIB
 MAX_QUEUED_BYTES: Final = 256 * MIB
-#: The maximum size of a request before the proof, so that strangers cannot exhaust the node's memory.
+#: The maximum size of a request of a node that has not proved yet that it knows the cluster's secret.
 MAX_UNPROVEN_BYTES: Final = 64 * KIB
-#: Enough for decisions in progress; a stop does not wait for long polls.
+#: How long a stop waits for responses: enough for decisions in progress, but not for long polls.
 STOP_GRACE_MS: Final = 100
 
 #: The requests that a node may send before it is authenticated.
@@ -52,11 +53,38 @@ _FORBIDDEN: Final = Refusal(
 )
 
 
-async def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run ``coroutine`` on ``loop``, which may belong to another thread, and return its result."""
+async def run_on(loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Call ``work`` on ``loop``, which may belong to another thread, and return the result of its coroutine.
+
+    The coroutine is created on ``loop``, so that none is left unawaited if ``loop`` closes first. Raises
+    RuntimeError if the loop is closed.
+    """
     if loop is asyncio.get_running_loop():
-        return await coroutine
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
+        return await work()
+    result: Future[T] = Future()
+    begun: list[asyncio.Task[T]] = []
+
+    def begin() -> None:
+        if not result.cancelled():
+            begun.append(task := loop.create_task(work()))
+            task.add_done_callback(finish)
+
+    def finish(task: asyncio.Task[T]) -> None:
+        if not result.set_running_or_notify_cancel():
+            return
+        if task.cancelled():
+            result.set_exception(asyncio.CancelledError())
+        elif error := task.exception():
+            result.set_exception(error)
+        else:
+            result.set_result(task.result())
+
+    loop.call_soon_threadsafe(begin)
+    try:
+        return await asyncio.wrap_future(result)
+    except asyncio.CancelledError:
+        call_on(loop, lambda: [task.cancel() for task in begun])
+        raise
 
 
 class ControllerListener:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING
 
 from kafkalite.broker.cluster.controller_listener import ControllerListener, run_on
 from kafkalite.broker.cluster.peers import MetadataSource, PeerConnections
@@ -29,12 +30,10 @@ from kafkalite.raft.quorum import Quorum
 from kafkalite.raft.runner import InlineRunner, ThreadRunner
 from kafkalite.rng import Rng
 from kafkalite.storage.filesystem import FileSystem
-from kafkalite.storage.layout import join
+from kafkalite.storage.layout import VOTERS_FILE, join
 
 if TYPE_CHECKING:
     from kafkalite.raft.raft_quorum import RaftQuorum
-
-VOTERS_FILE: Final = "quorum-voters"
 
 
 class VotersFile:
@@ -81,7 +80,10 @@ class ClusterNode:
         is_deterministic: bool,
         is_inline: bool,
     ) -> None:
-        """``path`` is the data directory. ``known_offset`` is as in ``MetadataLog.open``.
+        """``path`` is the data directory.
+
+        ``known_offset``, if given, is a metadata offset that this node had reached: as its only voter, it
+        refuses a shorter metadata log as an older copy (R25).
 
         If ``is_inline``, no threads are used. If ``is_deterministic``, all randomness comes from ``rng``
         (simulation). Raises DataDirectoryError.
@@ -149,14 +151,18 @@ class ClusterNode:
         dispatch: Callable[[Request, Client], Response | Pending],
         on_session_lost: Callable[[int], None],
     ) -> tuple[str, ...]:
-        """Listen for other voters, connect to them, and return this node's addresses. Raises ListenError."""
+        """Listen for other nodes, connect to the other voters, and return the addresses of the listener.
+
+        A node that is no voter does neither, and returns (). Raises ListenError. The arguments are those of
+        ControllerListener.
+        """
         if self.raft is None or self._runner is None or self._voters_file is None:
             return ()
         self._voters_file.remember()
         config, loop, transport = self._config, self._runner.loop, self.raft.node.transport
         self._listener = ControllerListener(loop, transport, greet, dispatch, on_session_lost, self._clock)
         addresses = config.controller_listeners or (self._voters[config.node_id],)
-        await run_on(loop, self._listener.start(addresses))
+        await run_on(loop, partial(self._listener.start, addresses))
         self._links = RaftLinks(
             transport,
             node_id=config.node_id,
@@ -164,13 +170,13 @@ class ClusterNode:
             authenticator=self.authenticator,
             rng=self._rng,
         )
-        await run_on(loop, self._links.start())
+        await run_on(loop, self._links.start)
         return self._listener.addresses
 
     async def leave(self, *, is_clean: bool) -> None:
         if self._runner is None:
             return
         if self._links is not None:
-            await run_on(self._runner.loop, self._links.stop())
+            await run_on(self._runner.loop, self._links.stop)
         if self._listener is not None:
-            await run_on(self._runner.loop, self._listener.stop(is_clean=is_clean))
+            await run_on(self._runner.loop, partial(self._listener.stop, is_clean=is_clean))

@@ -16,5 +16,6 @@ class NodeState:
 
     incarnation_id: str  #: identifies this process: 32 hex digits
     broker_epoch: int = NO_BROKER_EPOCH  #: assigned to this process by its registration
-    #: Monotonic end of the session, before which no other broker is elected in place of this one (R23).
+    #: The end of the session in ms of the monotonic clock. Earlier, no other broker is elected in its place
+    #: (R23).
     session_end_ms: float = math.inf

@@ -38,7 +38,7 @@ MAX_REQUEST_BYTES: Final = 8 * MIB
 MAX_REQUESTS_IN_FLIGHT: Final = 64
 DRAIN_INTERVAL_S: Final = 0.005
 DRAIN_TRIES: Final = 20
-#: Of repeated failures to connect, one in this many is logged.
+#: While connecting to a peer keeps failing, one failure of this many is logged.
 LOG_EVERY: Final = 60
 LATE_FAILURES: Final = 5
 

@@ -76,11 +76,13 @@ class Registration:
         clean_broker_epoch: int,
         start_count: int,
         damaged: Callable[[], list[DamagedReplica]],
+        on_waiting: Callable[[str], None],
     ) -> None:
         """``clean_broker_epoch`` is the epoch in the clean-shutdown marker, or -1 without a marker (R21).
 
         ``start_count`` is that of the data directory (R51), or 0 if it is unknown. ``damaged`` returns the
-        replicas to report as damaged or offline.
+        replicas to report as damaged or offline. ``on_waiting`` is called with the reason after each failed
+        attempt to register.
         """
         self._node = node
         self._controller = controller
@@ -90,6 +92,7 @@ class Registration:
         self._clean_broker_epoch = clean_broker_epoch
         self._start_count = start_count
         self._damaged = damaged
+        self._on_waiting = on_waiting
         self._config = config
         self._clock = clock
         self._is_silent = False  # whether the end of the session was logged
@@ -140,13 +143,15 @@ class Registration:
                     may_end and isinstance(error, DuplicateBrokerRegistrationError)
                 ):
                     raise
+                voters = ",".join(self._config.controller_quorum_voters)
+                self._on_waiting(
+                    f"broker {self._config.node_id} is starting, and no controller has accepted it yet: "
+                    f"{error.message}; a majority of {voters} must run"
+                )
                 logger.warning(
                     "waiting for a controller %s",
                     Fields(
-                        node_id=self._config.node_id,
-                        voters=",".join(self._config.controller_quorum_voters),
-                        waited_ms=waited_ms,
-                        reason=error.message,
+                        node_id=self._config.node_id, voters=voters, waited_ms=waited_ms, reason=error.message
                     ),
                 )
                 await self._clock.sleep_ms(START_INTERVAL_MS)

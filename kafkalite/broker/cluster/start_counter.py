@@ -9,18 +9,14 @@ count than the controller has recorded.
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 from kafkalite.errors import CorruptLogError
 from kafkalite.log_fields import Fields
-from kafkalite.storage.checkpoints import decode_lines, encode_lines
+from kafkalite.storage.checkpoints import START_COUNT, decode_lines, encode_lines
 from kafkalite.storage.filesystem import FileSystem
-from kafkalite.storage.layout import join
+from kafkalite.storage.layout import START_COUNT_FILE, join
 
 logger = logging.getLogger(__name__)
-
-START_COUNT_FILE: Final = "start-count"
-_KIND: Final = "start-count"
 
 
 def count_start(filesystem: FileSystem, directory: str) -> int:
@@ -33,10 +29,10 @@ def count_start(filesystem: FileSystem, directory: str) -> int:
     count = 0
     if filesystem.exists(path):
         try:
-            (line,) = decode_lines(_KIND, filesystem.read_bytes(path), path)
+            (line,) = decode_lines(START_COUNT, filesystem.read_bytes(path), path)
             count = int(line)
         except (CorruptLogError, ValueError) as error:
             logger.error("count of starts is unreadable %s", Fields(path=path, error=error))
     count += 1
-    filesystem.write_atomically(path, encode_lines(_KIND, [str(count)]))
+    filesystem.write_atomically(path, encode_lines(START_COUNT, [str(count)]))
     return count

@@ -1,8 +1,8 @@
 """The coordinators of this broker: one shard for each partition of the internal topics that it leads.
 
 When this broker becomes the leader of such a partition, ``Coordinators`` creates a shard, which replays the
-log and then serves. When the leadership ends, the shard is closed. One task ticks all shards when they are
-due, on the broker's clock.
+log and then serves. When the leadership ends, the shard is closed. One task calls ``Shard.tick`` when a
+deadline of a shard, such as a session timeout, has passed.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from kafkalite.errors import CoordinatorNotAvailableError, NotCoordinatorError, 
 from kafkalite.log_fields import Fields
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import ClusterImage
+from kafkalite.model import TopicPartition
 from kafkalite.replication.partition import Partition
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOAD_RETRY_MS: Final = 1_000
-#: {kind of coordinator: function that counts the groups or transactional ids of a machine}
+#: {kind of coordinator: function that returns the number of groups or transactional ids of a machine}
 _COUNTS: Final[Mapping[int, Callable[[Any], int]]] = {
     GROUP: len,
     TRANSACTION: attrgetter("transaction_count"),
@@ -65,9 +66,13 @@ class Coordinators:
         channel: ControllerChannel,
         on_broken: Callable[[BaseException], None],
         node: NodeState,
+        offline_reason: Callable[[TopicPartition], str],
         machines: Mapping[int, Callable[[], Machine]] | None = None,
     ) -> None:
-        """``machines`` has factories of state machines by kind; a missing kind has a default factory."""
+        """``offline_reason`` returns why this broker cannot lead a partition that it should lead, or "".
+
+        ``machines`` is {kind: factory of state machines}, for kinds that do not use the standard one.
+        """
         self.creation = TopicCreation(config, channel, clock)  #: creates the internal topics
         #: Group heartbeats whose responses wait for an update for the member.
         self.heartbeats = HeldHeartbeats(waiters.loop, config.group_consumer_session_timeout_ms)
@@ -77,11 +82,11 @@ class Coordinators:
         self._tasks = tasks
         self.on_broken = on_broken
         self.node = node
+        self._offline_reason = offline_reason
         self._machines = {**_product_machines(config), **(machines or {})}
         self._shards: dict[tuple[str, int], Shard] = {}
         self._image = ClusterImage()
-        #: The shapes of all topics. The object is replaced when a topic is created, deleted or extended, and
-        # only then.
+        #: {topic: its id and number of partitions}. A new object if a topic was created, deleted or extended.
         self.topics: Topics = TopicShapes({})
         self._on_change: dict[int, list[OnChange]] = {GROUP: [], TRANSACTION: []}
         self._on_close: dict[int, list[OnChange]] = {GROUP: [self.heartbeats.on_close], TRANSACTION: []}
@@ -131,6 +136,9 @@ class Coordinators:
         if shard is None:
             state = self._image.partition(topic, partition)
             leader = "no broker" if state is None or state.leader < 0 else f"broker {state.leader}"
+            if state is not None and state.leader == self._config.node_id:
+                reason = self._offline_reason(TopicPartition(topic, partition)) or "it has no role yet"
+                raise NotCoordinatorError(f"{leader} cannot lead {topic}-{partition} now: {reason}")
             raise NotCoordinatorError(f"{topic}-{partition} is led by {leader}, not by this broker")
         return shard
 
@@ -142,7 +150,7 @@ class Coordinators:
                 yield self._shards[key]
 
     def count(self, kind: int) -> int:
-        """Return the number of groups, or of transactions and writers, in the loaded shards."""
+        """Return the number of groups, or of transactional ids and writers, in the loaded shards."""
         count = _COUNTS[kind]
         return sum(count(shard.machine) for shard in self.shards(kind) if shard.is_loaded)
 
@@ -164,7 +172,7 @@ class Coordinators:
             shard.on_marker(producer_id, is_commit=is_commit)
 
     def on_leading(self, partition: Partition) -> None:
-        """Create a shard for ``partition``, which this broker leads, unless it has one for this epoch."""
+        """Create a shard for ``partition``, which this broker leads, unless this epoch has one."""
         kind = KINDS.get(partition.key.topic)
         if kind is None or self._is_closed:
             return
@@ -231,7 +239,7 @@ class Coordinators:
             )
 
     def publish(self, delta: Delta, image: ClusterImage) -> None:
-        """Adopt a new image. If topics were created, deleted or extended, tick all shards soon."""
+        """Adopt a new image. If topics were created, deleted or extended, schedule a tick of every shard."""
         before, self._image = self._image, image
         if image.topics is not before.topics and delta.has_reshaped_topics():
             self.topics = TopicShapes(image.topics)
@@ -269,7 +277,7 @@ class Coordinators:
             self._has_due.set()
 
     async def keep_time(self) -> None:
-        """Tick each shard when it is due, until cancelled."""
+        """Call ``tick`` of each shard at the time that it passed to ``wake_at``. Runs until cancelled."""
         while True:
             now_ms = self._clock.monotonic_ms()
             for shard, due_ms in list(self._due_ms.items()):
@@ -297,7 +305,7 @@ class Coordinators:
 
 
 def _product_machines(config: BrokerConfig) -> dict[int, Callable[[], Machine]]:
-    """Return {kind: factory of its state machines}. Each factory imports its modules at the first call."""
+    """Return {kind: factory of its state machines}. The factories import their modules when called."""
 
     def group_machine() -> Machine:
         from kafkalite.groups.machine import GroupMachine

@@ -30,7 +30,8 @@ KINDS: Final[Mapping[str, int]] = {name: kind for kind, name in TOPICS.items()}
 
 #: The default number of partitions on a broker without a data directory.
 MEMORY_PARTITIONS: Final = 4
-#: Each decision must fit in one batch, for example the assignment of 10,000 partitions.
+#: ``max.message.bytes`` of internal topics. Each decision, such as an assignment of 10,000 partitions, is one
+#: batch.
 MAX_BATCH_BYTES: Final = 32 * MIB
 CREATE_TIMEOUT_MS: Final = 15_000
 #: A client may look for a coordinator before all brokers of a starting cluster are up. A topic created then
@@ -128,7 +129,7 @@ class TopicCreation:
 
 
 class TopicShapes(Mapping[str, TopicShape]):
-    """A mapping of topic names to TopicShapes that reads a metadata image without copying it."""
+    """{topic name: its id and number of partitions}, read from a metadata image without copying it."""
 
     __slots__ = ("_topics",)
 

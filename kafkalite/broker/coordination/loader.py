@@ -55,7 +55,7 @@ def refuse_damaged(partition: Partition) -> None:
     """Raise LogOfflineError if the log is damaged, because its readable part is not the whole state (R44)."""
     damage = partition.damage
     if damage is not None:
-        raise LogOfflineError(f"the log of {partition} is damaged: {damage}", hint=damage.hint)
+        raise LogOfflineError(f"the log of {partition} is damaged: {damage.summary}", hint=damage.hint)
 
 
 def replay_batches(machine: Any, buffer: memoryview, now: Instant) -> int:

@@ -106,10 +106,7 @@ class MarkerSender:
         loop: asyncio.AbstractEventLoop,
         on_complete: Callable[[str], None],
     ) -> None:
-        """``on_complete`` makes held requests of a transactional id be decided again.
-
-        It is called when all markers of the id's transaction are written.
-        """
+        """``on_complete(transactional_id)`` is called when all markers of its transaction are written."""
         self._send = send
         self._image = image
         self._tasks = tasks

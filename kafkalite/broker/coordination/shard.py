@@ -63,7 +63,7 @@ _UNAVAILABLE: Final = (
 
 
 class Machine(Protocol):
-    """Decides requests. Pure: its state is replayed from records. See ``coordinator_types``."""
+    """The pure state machine of a coordinator. It decides requests; its state is replayed from records."""
 
     def decide(self, command: Any, caller: Caller, now: Instant, topics: Topics) -> Decision: ...
 
@@ -79,7 +79,7 @@ class Machine(Protocol):
 
 
 class ShardOwner(Protocol):
-    """The interface of ``Coordinators`` that its shards use."""
+    """The methods of ``Coordinators`` that its shards call."""
 
     topics: Topics  #: all topics of the cluster
     node: NodeState
@@ -223,10 +223,10 @@ class Shard:
         return await settled(self.submit(command, caller))
 
     def _claim(self, now: Instant) -> None:
-        """Append an empty record, for whose commit the response to the current request must wait.
+        """Append an empty record, so that the response to the current request waits until it is committed.
 
-        Called while this broker has no session: another broker may be the coordinator (R23), and this state
-        outdated. If the in-sync replicas accept the record, this broker is still the leader.
+        Called while this broker has no session, so that another broker may be the coordinator (R23) and the
+        state here may be outdated. If the record is committed, this broker is still the leader.
         """
         if len(self.partition.in_sync_replicas) > 1:
             self._append(build_batch([None], None, now.wall_ms), now)
@@ -253,7 +253,7 @@ class Shard:
             raise AssertionError(message) from error
 
     def _append(self, batch: bytearray, now: Instant) -> None:
-        """Append a batch. Raises errors of the log as errors for clients (``_translated``)."""
+        """Append a batch. Raises errors of the log as the errors that clients receive for them."""
         try:
             self.partition.append_state(batch, parse_header(batch), now.wall_ms)
         except Exception as error:
@@ -281,7 +281,10 @@ class Shard:
     # --- responses wait for the high watermark
 
     def _hold(self, response: Response) -> Response | Pending:
-        """Return ``response``, or a Pending until all records now in the log are committed."""
+        """Return ``response`` if all records in the log are committed. Otherwise return a Pending.
+
+        The Pending is resolved with ``response`` when the records that are in the log now are committed.
+        """
         if self.may_send(response):
             if self._held:
                 self._flush()
@@ -297,7 +300,10 @@ class Shard:
         return pending
 
     def _await_commitment(self) -> None:
-        """Register the waiter for the first held response. If none is held, wait for the end of the log."""
+        """Ensure that ``_on_reached`` is called when the next held response may be sent.
+
+        Without held responses, it is called when the current end of the log is committed.
+        """
         if self._waiter is not None or self.is_closed:
             return
         end_offset = self._held[0][0] if self._held else self.end_offset
@@ -354,7 +360,10 @@ class Shard:
     # --- time and topics
 
     def tick(self) -> None:
-        """Write decisions that are due by time or by changed topics, one batch of records in each call."""
+        """Let the machine decide what passed deadlines and changed topics require, such as expiring a member.
+
+        Each call appends at most one batch, and schedules another call if it has appended one.
+        """
         if self.is_closed or not self.is_loaded:
             return
         self._is_tick_due = False

@@ -96,7 +96,10 @@ _WAITS: Final = (ConcurrentTransactionsError, UnknownTopicOrPartitionError)
 
 
 class Transactions:
-    """Coordinates some transactions, and verifies those in partitions that this broker leads."""
+    """Coordinates the transactions of this broker's shards, and verifies those in partitions that it leads.
+
+    To verify is to ask the coordinator to add a partition to the transaction (``Verifications``).
+    """
 
     def __init__(
         self,

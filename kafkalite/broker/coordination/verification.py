@@ -99,7 +99,7 @@ class Verifications:
         return None
 
     def _gather(self, owner: Owner, key: TopicPartition) -> None:
-        """Verify ``key`` in the next iteration of the loop, together with others of the transaction."""
+        """Verify partition ``key`` in the next iteration of the loop, with all others of the transaction."""
         gathered = self._gathered.get(owner)
         if gathered is None:
             self._gathered[owner] = {key: None}

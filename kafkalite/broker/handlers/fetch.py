@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol
 
 from kafkalite.broker.config import BrokerConfig
@@ -60,7 +61,7 @@ class _Read(NamedTuple):
         return message.min_bytes - self.size_bytes
 
 
-def fetch(services: FetchServices, request: Request, _client: Client) -> Reply | Pending:
+def fetch(services: FetchServices, request: Request, client: Client) -> Reply | Pending:
     """Return record batches from an offset on, as they are stored.
 
     Behaviour: reads each partition below its high watermark until the response has ``max_bytes``. The first
@@ -70,6 +71,9 @@ def fetch(services: FetchServices, request: Request, _client: Client) -> Reply |
 
     With ``read_committed`` each partition is read below its last stable offset. The response lists the
     aborted transactions among its batches (R11, R33), which the reader filters out.
+
+    If records that this connection was sent are fetched again, the CRCs of their batches are checked first: a
+    consumer repeats a fetch once if it finds a batch damaged (R43).
 
     A partition with ``max_bytes`` 0 is only watched: the response has its offsets and no data. As soon as a
     batch at or after ``fetch_offset`` is readable, the response is sent, regardless of ``min_bytes``.
@@ -84,16 +88,34 @@ def fetch(services: FetchServices, request: Request, _client: Client) -> Reply |
     isolation level).
     """
     message: FetchRequest = request.message
+    sent_ends = client.sent_ends
     if len(message.partitions) > PARTITIONS_PER_TURN:
-        return InTurns(services, _fetch_in_turns(services, message))
-    return _respond(services, message, _read(services, message, message.partitions))
+        return InTurns(services, _fetch_in_turns(services, message, sent_ends))
+    _check_again(services, message.partitions, sent_ends)
+    return _respond(services, message, sent_ends, _read(services, message, message.partitions, sent_ends))
 
 
-def _fetch_in_turns(services: FetchServices, message: FetchRequest) -> Steps:
-    return _respond(services, message, (yield from _read_in_turns(services, message)))
+def _check_again(
+    services: FetchServices, partitions: list[FetchPartition], sent_ends: dict[Key, int]
+) -> None:
+    """Check the batches that a connection fetches for the second time. The read that follows raises the
+    errors."""
+    for asked in partitions:
+        if asked.fetch_offset >= sent_ends.get(asked[:2], 0):
+            continue
+        with suppress(BrokerError, StorageError):
+            partition = services.partitions.leader(asked.topic, asked.partition, asked.current_leader_epoch)
+            partition.check_again(asked.fetch_offset, min(asked.max_bytes, services.config.fetch_max_bytes))
 
 
-def _respond(services: FetchServices, message: FetchRequest, read: _Read) -> Reply | Pending:
+def _fetch_in_turns(services: FetchServices, message: FetchRequest, sent_ends: dict[Key, int]) -> Steps:
+    read = yield from _read_in_turns(services, message, sent_ends)
+    return _respond(services, message, sent_ends, read)
+
+
+def _respond(
+    services: FetchServices, message: FetchRequest, sent_ends: dict[Key, int], read: _Read
+) -> Reply | Pending:
     if (
         read.size_bytes >= message.min_bytes
         or read.is_final
@@ -102,11 +124,13 @@ def _respond(services: FetchServices, message: FetchRequest, read: _Read) -> Rep
     ):
         services.metrics.fetched_bytes += read.size_bytes
         return read.reply
-    return _hold(services, message, read)
+    return _hold(services, message, sent_ends, read)
 
 
-def _hold(services: FetchServices, message: FetchRequest, read: _Read) -> HeldResponse:
-    """Hold the response until there may be ``min_bytes`` or ``max_wait_ms`` is over, then read again."""
+def _hold(
+    services: FetchServices, message: FetchRequest, sent_ends: dict[Key, int], read: _Read
+) -> HeldResponse:
+    """Hold the response until ``min_bytes`` may be readable or ``max_wait_ms`` is over. Then read again."""
     waiters, find_leader = services.waiters, services.partitions.leader
     keys = [(asked.topic, asked.partition) for asked in message.partitions]
     is_watching = any(asked.max_bytes <= 0 for asked in message.partitions)
@@ -146,12 +170,12 @@ def _hold(services: FetchServices, message: FetchRequest, read: _Read) -> HeldRe
 
     def read_in_turns() -> Steps:
         nonlocal latest
-        latest = yield from _read_in_turns(services, message)
+        latest = yield from _read_in_turns(services, message, sent_ends)
         return latest.reply
 
     def ask() -> Response | None:
         try:
-            read = _read(services, message, message.partitions)
+            read = _read(services, message, message.partitions, sent_ends)
         except AssertionError as error:
             services.on_broken(error)
             return STOPS
@@ -181,7 +205,9 @@ def is_read_committed(isolation_level: int) -> bool:
     return is_committed_only
 
 
-def _read_in_turns(services: FetchServices, message: FetchRequest) -> Generator[None, None, _Read]:
+def _read_in_turns(
+    services: FetchServices, message: FetchRequest, sent_ends: dict[Key, int]
+) -> Generator[None, None, _Read]:
     """Read all partitions, PARTITIONS_PER_TURN in each step of the generator (S24)."""
     results: list[FetchedPartition] = []
     buffers: list[Any] = []
@@ -190,7 +216,8 @@ def _read_in_turns(services: FetchServices, message: FetchRequest) -> Generator[
         if start:
             yield
         partitions = message.partitions[start : start + PARTITIONS_PER_TURN]
-        read = _read(services, message, partitions, size_bytes)
+        _check_again(services, partitions, sent_ends)
+        read = _read(services, message, partitions, sent_ends, size_bytes)
         results += read.reply.message.partitions
         buffers += read.reply.payload
         size_bytes, is_final = read.size_bytes, is_final or read.is_final
@@ -198,9 +225,14 @@ def _read_in_turns(services: FetchServices, message: FetchRequest) -> Generator[
 
 
 def _read(
-    services: FetchServices, message: FetchRequest, partitions: list[FetchPartition], size_bytes: int = 0
+    services: FetchServices,
+    message: FetchRequest,
+    partitions: list[FetchPartition],
+    sent_ends: dict[Key, int],
+    size_bytes: int = 0,
 ) -> _Read:
-    """Read some partitions of a request. ``size_bytes`` is the size of the data already read for it."""
+    """Read some partitions of a request, and update ``sent_ends``. ``size_bytes`` is the size of the data
+    read for earlier ones."""
     left_bytes = min(message.max_bytes, services.config.fetch_max_bytes) - size_bytes
     results: list[FetchedPartition] = []
     buffers: list[Any] = []
@@ -213,7 +245,7 @@ def _read(
                 is_final = is_final or has_data
                 results.append(result)
                 continue
-            result, parts = _read_partition(services, asked, left_bytes, size_bytes, is_committed_only)
+            result, parts, end = _read_partition(services, asked, left_bytes, size_bytes, is_committed_only)
         except Exception as error:
             is_final = True
             results.append(_refused(services, asked, error))
@@ -221,6 +253,7 @@ def _read(
         results.append(result)
         if parts:
             buffers += parts
+            sent_ends[asked[:2]] = end
             size_bytes += result.length_bytes
             left_bytes -= result.length_bytes
     return _Read(Reply(FetchResponse(0, None, results), buffers), size_bytes, is_final)
@@ -232,8 +265,8 @@ def _read_partition(
     left_bytes: int,
     earlier_bytes: int,
     is_committed_only: bool,
-) -> tuple[FetchedPartition, list[memoryview]]:
-    """Return (result, buffers of its batches) of one partition.
+) -> tuple[FetchedPartition, list[memoryview], int]:
+    """Return (result, buffers of its batches, offset after them) of one partition.
 
     If the response already has data (``earlier_bytes``), a batch of more than ``left_bytes`` is left for the
     next request.
@@ -256,7 +289,7 @@ def _read_partition(
     result = FetchedPartition(
         topic, number, 0, None, high_watermark, stable, partition.log_start_offset, length_bytes, aborted
     )
-    return result, buffers
+    return result, buffers, read.next_offset
 
 
 def _watch_partition(

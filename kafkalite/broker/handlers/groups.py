@@ -119,10 +119,12 @@ def offset_commit(services: Services, request: Request, client: Client) -> Respo
     """Commit offsets of a group.
 
     Behaviour: the response is sent when the offset records are committed, that is, replicated (R39). A member
-    must send its current epoch. A request without a member id is accepted only if the group has no members.
+    must send its current epoch, on the connection of its previous commit or a newer one (R56). A request
+    without a member id is accepted only if the group has no members.
 
-    Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, FENCED_MEMBER_EPOCH; per partition
-    OFFSET_METADATA_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION.
+    Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, FENCED_INSTANCE_ID, INVALID_REQUEST (a
+    commit of this member has arrived on a newer connection); per partition
+    OFFSET_METADATA_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID.
     """
     message: OffsetCommitRequest = request.message
     return services.coordinators.groups(message.group_id).submit(message, client.caller)
@@ -134,7 +136,7 @@ def offset_fetch(services: Services, request: Request, client: Client) -> Respon
     Behaviour: without ``partitions`` the response has all committed offsets. A requested partition that has
     none gets NO_OFFSET.
 
-    Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH; per partition UNSTABLE_OFFSET_COMMIT
+    Errors: UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH; per partition UNSTABLE_OFFSET_COMMIT
     (with ``require_stable``, if an open transaction has an offset of the partition, R35).
     """
     message: OffsetFetchRequest = request.message
@@ -147,7 +149,7 @@ def offset_delete(services: Services, request: Request, client: Client) -> Respo
     Behaviour: the response is sent when the deletion is committed. It is no error if a partition has no
     offset.
 
-    Errors: INVALID_GROUP_ID, GROUP_ID_NOT_FOUND; per partition GROUP_SUBSCRIBED_TO_TOPIC.
+    Errors: GROUP_ID_NOT_FOUND; per partition GROUP_SUBSCRIBED_TO_TOPIC.
     """
     message: OffsetDeleteRequest = request.message
     return services.coordinators.groups(message.group_id).submit(message, client.caller)
@@ -160,7 +162,7 @@ async def txn_offset_commit(services: Services, request: Request, client: Client
     the transaction (R31). Then the offsets are appended there as a transactional batch. They take effect when
     the commit marker is appended to that partition.
 
-    Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, FENCED_MEMBER_EPOCH; those of the
+    Errors: INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, FENCED_INSTANCE_ID; those of the
     transaction: INVALID_PRODUCER_EPOCH, PRODUCER_FENCED, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING,
     CONCURRENT_TRANSACTIONS.
     """
@@ -193,7 +195,7 @@ async def list_groups(services: Services, request: Request, client: Client) -> R
 async def describe_groups(services: Services, request: Request, client: Client) -> Response:
     """Return the members of groups, their current and target assignments, and causes of recent rebalances.
 
-    Errors, per group: those of the coordinator, INVALID_GROUP_ID, GROUP_ID_NOT_FOUND; of the whole request
+    Errors, per group: those of the coordinator, GROUP_ID_NOT_FOUND; of the whole request
     INVALID_REQUEST (too many groups).
     """
     message: DescribeGroupsRequest = request.message
@@ -214,7 +216,7 @@ async def describe_groups(services: Services, request: Request, client: Client) 
 async def delete_groups(services: Services, request: Request, client: Client) -> Response:
     """Delete groups without members, and their offsets. The response is sent when that is committed.
 
-    Errors, per group: those of the coordinator, INVALID_GROUP_ID, GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP; of the
+    Errors, per group: those of the coordinator, GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP; of the
     whole request INVALID_REQUEST (too many groups).
     """
     message: DeleteGroupsRequest = request.message

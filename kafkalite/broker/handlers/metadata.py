@@ -102,7 +102,10 @@ async def _create_and_describe(
 def _describe_topics(
     services: Services, client: Client, names: Iterable[str], refused: Mapping[str, Outcome]
 ) -> MetadataResponse:
-    """Return the live brokers, at addresses that ``client`` can use, and the topics ``names``."""
+    """Return the live brokers, at addresses that ``client`` can use, and the topics ``names``.
+
+    ``refused`` has the error of each topic that has an invalid name or could not be created.
+    """
     image, node_id = services.controller.image, services.config.node_id
     brokers = [
         BrokerMetadata(broker.node_id, address_for(node_id, broker, client), broker.rack)

@@ -73,7 +73,7 @@ def replica_fetch(services: Services, request: Request, client: Client) -> Reply
 def _hold(
     services: Services, session: FetchSession, message: ReplicaFetchRequest, missing_bytes: int
 ) -> HeldResponse:
-    """Hold the response until it has ``min_bytes``, the next request arrives, or ``max_wait_ms`` is over."""
+    """Hold the response until it has ``min_bytes``, ``max_wait_ms`` is over, or the next request arrives."""
     max_bytes = services.config.replica_fetch_response_max_bytes
 
     def ask() -> Response:
@@ -157,8 +157,8 @@ def _take(services: Services, followers: ReplicaManager, replica: FetchedReplica
     if replica.hosted is not hosted:
         _unwatch(replica)
         replica.hosted = hosted
+    replica.diverging = result.diverging
     if not replica.is_sent:
-        replica.diverging = result.diverging
         if result.diverging is not None or hosted.log_end_offset > asked.fetch_offset:
             session.ready[replica] = None
         else:
@@ -233,8 +233,10 @@ class _Updates:
             self._append(replica, hosted, diverging.leader_epoch, diverging.end_offset, 0)
             self._complete.append(replica)
             return 0
-        read = hosted.read_for_replica(replica.asked.fetch_offset, max_bytes)
+        # A follower that has received a damaged batch lists the partition again (R43).
+        read = hosted.read_for_replica(replica.asked.fetch_offset, max_bytes, is_checked=replica.is_checked)
         size_bytes = read.size_bytes
+        replica.is_checked = replica.is_checked or size_bytes > 0
         if not size_bytes:  # nothing was sent, so the listing stays open
             del self._session.ready[replica]
             return 0
@@ -282,7 +284,7 @@ class _Updates:
                 break
             del session.moved[replica]
             hosted: HostedPartition | None = replica.hosted
-            if hosted is None or replica.diverging is not None:
+            if hosted is None or not replica.may_learn_high_watermark():
                 continue
             sent = (replica.sent_high_watermark, replica.sent_log_start)
             if sent != (hosted.high_watermark, hosted.log_start_offset):

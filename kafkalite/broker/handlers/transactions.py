@@ -62,8 +62,8 @@ def end_txn(services: Services, request: Request, client: Client) -> HandlerResu
     transaction gets the same response.
 
     Errors: REQUEST_TIMED_OUT (no epoch was left, and no new producer id came in time),
-    INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE (the opposite was
-    decided), CONCURRENT_TRANSACTIONS.
+    INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, INVALID_TXN_STATE (the opposite was decided),
+    CONCURRENT_TRANSACTIONS.
     """
     message: EndTxnRequest = request.message
     transactional_id = message.transactional_id

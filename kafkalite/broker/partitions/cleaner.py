@@ -1,7 +1,7 @@
 """Compacts this broker's logs, one at a time.
 
-A pass computes on the event loop for a few milliseconds, sleeps about as long, and continues. A thread would
-block the loop for longer at a time (GIL). Disk work runs in the executor. Leaders and followers compact
+A compaction computes on the event loop for a few milliseconds, sleeps about as long, and continues. A thread
+would block the loop for longer at a time (GIL). Disk work runs in the executor. Leaders and followers compact
 independently, each below its own high watermark. While a replica is out of sync, tombstones and markers are
 kept: it may still have the records that they delete or end, and it fetches only from its log end on (R41).
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 #: The number of logs examined in one iteration of the loop in search of the next one to compact.
 LOGS_PER_TURN: Final = 20
-#: The pause after each CHUNK_BYTES, which take 1 to 4 ms. A step that reads nothing counts as STEP_BYTES.
+#: The pause after each CHUNK_BYTES, which take 1 to 4 ms. A step that reads nothing is counted as STEP_BYTES.
 REST_MS: Final = 2
 STEP_BYTES: Final = 4 * KIB
 
@@ -51,26 +52,42 @@ class Cleaner:
         self._backoff_ms = config.log_cleaner_backoff_ms
         self._max_keys = config.log_cleaner_dedupe_buffer_size // BYTES_PER_KEY
         self._uncleanable: dict[HostedPartition, None] = {}  # damaged logs, skipped until a restart
+        self._may_change = False  # whether ``clean`` may find work later without any activity
         self.pass_count = 0
         self.bytes_freed = 0
 
     async def clean_forever(self) -> None:
         """Run ``clean`` every ``log.cleaner.backoff.ms`` as long as there are compacted topics."""
         has_compacted = self._partitions.has_compacted
+        pace = self._partitions.activity.every(self._backoff_ms)
+        idle_ms = 0.0
         while True:
             await has_compacted.wait()
-            await self._clock.sleep_ms(self._backoff_ms)
+            await pace.rest(idle_ms)
+            pace.begin()
             if any(hosted.is_compacted for hosted in self._partitions):
-                await self.clean()
+                idle_ms = 0 if await self.clean() else math.inf
             else:
                 has_compacted.clear()
 
-    async def clean(self) -> None:
-        """Compact logs until no log has a dirty ratio of at least ``min.cleanable.dirty.ratio``."""
+    async def clean(self) -> bool:
+        """Compact logs until no log has a dirty ratio of at least ``min.cleanable.dirty.ratio``.
+
+        Closed segments that are not synced are marked for the next sync round. The next call compacts them.
+        Return whether a later call may find work even without any request, append or metadata change.
+        """
+        self._may_change = False
+        for unsynced in self._partitions:
+            log = unsynced.idle_log() if unsynced.is_compacted else None
+            if log is not None and log.has_unsynced_segments:
+                unsynced.mark_unsynced()
+                self._may_change = True
         done: set[HostedPartition] = set()
         while (hosted := await self._dirtiest(done)) is not None:
+            self._may_change = True
             if not await self._compact(hosted):
                 done.add(hosted)
+        return self._may_change
 
     async def _dirtiest(self, done: set[HostedPartition]) -> HostedPartition | None:
         """Return the dirtiest log that must be compacted and is not in ``done``, or None."""
@@ -92,6 +109,8 @@ class Cleaner:
     def _dirty_ratio(self, hosted: HostedPartition) -> float:
         """Return the log's dirty ratio, or 0 if it is too small or the log cannot be compacted now."""
         log = hosted.idle_log()
+        if log is None or log.config.min_compaction_lag_ms:
+            self._may_change = True
         if log is None:
             return 0.0
         try:
@@ -100,13 +119,14 @@ class Cleaner:
             if log.is_damaged:
                 self._give_up(hosted, error)
             else:  # the error may be temporary, so the log is tried again
+                self._may_change = True
                 logger.warning("compaction postponed %s", Fields(partition=hosted.key, error=error))
             return 0.0
         ratio = cleanable.dirty_ratio
         return ratio if ratio >= log.config.min_cleanable_dirty_ratio else 0.0
 
     async def _compact(self, hosted: HostedPartition) -> bool:
-        """Run one pass. Return whether another pass must follow, because not all keys fitted in memory."""
+        """Compact the log. Return whether that must be repeated, because not all keys fitted in memory."""
         begun_ms = self._clock.monotonic_ms()
         log = hosted.idle_log()
         if log is None:
@@ -167,7 +187,7 @@ class Cleaner:
             hosted.on_offline()
 
     async def _run(self, hosted: HostedPartition, log: Log, work: CompactionPass) -> None:
-        """Run the steps of a pass to the end. Raises the steps' errors and those of replacing segments."""
+        """Run all steps of a compaction. Raises their errors and those of replacing segments."""
         steps = work.steps()
         try:
             result: bytes | None = None
@@ -218,7 +238,10 @@ class Cleaner:
             raise error
 
     async def _wait(self, future: Future[Any]) -> Any:
-        """Return the result of ``future``. If this task is cancelled, wait for a running job to end."""
+        """Return the result of ``future``.
+
+        If this task is cancelled, first wait until the running job has ended.
+        """
         if future.done():
             return future.result()
         waiter = asyncio.wrap_future(future)

@@ -104,6 +104,7 @@ class HostedPartition:
         "key",
         "listener",
         "lost_records",
+        "on_interrupted",
         "partition",
         "reported_epoch",
         "topic_id",
@@ -117,6 +118,8 @@ class HostedPartition:
         self.key = partition.key
         self.topic_id = partition.topic_id
         self.listener: FetchListener | None = None  #: the fetcher, while this replica follows
+        #: Called when ``must_reopen`` becomes true.
+        self.on_interrupted: Callable[[], None] = lambda: None
         self.reported_epoch = NO_EPOCH  #: the leader epoch of the last position reported to a leader
         self.lost_records = 0  #: committed records truncated after unclean elections, in this process (R49)
         self._watchers: dict[int, Watcher] = {}  # by node id of the follower
@@ -167,6 +170,11 @@ class HostedPartition:
         self.partition.log.mark_damaged(cause)
 
     @property
+    def must_reopen(self) -> bool:
+        """Whether a truncation lacked disk space or descriptors, so that the log must be recovered (R55)."""
+        return self.partition.log.must_reopen
+
+    @property
     def torn_records(self) -> int:
         """The number of records that recovery removed from the end of the log at the start."""
         return self.partition.log.torn_records
@@ -186,11 +194,7 @@ class HostedPartition:
 
     def idle_log(self) -> Log | None:
         """Return the log for maintenance, or None if it is offline or a disk job may change it."""
-        if (
-            self._disk.exclusive is not None
-            or self._disk.is_deleting
-            or self.partition.offline_reason is not None
-        ):
+        if self.is_busy or self._disk.is_deleting or self.offline_reason is not None:
             return None
         return self.partition.log
 
@@ -221,7 +225,7 @@ class HostedPartition:
             last_epoch,
             log.log_end_offset,
             log.offline_reason is not None,
-            partition.committed_end,
+            max(partition.committed_end, 0 if log.damage is None else log.damage.known_end_offset),
             refused_offset,
         )
 
@@ -243,7 +247,7 @@ class HostedPartition:
     def on_high_watermark_moved(self) -> None:
         """Notify waiting requests and followers of the new high watermark.
 
-        A fetch then reads again, because some of the counted bytes may still be above the high watermark.
+        A fetch that is woken reads again: not all appended bytes may be below the high watermark yet.
         """
         high_watermark = self.partition.high_watermark
         readable_bytes = self._unread_bytes
@@ -287,8 +291,8 @@ class HostedPartition:
         self._on_low_watermark()
         return result
 
-    def read_for_replica(self, offset: int, max_bytes: int) -> Slice:
-        return self.partition.read_for_replica(offset, max_bytes)
+    def read_for_replica(self, offset: int, max_bytes: int, *, is_checked: bool = True) -> Slice:
+        return self.partition.read_for_replica(offset, max_bytes, is_checked=is_checked)
 
     def forget_follower(self, node_id: int) -> None:
         """Discard the fetch position of the follower ``node_id``."""
@@ -302,7 +306,7 @@ class HostedPartition:
     # --- roles
 
     def lead(self, state: PartitionState, *, now_ms: int, known_high_watermark: int) -> None:
-        """Call ``Partition.become_leader``. Fail requests that wait for a batch of an earlier epoch."""
+        """Call ``Partition.become_leader``. Fail requests that have waited since an earlier leader epoch."""
         self.complete_work()
         partition = self.partition
         if partition.is_leader and partition.leader_epoch != state.leader_epoch:
@@ -523,21 +527,28 @@ class HostedPartition:
         if self.partition.is_synced_only:
             self.mark_unsynced()
 
-    def mark_unsynced(self) -> None:
-        """Mark the log for the next sync round if it has unsynced batches, whatever its durability."""
+    def mark_unsynced(self) -> bool:
+        """Mark the log for the next sync round if it has unsynced batches, whatever its durability.
+
+        Return whether it has unsynced batches.
+        """
         log = self.partition.log
-        if self._disk.exclusive is None and log.has_unsynced and log.offline_reason is None:
+        if not log.has_unsynced or log.offline_reason is not None:
+            return False
+        if self._disk.exclusive is None:
             self._scheduler.mark(self)
+        return True
 
     def begin_sync(self) -> SyncWork | None:
         """Return the sync work of the log, or None if there is none. Called by the scheduler."""
-        if self._disk.exclusive is not None:
-            return None
+        work = None
         try:
-            work = self.partition.log.begin_sync()
+            if self._disk.exclusive is None:
+                work = self.partition.log.begin_sync()
         except StorageExhaustedError as error:
             self._postpone_sync(error)
-            return None
+        except LogOfflineError:  # concerns this log alone, as a failed sync does
+            self.on_offline()
         if work is not None:
             self._disk.begin_sync()
         return work
@@ -550,8 +561,9 @@ class HostedPartition:
         log.finish_sync(work, error)
         if log.offline_reason is not None:
             self.on_offline()
-        elif error is not None:  # a resource is exhausted: nothing is lost, and a later round syncs again
-            self._postpone_sync(error)
+        elif error is not None:
+            if isinstance(error, StorageExhaustedError):  # otherwise the log was closed meanwhile
+                self._postpone_sync(error)
         elif partition.is_leader:
             self._waiters.on_synced(self.key, log.synced_end_offset)
             if partition.on_synced():
@@ -576,6 +588,8 @@ class HostedPartition:
         reason = self.partition.offline_reason
         logger.error("partition offline %s", Fields(partition=self.key, reason=reason))
         self._waiters.on_failed(self.key, LogOfflineError(f"{self.key} is offline: {reason}"))
+        if self.must_reopen:
+            self.on_interrupted()
 
 
 def _has_begun(future: Future[Any] | None) -> bool:

@@ -1,14 +1,15 @@
 """Runs the periodic passes of a broker over its logs.
 
-They roll and delete segments, remove retired files, and write recovery points. Every wait uses the Clock
-interface. A pass over thousands of logs lets requests run after every LOGS_PER_TURN logs. Logs have no timers
-of their own. The cleaner and the scrubber have modules of their own.
+The passes roll and delete segments, remove the files of deleted segments, and write recovery points. Every
+wait uses the Clock interface. A pass over thousands of logs lets requests run after every LOGS_PER_TURN logs.
+Logs have no timers of their own. The cleaner and the scrubber have modules of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 LOGS_PER_TURN: Final = 50
 
-#: How soon after an acknowledgement the synced end of its log is recorded on disk (R24).
+#: The delay after which the synced ends of logs that have moved are recorded on disk (R24).
 RECORD_DELAY_MS: Final = 800
 RETRY_INTERVAL_MS: Final = 1_000
 
@@ -53,7 +54,8 @@ class Housekeeping:
         self._clock = clock
         self._partitions = partitions
         self._store = store
-        self._retired_files: list[str] = []  #: to unlink at the end of the next pass
+        self._is_woken = False  # whether ``_has_moved`` is set or soon will be
+        self._retired_files: list[str] = []  #: files of deleted segments, to unlink in the next ``retain``
         self.cleaner: Cleaner | None = None  #: None if log.cleaner.enable=false
         if config.log_cleaner_enable:
             self.cleaner = Cleaner(config, clock, partitions, scheduler)
@@ -71,20 +73,29 @@ class Housekeeping:
             tasks.start(self.scrubber.scrub_forever(), name="scrubber")
 
     async def retain_forever(self) -> None:
-        """Run the retention pass every ``log.retention.check.interval.ms``."""
+        """Run ``retain`` every ``log.retention.check.interval.ms``, or later while it has nothing to do."""
+        pace = self._partitions.activity.every(self._config.log_retention_check_interval_ms)
         await self._clock.sleep_ms(self._config.log_initial_task_delay_ms)
         while True:
+            pace.begin()
             await self.retain()
-            await self._clock.sleep_ms(self._config.log_retention_check_interval_ms)
+            await pace.rest(self._idle_ms())
 
     async def record_forever(self) -> None:
         """Write the recovery points that have moved, RECORD_DELAY_MS after the first one moved (R24)."""
-        self._store.on_moved = partial(self._scheduler.call_soon_threadsafe, self._has_moved.set)
+        self._store.on_moved = self._on_moved
         while True:
             await self._has_moved.wait()
             await self._clock.sleep_ms(RECORD_DELAY_MS)
             self._has_moved.clear()
+            self._is_woken = False
             await self.record()
+
+    def _on_moved(self) -> None:
+        """Wake ``record_forever``. Called in any thread, and often: only the first call costs a wake-up."""
+        if not self._is_woken:
+            self._is_woken = True
+            self._scheduler.call_soon_threadsafe(self._has_moved.set)
 
     async def record(self) -> None:
         """Write the recovery points that have moved, in the executor."""
@@ -99,9 +110,12 @@ class Housekeeping:
 
     async def checkpoint_forever(self) -> None:
         """Sync page-cache logs every ``log.flush.offset.checkpoint.interval.ms``."""
+        pace = self._partitions.activity.every(self._config.log_flush_offset_checkpoint_interval_ms)
+        idle_ms = 0.0
         while True:
-            await self._clock.sleep_ms(self._config.log_flush_offset_checkpoint_interval_ms)
-            self.checkpoint()
+            await pace.rest(idle_ms)
+            pace.begin()
+            idle_ms = 0 if self.checkpoint() else math.inf
 
     async def retry_forever(self) -> None:
         """Retry opening logs and taking roles RETRY_INTERVAL_MS after a failure (R55)."""
@@ -111,7 +125,7 @@ class Housekeeping:
             self._partitions.retry()
 
     async def retain(self) -> None:
-        """Roll segments by age, delete those beyond retention, and remove retired files in the executor."""
+        """Roll segments by age, delete those beyond retention, and remove files of deleted segments."""
         for number, hosted in enumerate(list(self._partitions), 1):
             if self._guarded(hosted, partial(self._retain_one, hosted)) or number % LOGS_PER_TURN == 0:
                 await asyncio.sleep(0)
@@ -124,13 +138,32 @@ class Housekeeping:
         except (StorageError, OSError) as error:
             logger.error("housekeeping failed %s", Fields(error=error))
 
+    def _idle_ms(self) -> float:
+        """Return for how many ms retention has nothing to do if no log or metadata changes; 0 if unknown."""
+        if not self._partitions.activity.may_rest or self._retired_files or self._store.has_retired:
+            return 0
+        now_ms = self._clock.wall_ms()
+        due_ms = math.inf
+        for hosted in self._partitions:
+            log = hosted.idle_log()
+            if log is None:
+                return 0
+            try:
+                due_ms = min(due_ms, log.maintenance_due_ms(now_ms, self._config.producer_id_expiration_ms))
+            except (StorageError, OSError):  # the next pass reports it
+                return 0
+            if due_ms <= now_ms:
+                return 0
+        return due_ms - now_ms
+
     def _retain_one(self, hosted: HostedPartition) -> bool:
         """Roll and delete segments. Return whether a deletion was begun, which may have blocked the loop."""
         log = hosted.idle_log()
         if log is None:
             return False
         now_ms = self._clock.wall_ms()
-        log.maybe_roll(now_ms)
+        if log.maybe_roll(now_ms):
+            self._partitions.activity.touch()  # the closed segment may be compacted
         log.expire_producers(now_ms, self._config.producer_id_expiration_ms)
         self._retired_files += log.take_retired(now_ms)
         offset = log.retention_offset(now_ms, up_to=hosted.high_watermark)
@@ -151,7 +184,10 @@ class Housekeeping:
         self._retired_files += log.take_retired(self._clock.wall_ms())  # their delay begins now
 
     def _guarded(self, hosted: HostedPartition, action: Callable[[], bool | None]) -> bool:
-        """Return the result of ``action``. If it raises a disk error, log the error and return True."""
+        """Return the result of ``action``: whether it may have blocked the loop.
+
+        Log a disk error and return True.
+        """
         try:
             return bool(action())
         except (StorageError, OSError) as error:
@@ -160,6 +196,6 @@ class Housekeeping:
                 hosted.on_offline()
             return True
 
-    def checkpoint(self) -> None:
-        """Mark unsynced logs for the next sync round, and retry role assignments that have failed."""
-        self._partitions.mark_unsynced()
+    def checkpoint(self) -> bool:
+        """Mark unsynced logs for the next sync round. Return whether there is such a log."""
+        return self._partitions.mark_unsynced()

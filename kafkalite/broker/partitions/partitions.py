@@ -5,14 +5,20 @@ broker takes no role before an image contains the registration of its process (R
 opened, only its partition is offline, and clients get KAFKA_STORAGE_ERROR with the reason.
 """
 
+# Long because all changes of the hosted partitions keep the same tables consistent.
+
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
+from math import inf
 from typing import Any, Final, Protocol
 
+from kafkalite.broker.activity import Activity
 from kafkalite.broker.cluster.node_state import NodeState
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
@@ -36,7 +42,7 @@ from kafkalite.protocol.messages.cluster import DamagedReplica, ReplicaReport
 from kafkalite.replication.partition import Partition, PartitionSettings
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import PAGE_CACHE, LogConfig
-from kafkalite.storage.log_store import LogStore
+from kafkalite.storage.log_store import LogExchange, LogStore
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +51,7 @@ class PartitionFetching(Protocol):
     """Copies records from other brokers for the partitions that this broker follows."""
 
     def follow(self, hosted: HostedPartition, leader_id: int) -> None:
-        """Fetch from ``leader_id`` in the current leader epoch. If it is -1, there is no leader."""
+        """Fetch from broker ``leader_id`` in the current leader epoch. -1 means that there is no leader."""
         ...
 
     def unfollow(self, hosted: HostedPartition) -> None:
@@ -66,7 +72,10 @@ class RoleObserver(Protocol):
 
 
 class Partitions:
-    """The replicas that the metadata image assigns to this broker, as {TopicPartition: HostedPartition}."""
+    """The replicas that the metadata image assigns to this broker. ``find`` returns one by TopicPartition.
+
+    Iteration yields the HostedPartitions whose log is open and not being replaced. ``len`` counts all.
+    """
 
     def __init__(
         self,
@@ -81,6 +90,7 @@ class Partitions:
         incarnation_id: str | None = None,
         node: NodeState | None = None,
         clock: Clock | None = None,
+        activity: Activity | None = None,
     ) -> None:
         """``is_volatile`` means that no data outlives this broker, so logs are not synced.
 
@@ -92,6 +102,10 @@ class Partitions:
         self._incarnation_id = incarnation_id
         self._node = node
         self._clock = clock or SystemClock()
+        #: Its ``touch`` is called when a log changes or an image is published, which wakes the periodic
+        #: tasks.
+        self.activity = activity or Activity(self._clock, may_rest=False)
+        waiters.on_change = self.activity.touch
         self.fetching: PartitionFetching | None = None
         self.observer: RoleObserver | None = None
         self._store = store
@@ -104,7 +118,9 @@ class Partitions:
         self._by_id: dict[tuple[str, int], HostedPartition] = {}  #: the same partitions by topic id
         self._unopened: dict[TopicPartition, tuple[DamagedReplica, Exception]] = {}
         self._leaderless: dict[TopicPartition, None] = {}  # partitions without a leader in the image
-        self._roleless: dict[TopicPartition, None] = {}  # partitions whose last role assignment failed
+        #: Partitions whose last role assignment failed, with the error.
+        self._roleless: dict[TopicPartition, Exception | None] = {}
+        self._exchanging: dict[TopicPartition, HostedPartition] = {}  # logs that ``_exchange`` replaces
         self._image = ClusterImage()
         self.has_compacted = asyncio.Event()  #: set when a compacted topic is added; cleared by the cleaner
         self.has_failed = asyncio.Event()  #: set when ``retry`` has something to do
@@ -114,7 +130,9 @@ class Partitions:
         return len(self._hosted) + len(self._unopened)
 
     def __iter__(self) -> Iterator[HostedPartition]:
-        return iter(self._hosted.values())
+        if not self._exchanging:
+            return iter(self._hosted.values())
+        return iter([one for one in self._hosted.values() if one.key not in self._exchanging])
 
     def find(self, key: TopicPartition) -> HostedPartition | None:
         """Return the partition in any role, or None if this broker has not opened it."""
@@ -127,7 +145,8 @@ class Partitions:
 
     @property
     def offline_count(self) -> int:
-        return len(self._unopened) + sum(hosted.offline_reason is not None for hosted in self)
+        unusable = len(self._unopened) + len(self._exchanging)
+        return unusable + sum(hosted.offline_reason is not None for hosted in self)
 
     @property
     def damaged_count(self) -> int:
@@ -160,15 +179,30 @@ class Partitions:
 
     def may_serve(self) -> bool:
         """Whether this broker has a session, so that no other broker may lead its partitions (R23)."""
-        return self._node is None or self._clock.monotonic_ms() < self._node.session_end_ms
+        if self._node is None or self._node.session_end_ms == inf:  # without peers
+            return True
+        return self._clock.monotonic_ms() < self._node.session_end_ms
 
     def _not_led(self, hosted: HostedPartition) -> Exception:
         reason, leader_id = hosted.offline_reason, hosted.leader_id
         if reason is not None and leader_id == NO_LEADER:
             return KafkaStorageError(f"{hosted.key} is offline, and no other broker can lead it: {reason}")
+        failure = self._roleless.get(hosted.key)
+        if failure is not None:
+            return NotLeaderOrFollowerError(f"broker {self._node_id} cannot lead {hosted.key} now: {failure}")
         return NotLeaderOrFollowerError(
             f"broker {self._node_id} does not lead {hosted.key}; node {leader_id} may"
         )
+
+    def offline_reason(self, key: TopicPartition) -> str:
+        """Return why this broker cannot take a role in its replica of a partition, or the empty string."""
+        unopened, hosted = self._unopened.get(key), self._hosted.get(key)
+        if unopened is not None:
+            return str(unopened[1])
+        error = self._roleless.get(key)
+        if error is not None:
+            return str(error)
+        return "" if hosted is None else hosted.offline_reason or ""
 
     def delete_before(
         self, partition: Partition, offset: int, then: Callable[[Exception | None], None]
@@ -231,7 +265,8 @@ class Partitions:
             if not isinstance(error, StorageExhaustedError)
         ]
         for hosted in self._hosted.values():
-            if hosted.offline_reason is not None and not (hosted.is_damaged and self._is_alone(hosted)):
+            is_offline = hosted.offline_reason is not None and not hosted.must_reopen
+            if is_offline and not (hosted.is_damaged and self._is_alone(hosted)):
                 found.append(DamagedReplica(hosted.topic_id, hosted.key.partition))
         return found
 
@@ -253,7 +288,9 @@ class Partitions:
             state, hosted = self._image.partition(*key), self._hosted.get(key)
             if state is None or state.leader != NO_LEADER:
                 continue
-            if hosted is not None and hosted.leader_epoch == state.leader_epoch and not hosted.is_busy:
+            if hosted is not None and (hosted.is_busy or hosted.must_reopen or key in self._exchanging):
+                continue
+            if hosted is not None and hosted.leader_epoch == state.leader_epoch:
                 yield hosted.report()
             elif hosted is None and key in self._unopened:
                 replica, error = self._unopened[key]
@@ -267,6 +304,7 @@ class Partitions:
     def publish(self, delta: Delta, image: ClusterImage) -> None:
         """Apply a new image: delete and create partitions, assign roles, and reconfigure, in this order."""
         self._image = image
+        self.activity.touch()
         self._store.note_metadata_offset(image.metadata_offset)
         changes = delta.local_changes(self._node_id)
         takes_roles = self.may_take_roles()
@@ -307,7 +345,7 @@ class Partitions:
         for key, topic_id, _ in partitions:
             config = configs.get(key.topic)
             if config is None:
-                config = configs[key.topic] = self._log_config(self._settings(image, key.topic))
+                config = configs[key.topic] = self._log_config(image, key.topic)
             wanted[key] = (topic_id, config)
         if wanted or self._is_complete:
             self._store.load(wanted, are_all=self._is_complete)
@@ -350,10 +388,14 @@ class Partitions:
             hosted = self._hosted.get(key)
             if hosted is None:
                 continue  # its log could not be opened
+            if key in self._exchanging:
+                continue  # ``_on_exchanged`` assigns it
             known = high_watermarks.get((topic_id, key.partition), 0)
             try:
                 if self._node_id in state.isr:
-                    self._store.keep_replacement(key)
+                    sync = self._store.keep_replacement(key)
+                    if sync is not None:
+                        self._scheduler.submit(sync)
                 if state.leader == self._node_id:
                     if self.fetching is not None:
                         self.fetching.unfollow(hosted)
@@ -365,22 +407,24 @@ class Partitions:
                     if self.observer is not None:
                         self.observer.on_not_leading(hosted.partition)
                     if hosted.is_damaged and self._may_replace(hosted, state):
-                        hosted = self._replace_damaged(hosted, topic_id, image)
-                        hosted.follow(state)
+                        begin = partial(self._store.begin_replace, key)
+                        self._exchange(hosted, begin, "damaged log replaced, all is fetched again")
                     elif self._must_reinstate(hosted, state):
-                        hosted = self._reinstate_damaged(hosted, topic_id, image)
-                        hosted.follow(state)
-                    if self.fetching is not None:
+                        begin = partial(self._store.begin_reinstate, key)
+                        self._exchange(hosted, begin, "damaged log put back, no leader has all its records")
+                    elif self.fetching is not None:
                         self.fetching.follow(hosted, state.leader)
             except (StorageError, OSError) as error:
                 logger.error("no role taken %s", Fields(partition=key, error=error))
                 self._strip(hosted, error)
-                self._roleless[key] = None
+                self._roleless[key] = error
                 self.has_failed.set()
 
     def retry(self) -> None:
-        """Open the logs whose opening exhausted a resource (R55), and repeat failed role assignments."""
+        """Open the logs that lacked disk space or descriptors (R55), and repeat failed role assignments."""
         self.has_failed.clear()
+        for hosted in [one for one in self if one.must_reopen]:
+            self._reopen(hosted)
         exhausted = [
             key for key, (_, error) in self._unopened.items() if isinstance(error, StorageExhaustedError)
         ]
@@ -396,6 +440,19 @@ class Partitions:
             local = [one for one in self._local(self._image) if one.topic_partition in self._roleless]
             self._assign(local, self._image)
 
+    def _reopen(self, hosted: HostedPartition) -> None:
+        """Recover a log whose truncation failed (R55), as if the process had ended during the truncation."""
+        key, topic_id, reason = hosted.key, hosted.topic_id, hosted.offline_reason
+        state = self._image.partition(*key)
+        assert state is not None, f"{key} was deleted"
+        self._strip(hosted, KafkaStorageError(f"{key} is opened again: {reason}"))
+        self._scheduler.forget(hosted)
+        del self._hosted[key], self._by_id[topic_id, key.partition]
+        self._store.release_log(key)
+        self._create(LocalPartition(key, topic_id, state), self._image)
+        self._roleless[key] = None
+        logger.warning("log opened again %s", Fields(partition=key, reason=reason))
+
     def _may_replace(self, hosted: HostedPartition, state: PartitionState) -> bool:
         """Whether an empty log may replace this damaged one (R24).
 
@@ -406,44 +463,54 @@ class Partitions:
         is_counted = self._node_id in (*state.isr, *state.elr) or hosted.reported_epoch == state.leader_epoch
         return state.leader != NO_LEADER and not is_counted
 
-    def _replace_damaged(
-        self, hosted: HostedPartition, topic_id: str, image: ClusterImage
-    ) -> HostedPartition:
-        """Replace a damaged log by an empty one, into which all records are fetched again (R52)."""
-        key = hosted.key
-        reason = hosted.offline_reason
-        settings = self._settings(image, key.topic)
-        self._strip(hosted, KafkaStorageError(f"{key} is damaged: {reason}"))
-        self._scheduler.forget(hosted)
-        log = self._store.replace_damaged(key, topic_id, self._log_config(settings))
-        self._host(key, topic_id, log, partition_settings(settings))
-        logger.warning("damaged log replaced, all is fetched again %s", Fields(partition=key, reason=reason))
-        return self._hosted[key]
-
     def _must_reinstate(self, hosted: HostedPartition, state: PartitionState) -> bool:
-        """Whether the damaged log that was replaced is the more complete one of this replica (R52).
+        """Whether the damaged log that was replaced by an empty one must be put back (R52).
 
-        No leader is left from which the new log could be completed, and none can return by itself.
+        It must if it ends after the new log, and the new log cannot be completed: there is no leader, and no
+        replica that could become leader without an operator.
         """
         end = self._store.replaced_end(hosted.key)
         may_return = state.leader != NO_LEADER or state.isr or state.elr or state.last_known_elr
         return end is not None and not may_return and hosted.log_end_offset < end
 
-    def _reinstate_damaged(
-        self, hosted: HostedPartition, topic_id: str, image: ClusterImage
-    ) -> HostedPartition:
-        """Put the damaged log back that the log of ``hosted`` replaced, so that it counts in a choice."""
-        key, end = hosted.key, hosted.log_end_offset
-        settings = self._settings(image, key.topic)
-        self._strip(hosted, KafkaStorageError(f"{key} could not be fetched again beyond offset {end}"))
+    def _exchange(self, hosted: HostedPartition, begin: Callable[[], LogExchange], event: str) -> None:
+        """Replace a damaged log by an empty one, or put the damaged log back (R52).
+
+        ``begin`` returns the LogExchange, which runs in the executor. Until it has ended, the replica has no
+        role. ``event`` is the text that is logged.
+        """
+        key, reason = hosted.key, hosted.offline_reason
+        self._strip(hosted, KafkaStorageError(f"{key}: {event}"))
         self._scheduler.forget(hosted)
-        log = self._store.reinstate_damaged(key, self._log_config(settings))
-        self._host(key, topic_id, log, partition_settings(settings))
-        logger.warning(
-            "damaged log put back, no leader has all its records %s",
-            Fields(partition=key, fetched_to=end, ends_at=log.log_end_offset, damage=log.damage),
-        )
-        return self._hosted[key]
+        self._exchanging[key] = hosted
+        exchange = begin()
+        logger.warning("%s %s", event, Fields(partition=key, ends_at=hosted.log_end_offset, reason=reason))
+        future = self._scheduler.submit(exchange.run)
+        done = partial(self._on_exchanged, hosted, exchange, future)
+        if future.done():
+            done()
+        else:
+            future.add_done_callback(lambda _: self._scheduler.call_soon_threadsafe(done))
+
+    def _on_exchanged(self, hosted: HostedPartition, exchange: LogExchange, future: Future[None]) -> None:
+        key, topic_id, error = hosted.key, hosted.topic_id, future.exception()
+        if self._exchanging.get(key) is not hosted or self._store.is_closed:
+            return  # the topic was deleted meanwhile, or the broker stops
+        del self._exchanging[key]
+        if isinstance(error, StorageError | OSError):
+            logger.error("no role taken %s", Fields(partition=key, error=error))
+            self._roleless[key] = error
+            self.has_failed.set()
+            return
+        if error is not None:
+            raise error
+        exchange.finish(self._log_config(self._image, key.topic))
+        state = self._image.partition(*key)
+        assert state is not None, f"{key} was deleted"
+        del self._hosted[key], self._by_id[topic_id, key.partition]
+        local = LocalPartition(key, topic_id, state)
+        self._create(local, self._image)
+        self._assign([local], self._image)
 
     def _strip(self, hosted: HostedPartition, error: Exception) -> None:
         if self.fetching is not None:
@@ -452,16 +519,51 @@ class Partitions:
         if self.observer is not None:
             self.observer.on_not_leading(hosted.partition)
 
-    def mark_unsynced(self) -> None:
-        """Mark every log that has unsynced batches for the next sync round, whatever its durability."""
-        for hosted in self:
-            hosted.mark_unsynced()
+    def remove(self, key: TopicPartition, topic_id: str) -> None:
+        """Delete the log of a partition before an image without its topic is published.
+
+        Waiting requests receive UNKNOWN_TOPIC_OR_PARTITION. For tools in the same process.
+        """
+        state = self._image.partition(*key)
+        assert state is not None, f"{key} does not exist"
+        self._delete(LocalPartition(key, topic_id, state))
+
+    def replace(self, key: TopicPartition, topic_id: str, image: ClusterImage) -> Log:
+        """Replace the log of a partition by an empty one, and return it. Create it if there is none.
+
+        Call it before ``image``, in which the partition has a higher leader epoch, is published. Until then
+        it has no role, and waiting requests receive NOT_LEADER_OR_FOLLOWER. For tools in the same process.
+        """
+        self._exchanging.pop(key, None)
+        hosted = self._hosted.pop(key, None)
+        if hosted is not None:
+            del self._by_id[topic_id, key.partition]
+            self._strip(hosted, NotLeaderOrFollowerError(f"the log of {key} was replaced"))
+            self._scheduler.forget(hosted)
+            self._store.delete_log(key, topic_id)
+        settings = self._settings(image, key.topic)
+        log = self._store.create_log(key, topic_id, self._log_config(image, key.topic, settings))
+        if self._image.partition_of(topic_id, key.partition) is not None:  # else ``image`` creates it
+            self._host(key, topic_id, log, partition_settings(settings))
+        return log
+
+    def mark_unsynced(self) -> bool:
+        """Mark every log that has unsynced batches for the next sync round, whatever its durability.
+
+        Return whether there is such a log, even if it cannot be synced now.
+        """
+        return sum(hosted.mark_unsynced() for hosted in self) > 0
 
     def _settings(self, image: ClusterImage, topic: str) -> dict[str, Setting]:
         return topic_settings(image, topic, self._topic_defaults, node_id=self._node_id)
 
-    def _log_config(self, settings: Mapping[str, Setting]) -> LogConfig:
-        config = log_config(settings)
+    def _log_config(
+        self, image: ClusterImage, topic: str, settings: Mapping[str, Setting] | None = None
+    ) -> LogConfig:
+        """Return the configuration of the topic's logs. ``settings`` saves computing ``_settings`` again."""
+        state = image.topics.get(topic)
+        partition_count = 1 if state is None else len(state.partitions)
+        config = log_config(settings or self._settings(image, topic), partition_count)
         return replace(config, durability=PAGE_CACHE) if self._is_volatile else config
 
     def _create(self, local: LocalPartition, image: ClusterImage) -> None:
@@ -470,7 +572,9 @@ class Partitions:
         try:
             log = self._store.get(key)
             if log is None:
-                log = self._store.create_log(key, local.topic_id, self._log_config(settings))
+                log = self._store.create_log(
+                    key, local.topic_id, self._log_config(image, key.topic, settings)
+                )
         except (StorageError, OSError) as error:
             if key not in self._unopened:
                 logger.error("log not opened %s", Fields(partition=key, error=error))
@@ -483,6 +587,7 @@ class Partitions:
     def _host(self, key: TopicPartition, topic_id: str, log: Log, settings: PartitionSettings) -> None:
         partition = Partition(key, topic_id, log, broker_id=self._node_id, settings=settings)
         hosted = HostedPartition(partition, self._waiters, self._scheduler)
+        hosted.on_interrupted = self.has_failed.set
         self._hosted[key] = self._by_id[topic_id, key.partition] = hosted
         if log.config.is_compacted:
             self.has_compacted.set()
@@ -492,6 +597,7 @@ class Partitions:
         self._unopened.pop(key, None)
         self._leaderless.pop(key, None)
         self._roleless.pop(key, None)
+        self._exchanging.pop(key, None)
         hosted = self._hosted.pop(key, None)
         if hosted is None:
             return
@@ -510,7 +616,7 @@ class Partitions:
         record is committed only if the old or the new image allows it (R9).
         """
         settings = self._settings(image, topic)
-        config, more = self._log_config(settings), partition_settings(settings)
+        config, more = self._log_config(image, topic, settings), partition_settings(settings)
         if config.is_compacted:
             self.has_compacted.set()
         for number in range(len(image.topics[topic].partitions)):
@@ -541,17 +647,22 @@ _LOG_SETTINGS: Final = (
 )
 
 
-def log_config(settings: Mapping[str, Setting]) -> LogConfig:
-    """Return the log's configuration from the topic's effective settings."""
+def log_config(settings: Mapping[str, Setting], partition_count: int) -> LogConfig:
+    """Return the configuration of each log of a topic from the topic's effective settings.
+
+    Each of the ``partition_count`` partitions has an equal share of ``retention.topic.bytes``.
+    """
     values: dict[str, Any] = {name: settings[name.replace("_", ".")].value for name in _LOG_SETTINGS}
     if settings["preallocate"].value:
         values["preallocate_min_bytes"] = values["preallocate_max_bytes"] = values["segment_bytes"]
     policies = settings["cleanup.policy"].value.split(",")
     deletes = "delete" in policies
+    share = settings["retention.topic.bytes"].value // partition_count  # -1 stays -1
+    limits = [limit for limit in (settings["retention.bytes"].value, share) if limit >= 0]
     return LogConfig(
         segment_index_bytes=max(settings["segment.index.bytes"].value, 8),
         retention_ms=settings["retention.ms"].value if deletes else -1,
-        retention_bytes=settings["retention.bytes"].value if deletes else -1,
+        retention_bytes=min(limits, default=-1) if deletes else -1,
         timestamp_type=_TIMESTAMP_TYPES[settings["message.timestamp.type"].value],
         is_compacted="compact" in policies,
         **values,

@@ -23,7 +23,7 @@ from kafkalite.storage.scrub import CHUNK_BYTES, SegmentScrub
 
 logger = logging.getLogger(__name__)
 
-#: The pause before another attempt at a log that other disk work uses, and the least between two passes.
+#: The pause before a busy log is tried again, and the shortest pause between two checks of all logs.
 PAUSE_MS: Final = 100
 
 

@@ -17,7 +17,7 @@ from kafkalite.log_fields import Fields
 
 logger = logging.getLogger(__name__)
 
-#: The time until logs whose sync was refused by an exhausted resource are synced again (R55).
+#: The time until a sync is repeated that lacked disk space or descriptors (R55).
 RETRY_S: Final = 1.0
 
 
@@ -51,8 +51,11 @@ class SyncScheduler(Generic[S]):
         on_broken: Callable[[BaseException], None],
         run_round: Callable[[Sequence[Any]], list[Exception | None]] | None = None,
     ) -> None:
-        """``run_round`` runs the SyncWork objects of a round, blocks until all have ended, and returns a list
-        with the error of each, or None for each that succeeded."""
+        """``on_broken`` is called with an error that is a bug, to stop the broker.
+
+        ``run_round`` runs the SyncWork objects of a round, blocks until all have ended, and returns the error
+        of each, or None if it succeeded.
+        """
         self._run_round = run_round or _run_each
         self._loop = loop
         self._executor = executor
@@ -73,7 +76,7 @@ class SyncScheduler(Generic[S]):
             self._loop.call_soon(self._start_round)
 
     def postpone(self, log: S) -> None:
-        """Mark ``log`` after RETRY_S, because a resource for its sync is exhausted."""
+        """Mark ``log`` after RETRY_S, because its sync lacked disk space or descriptors."""
         if not self._postponed:
             self._loop.call_later(RETRY_S, self._mark_postponed)
         self._postponed[log] = None

@@ -97,6 +97,8 @@ class Waiters:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
+        #: Called when records become readable or synced, before any waiter.
+        self.on_change: Callable[[], None] = lambda: None
         self._committed = _Queues()
         self._synced = _Queues()
         self._deleted = _Queues()
@@ -138,6 +140,7 @@ class Waiters:
         Subtract the newly readable ``readable_bytes`` from what each waiting fetch needs, and wake the
         fetches that have enough.
         """
+        self.on_change()
         if self._committed.by_key:
             self._committed.advance(key, high_watermark)
         if not self._appended:
@@ -150,7 +153,8 @@ class Waiters:
                     fetch.wake()
 
     def on_synced(self, key: Key, synced_end_offset: int) -> None:
-        """Call each callback that waits for ``synced_end_offset`` or less, below which records are synced."""
+        """Call each callback that waits for ``synced_end_offset`` (end of the synced records) or less."""
+        self.on_change()
         if self._synced.by_key:
             self._synced.advance(key, synced_end_offset)
 

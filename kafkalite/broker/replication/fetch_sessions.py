@@ -60,8 +60,9 @@ class FetchedReplica:
     key: PartitionKey = field(init=False)
     hosted: Any = None  #: the HostedPartition, or None if this broker does not lead it
     is_sent: bool = False  #: whether the last listing has had its response
-    diverging: EpochEnd | None = None  #: the divergence to send
+    diverging: EpochEnd | None = None  #: the divergence at the position that the follower listed
     refusal: ReplicaFetchedPartition | None = None  #: the error result to send
+    is_checked: bool = False  #: whether the CRCs of the first batches were checked after the listing (R43)
     sent_high_watermark: int = -1
     sent_log_start: int = -1
 
@@ -102,8 +103,16 @@ class FetchedReplica:
     def mark_sent(self) -> None:
         """Record that the follower was sent records, a divergence or an error for its last listing."""
         self.is_sent = True
-        self.diverging = self.refusal = None
+        self.refusal = None
         self.session.ready.pop(self, None)
+
+    def may_learn_high_watermark(self) -> bool:
+        """Whether the follower may raise its high watermark now (R10).
+
+        It may not until its log agrees with the leader's. The high watermark would count its own records,
+        which the leader does not have, as committed.
+        """
+        return self.diverging is None
 
 
 class FetchSession:

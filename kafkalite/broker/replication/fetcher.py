@@ -40,11 +40,11 @@ MAX_LISTED: Final = 2_000  # partitions in one request; further ones follow in t
 MAX_IN_FLIGHT: Final = 4
 #: After a small response, the next request waits at most this long for the sync that it will report.
 HOLD_S: Final = 0.005
-#: After a larger response it does not wait, so that the leader sends more data during the sync.
+#: After a response of at least this size, the next request is sent at once, before the sync has ended.
 LARGE_RESPONSE_BYTES: Final = 128 * KIB
-#: A connection counts as dead this long after the maximum wait of the leader.
+#: A connection is given up if a response is later than the leader's maximum wait by this much.
 RESPONSE_GRACE_MS: Final = 5_000
-#: Short, because the first error often means only that the leader lacks the newest metadata.
+#: The pause after a first error. Short, because the leader often only lacks the newest metadata.
 FIRST_BACKOFF_MS: Final = 5
 
 
@@ -297,7 +297,7 @@ class Fetcher:
             self._on_broken(broken)
 
     def is_of_this_session(self, generation: int) -> bool:
-        """Whether a response belongs to the current session (R3)."""
+        """Whether ``generation``, the session of a response, is the current session (R3)."""
         return generation == self._generation
 
     def _take(self, message: ReplicaFetchResponse, payload: memoryview) -> None:
@@ -325,7 +325,7 @@ class Fetcher:
             start = end
 
     def _on_failed(self, followed: Followed, error: Exception) -> None:
-        """After an error of one partition, list it again in the session when a pause is over."""
+        """After an error of one partition, pause, and then list the partition in a request again."""
         if followed.hosted.offline_reason is not None:
             self._drop(followed)
             self._forgotten[followed.key] = None
@@ -370,7 +370,7 @@ class Fetcher:
     # --- the connection and the session
 
     def _start_over(self, error: Exception, *, keep_connection: bool) -> None:
-        """After an error of the whole session, open a new one when a pause is over."""
+        """After an error of the whole session, pause, and then open a new session."""
         self._generation += 1
         self._session_id = self._session_epoch = OPENS
         self._in_flight = 0

@@ -73,7 +73,7 @@ class IsrManager:
             self._has_joined.set()
 
     def look_around(self) -> None:
-        """Consider all partitions soon. Called when brokers have joined or left."""
+        """Let ``look_forever`` check all partitions now. Called when brokers have joined or left."""
         self._is_due.set()
 
     def _live(self, node_id: int) -> int | None:
@@ -81,7 +81,10 @@ class IsrManager:
         return broker.broker_epoch if broker is not None and broker.is_live else None
 
     async def look_forever(self) -> None:
-        """Consider all partitions after ``look_around``, and every quarter of ``replica.lag.time.max.ms``."""
+        """Call ``consider`` for all partitions every quarter of ``replica.lag.time.max.ms``.
+
+        ``look_around`` ends the wait. Runs until cancelled.
+        """
         while True:
             await first_of(self._clock.sleep_ms(max(self._lag_ms // 4, 1)), self._is_due.wait())
             if not self._is_due.is_set():
@@ -93,7 +96,7 @@ class IsrManager:
                     await asyncio.sleep(0)
 
     async def end_waits_forever(self) -> None:
-        """Every RETRY_MS, consider partitions whose high watermark waits for a replica."""
+        """Every RETRY_MS, call ``consider`` for partitions whose high watermark waits for a replica."""
         while True:
             await self._has_joined.wait()
             await asyncio.sleep(RETRY_MS / 1000)

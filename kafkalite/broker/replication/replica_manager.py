@@ -112,7 +112,7 @@ class ReplicaManager:
         await self._tasks.cancel()
 
     def follow(self, hosted: HostedPartition, leader_id: int) -> None:
-        """Fetch for ``hosted`` from ``leader_id``, unless that is -1 or the log is offline."""
+        """Fetch for ``hosted`` from broker ``leader_id``; stop if it is -1 or the log is offline."""
         if self.is_stopping:
             return
         before = self._leaders.get(hosted)
@@ -141,7 +141,7 @@ class ReplicaManager:
             self._fetchers[leader_id].remove(hosted)
 
     def on_caught_up(self, partition: Partition) -> None:
-        """Consider a change of the ISR, because a follower may now be able to join it (R12)."""
+        """Propose a changed ISR if a follower has caught up, so that it can join the ISR (R12)."""
         self._isr.consider(partition)
 
     def _publish(self, _delta: Delta, image: ClusterImage) -> None:

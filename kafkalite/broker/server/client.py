@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kafkalite.coordinator_types import Caller
@@ -27,9 +27,12 @@ class Client:
     listener: int = 0  #: the number of the listener that accepted the connection
     node_id: int | None = None  #: the cluster node that the client has proved to be
     challenge: Challenge | None = None  #: the challenge that the next proof must match
+    number: int = 0  #: of the connection; increases with each connection that this broker accepts
     is_session: bool = False  #: whether this connection received a broker's newest heartbeat
+    #: By topic and partition: the end of the records that were last sent on this connection.
+    sent_ends: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @property
     def caller(self) -> Caller:
-        """The client id and host, as coordinators store them."""
-        return Caller(self.client_id or "", self.peer)
+        """The client id, the host and the number of the connection, as coordinators receive them."""
+        return Caller(self.client_id or "", self.peer, self.number)

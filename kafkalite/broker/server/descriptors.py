@@ -8,11 +8,20 @@ none for the log, and the node can neither roll a segment nor store a snapshot.
 
 from __future__ import annotations
 
+import logging
 import resource
 from typing import Final, NamedTuple
 
-#: Descriptors that clients' connections leave free, at most; of a low limit, an eighth.
+from kafkalite.log_fields import Fields
+
+logger = logging.getLogger(__name__)
+
+#: The number of descriptors that clients' connections cannot use; at most an eighth of the process's limit.
 RESERVED_DESCRIPTORS: Final = 256
+
+
+#: With fewer descriptors, a node of a cluster may not replicate a few dozen partitions.
+FEW_DESCRIPTORS: Final = 1024
 
 
 class DescriptorLimits(NamedTuple):
@@ -24,10 +33,23 @@ class DescriptorLimits(NamedTuple):
 
 
 def raise_limit() -> None:
-    """Raise the process's limit of open files to the maximum that the system allows without privileges."""
+    """Raise the process's limit of open files to the maximum that the system allows without privileges.
+
+    Warn if that is less than FEW_DESCRIPTORS.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if 0 <= hard < FEW_DESCRIPTORS:
+        logger.warning(
+            "limit of open files is low %s",
+            Fields(
+                limit=hard,
+                recommended=FEW_DESCRIPTORS,
+                effect="connections are refused, and replicas may not get in sync",
+                remedy="raise the hard limit: 'ulimit -Hn', LimitNOFILE=",
+            ),
+        )
 
 
 def current_limits(max_connections: int) -> DescriptorLimits:
@@ -39,9 +61,10 @@ def current_limits(max_connections: int) -> DescriptorLimits:
 def limits_of(max_connections: int, limit: int) -> DescriptorLimits:
     """Return the limits of a process that may open ``limit`` descriptors.
 
-    Half of the descriptors are for files and for connections to other nodes. If files need more, new
-    connections are refused while only the reserve is left: a system assigns the lowest free number, so a
-    number in the reserve shows that all lower ones are in use.
+    ``max_connections`` is cut to half of the descriptors; files and connections to other nodes need the
+    others. If files need more than half, new connections are refused while only the reserve is free. The
+    system assigns the lowest free number, so a descriptor in the reserve shows that all lower ones are in
+    use.
     """
     reserve = min(limit // 8, RESERVED_DESCRIPTORS)
     return DescriptorLimits(min(max_connections, max(limit // 2, 1)), limit - reserve, limit - reserve // 2)

@@ -1,7 +1,7 @@
 """Returns free memory of the C heap to the system.
 
-The C library keeps freed blocks below the top of its heap for later use. After a burst of large frames that
-were never completed, that would be as much memory as all of them used.
+The C library keeps freed blocks below the top of its heap for later use. After many large frames that were
+never completed, it would keep as much memory as all of them together.
 """
 
 # Tests: tests/processes/test_memory.py

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
 from kafkalite.errors import ErrorCode, RequestTimedOutError, broker_error
-from kafkalite.limits import MAX_WAIT_MS
+from kafkalite.limits import bounded_wait_ms
 
 
 class Reply(NamedTuple):
@@ -185,7 +185,7 @@ class PendingResults(Pending):
         ``%d`` stands for ``timeout_ms``, at most MAX_WAIT_MS. Items that are expected, but do not yet
         wait for an offset, get the message ``unregistered`` instead, if given.
         """
-        timeout_ms = min(max(timeout_ms, 0), MAX_WAIT_MS)
+        timeout_ms = bounded_wait_ms(max(timeout_ms, 0))
         self._deadline = (timeout_ms, late, unregistered)
         if self._waiting:
             self._timer = self._loop.call_later(timeout_ms / 1000, self._expire)
@@ -270,7 +270,7 @@ class HeldResponse(Pending):
         elif response is not None and (self.is_over or self._is_due is None or self._is_due(response)):
             self.resolve(response)
         elif self._timer is None and not self.is_done:
-            self._timer = self._loop.call_later(min(self._wait_ms, MAX_WAIT_MS) / 1000, self.finish)
+            self._timer = self._loop.call_later(bounded_wait_ms(self._wait_ms) / 1000, self.finish)
 
     def _on_response(self, response: Response) -> None:
         self._is_asking = False

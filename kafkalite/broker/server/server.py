@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from kafkalite.broker.activity import Activity
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.heap import release_free_memory
 from kafkalite.broker.server.metrics import Metrics
@@ -47,9 +49,17 @@ FLUSH_BYTES: Final = 1 * MIB  # size of the responses that are collected before 
 # The number of requests of one connection that are served before the next connection is: usually less than
 # a millisecond.
 REQUESTS_PER_TURN: Final = 16
-UNHURRIED_REQUESTS: Final = 8  # a connection that never sends more at once never waits for a turn
-RELEASE_BYTES: Final = 16 * MIB  # of abandoned frames, before free memory is returned to the system
-LARGE_REQUEST_BYTES: Final = 64 * KIB  # a larger request takes a turn of its own
+UNHURRIED_REQUESTS: Final = 8  # a connection with at most this many requests at once never waits for a turn
+RELEASE_BYTES: Final = 16 * MIB  # of freed abandoned frames; then free memory is returned to the system
+TURN_BYTES: Final = 1 * MIB  # of requests that span several reads, received from one connection in a turn
+#: The number of bytes after which a request is received in turns while other connections wait.
+LARGE_REQUEST_BYTES: Final = 64 * KIB
+#: The estimated cost of a request in microseconds. Each KiB that it receives or sends adds one microsecond.
+REQUEST_COST: Final = 20
+#: A connection whose requests cost this many microseconds in HEAVY_SECONDS is heavy: it waits while others
+#: wait.
+HEAVY_COST: Final = 2_000
+HEAVY_SECONDS: Final = 0.1
 
 
 class Dispatch(Protocol):
@@ -97,6 +107,7 @@ class Connection(asyncio.BufferedProtocol):
         self._backlog: deque[Request | BadRequest] = deque()
         self._receiving_bytes = 0  # bytes of a frame that spans several reads
         self._held_bytes = 0  # the buffers of that frame, which grow as its bytes arrive
+        self._turn_bytes = 0  # of frames that spanned several reads, since the last turn for them
         self._is_reading = True
         self._is_writable = server.is_open  # while False, received bytes are kept
         self._is_ending = False  # whether reading has ended, so that the last response closes the connection
@@ -106,13 +117,16 @@ class Connection(asyncio.BufferedProtocol):
         self._is_final = False  # whether the connection's last response is written or queued
         self._is_lost = False
         self._made_ms = self._moved_ms = server.clock.monotonic_ms()
-        self._activity = (0, 0)  # received and unsent bytes at the last pass of the reaper
+        self._transferred = (0, 0)  # received and unsent bytes at the last pass of the reaper
         self._frame_ms: int | None = None  # when the current frame was first seen incomplete
         self._frame_requests = self._frame_bytes = 0  # received when it was first seen incomplete
         self._advertised = advertised
         self._listener = listener
-        self.is_busy = False  # further requests wait for a turn
-        self.is_waiting = False  # for its turn
+        self.is_busy = False  # whether further requests wait for a turn
+        self.is_waiting = False  # whether the connection waits for its turn
+        self.is_heavy = False  # costs more than a small share of the event loop's time
+        self._cost = 0  # of its requests since ``_cost_since``
+        self._cost_since = 0.0  # in the event loop's time, or 0 before the first measurement
         self.client = Client("", "")
         self.received_bytes = 0
         self.received_requests = 0
@@ -139,8 +153,13 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_lost or self._is_ending:
             return
         self.received_bytes += nbytes
-        wire = self._wire
-        if self.is_busy:
+        wire, server = self._wire, self._server
+        if server.activity.may_be_resting:
+            server.activity.touch()
+        self._cost += nbytes >> 10
+        if self._cost > HEAVY_COST or self.is_heavy:
+            self._weigh()
+        if self.is_busy or (self.is_heavy and server.is_crowded(self)):
             wire.hold(nbytes)
             requests = []
         else:
@@ -151,23 +170,27 @@ class Connection(asyncio.BufferedProtocol):
                 return
         count = len(requests)
         if wire.has_more or count > UNHURRIED_REQUESTS:
-            self._server.wait_for_turn(self)
+            server.wait_for_turn(self)
         elif not count:
             self._keep_receiving(nbytes)
             return
         self.received_requests += count
         if self._receiving_bytes:
-            self._server.free_bytes += self._held_bytes
-            if self._receiving_bytes + nbytes >= LARGE_REQUEST_BYTES:
-                self._server.wait_for_turn(self)
+            server.free_bytes += self._held_bytes
+            self._turn_bytes += self._receiving_bytes + nbytes
+            if self._turn_bytes >= TURN_BYTES:
+                self._turn_bytes = 0
+                server.wait_for_turn(self)
             self._receiving_bytes = self._held_bytes = 0
         if count == 1 and self._is_writable and not self._queue and not self._backlog:
             self._serve_one(requests[0])
         elif self._backlog or not self._has_room():
             self._hold_back(requests)
+            if server.refusal is not None:
+                self.refuse(server.refusal)
         elif requests:
             self._serve(requests)
-        if self._queue or not self._is_writable or wire.has_more:
+        if self._queue or self._backlog or not self._is_writable or wire.has_more:
             self._update_reading()
 
     @property
@@ -181,7 +204,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_read_in_turn:
             self._is_read_in_turn = False
             self._update_reading()
-        if wire.has_more and not self._backlog and self._has_room() and not self._is_lost:
+        if self._backlog:
+            self._serve_backlog()
+        elif wire.has_more and self._has_room() and not self._is_lost:
             requests = wire.next_requests()
             self.received_requests += len(requests)
             self._serve(requests)
@@ -189,29 +214,46 @@ class Connection(asyncio.BufferedProtocol):
                 self._server.wait_for_turn(self)
             self._update_reading()
 
+    def _weigh(self) -> None:
+        """Decide whether this connection is heavy: it took more than a small share of the loop's time (S24).
+
+        Other nodes of the cluster are never heavy: acks=all waits for their fetches.
+        """
+        now = asyncio.get_running_loop().time()
+        is_soon = now - self._cost_since < HEAVY_SECONDS
+        if is_soon and self._cost <= HEAVY_COST:
+            return
+        self._set_heavy(is_soon and self.client.node_id is None)
+        self._cost_since = now
+        self._cost = 0
+
+    def _set_heavy(self, is_heavy: bool) -> None:
+        self._server.heavy_count += is_heavy - self.is_heavy
+        self.is_heavy = is_heavy
+
     def _keep_receiving(self, nbytes: int) -> None:
         """Count the buffers of an unfinished frame against the limit that all connections share (S3)."""
         self._receiving_bytes += nbytes
-        held_bytes = self._wire.held_bytes
-        self._server.free_bytes -= held_bytes - self._held_bytes
+        server, held_bytes = self._server, self._wire.held_bytes
+        server.free_bytes -= held_bytes - self._held_bytes
         self._held_bytes = held_bytes
-        limit = self._server.max_unproven_bytes
+        limit = server.max_unproven_bytes
         if limit is not None and self.client.node_id is None and self._receiving_bytes > limit:
             logger.warning("connection closed %s", Fields(peer=self.client.peer, reason="no proof"))
             self.abort()
-        elif self._server.free_bytes < 0:
+        elif server.free_bytes < 0:
             logger.warning(
                 "connection closed %s",
                 Fields(peer=self.client.peer, reason="queued.max.request.bytes is used up"),
             )
             self.abort()
-        elif self._server.is_turning and self._receiving_bytes >= LARGE_REQUEST_BYTES:
+        elif self._receiving_bytes >= LARGE_REQUEST_BYTES and server.has_turns_before(self):
             self._is_read_in_turn = True
-            self._server.wait_for_turn(self)
+            server.wait_for_turn(self)
             self._update_reading()
 
     def eof_received(self) -> bool:
-        """Keep the connection open until all requests have responses, although the peer sends no more."""
+        """Return True, which keeps the connection open, while requests of the peer have no response yet."""
         try:
             self._wire.eof()
         except RemoteProtocolError as error:
@@ -232,6 +274,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
+        self._set_heavy(False)
         self._server.forget(self)
         self._server.free_bytes += self._held_bytes
         self._server.abandoned_bytes += self._held_bytes
@@ -244,11 +287,18 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- requests and responses
 
+    def refuse(self, refusal: Refusal) -> None:
+        """Respond to the first waiting request with ``refusal``, which closes the connection."""
+        if self._backlog and not self._is_lost:
+            out: list[Any] = []
+            self._encode(self._backlog.popleft(), refusal, out)
+            self._write(out)
+
     def _has_room(self) -> bool:
         return self._is_writable and len(self._queue) < self._max_in_flight
 
     def _hold_back(self, requests: Iterable[Request | BadRequest]) -> None:
-        """Queue requests for later. Reading then pauses, so they are at most those of one receive buffer."""
+        """Queue requests for later. Reading pauses, so they are at most those of one receive buffer."""
         if not self._is_final:
             self._backlog.extend(requests)
 
@@ -269,6 +319,7 @@ class Connection(asyncio.BufferedProtocol):
         """Call the handlers of requests in order, and write the responses that are ready."""
         out: list[Any] = []
         gathered_bytes = 0
+        is_turn_over = False
         queue = self._queue
         remaining = iter(requests)
         for request in remaining:
@@ -280,9 +331,12 @@ class Connection(asyncio.BufferedProtocol):
                 if gathered_bytes >= FLUSH_BYTES:
                     self._write_lines(out)
                     out, gathered_bytes = [], 0
+                    is_turn_over = self.is_heavy
             if self._is_final:
                 break
-            if not self._has_room():
+            if is_turn_over:
+                self._server.wait_for_turn(self)
+            if is_turn_over or not self._has_room():
                 self._hold_back(remaining)
                 break
         self._write(out)
@@ -301,7 +355,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._is_final = self._is_ending = True
 
     def unblock(self) -> None:
-        """Begin the requests that waited because the one before them had to run alone."""
+        """Serve the requests that waited because the request before them had to be served alone."""
         self._max_in_flight = MAX_IN_FLIGHT_PER_CONNECTION
         self._serve_backlog()
 
@@ -309,6 +363,7 @@ class Connection(asyncio.BufferedProtocol):
         """Write all ready responses at the head of the queue. Called when ``slot`` becomes ready."""
         if self._is_lost or not self._queue or self._queue[0] is not slot:
             return
+        self._server.activity.touch()
         out: list[Any] = []
         queue = self._queue
         while queue and queue[0].is_ready:
@@ -320,6 +375,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _encode(self, request: Request | BadRequest, response: Reply | Refusal, out: list[Any]) -> int:
         """Append the buffers of the response to ``out``. Return the size of its payload in bytes."""
+        self._cost += REQUEST_COST
         if isinstance(response, Reply):
             assert isinstance(request, Request)
             try:
@@ -328,7 +384,9 @@ class Connection(asyncio.BufferedProtocol):
                 message = f"the response cannot be sent: {error}"
                 out += self._wire.send_error(request, ErrorCode.UNKNOWN_SERVER_ERROR, message)
                 return 0
-            return sum(map(len, response.payload)) if response.payload else 0
+            size_bytes = sum(map(len, response.payload)) if response.payload else 0
+            self._cost += size_bytes >> 10
+            return size_bytes
         out += self._wire.send_error(request, response.error_code, response.error_message)
         if response.closes:
             self._is_final = self._is_ending = True
@@ -349,7 +407,10 @@ class Connection(asyncio.BufferedProtocol):
             self._half_close_if_answered()
 
     def _write_lines(self, out: list[Any]) -> None:
-        """Call ``writelines``, and then ``pause_writing`` if Python has not called it (since 3.12)."""
+        """Call ``writelines``, which since Python 3.12 may omit ``pause_writing``.
+
+        In that case, cause that call.
+        """
         transport = self._transport
         transport.writelines(out)
         if self._is_writable and transport.get_write_buffer_size() > WRITE_BUFFER_HIGH_BYTES:
@@ -357,10 +418,10 @@ class Connection(asyncio.BufferedProtocol):
             transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)
 
     def _serve_backlog(self) -> None:
-        if self._backlog and not self._is_lost and self._has_room():
+        if self._backlog and not self._is_lost and not self.is_waiting and self._has_room():
             requests, self._backlog = self._backlog, deque()
             self._serve(requests)
-        if self._wire.has_more:
+        if self._has_room() and (self._wire.has_more or self._backlog):
             self._server.wait_for_turn(self)
         self._update_reading()
 
@@ -398,7 +459,10 @@ class Connection(asyncio.BufferedProtocol):
         self._drain(self.received_bytes, 0)
 
     def _drain(self, received_bytes: int, quiet_iterations: int) -> None:
-        """Wait until two iterations of the loop have received nothing and every request has a response."""
+        """End the stream after two quiet iterations of the loop, when every request has a response.
+
+        The arguments are the received bytes and the number of quiet iterations at the previous call.
+        """
         if self._is_lost or self._is_ending:
             return
         is_quiet = received_bytes == self.received_bytes and not self._wire.has_more
@@ -438,13 +502,25 @@ class Connection(asyncio.BufferedProtocol):
             if now_ms - self._frame_ms >= FRAME_DEADLINE_MS + 1000 * progress:
                 return f"a frame stayed incomplete for {now_ms - self._frame_ms} ms"
         unsent_bytes = 0 if self._is_writable else self._transport.get_write_buffer_size()
-        activity = (self.received_bytes, unsent_bytes)
-        if activity != self._activity or (self._queue and self._is_writable):  # the peer waits for the broker
-            self._activity = activity
+        transferred = (self.received_bytes, unsent_bytes)
+        if transferred != self._transferred or (
+            self._queue and self._is_writable
+        ):  # the peer waits for the broker
+            self._transferred = transferred
             self._moved_ms = now_ms
         elif 0 <= idle_ms <= now_ms - self._moved_ms:
             return f"nothing moved for {now_ms - self._moved_ms} ms"
         return None
+
+    def idle_ms(self, now_ms: int, max_idle_ms: int) -> float:
+        """Return for how many ms this connection cannot become overdue if it has no traffic.
+
+        Call it after ``overdue`` has returned None.
+        """
+        is_proven = self._server.max_unproven_bytes is None or self.client.node_id is not None
+        if not self._wire.has_handshake or not is_proven or self._frame_ms is not None:
+            return 0
+        return math.inf if max_idle_ms < 0 else self._moved_ms + max_idle_ms - now_ms
 
     def _is_mid_frame(self) -> bool:
         try:
@@ -471,6 +547,7 @@ class Server:
         max_unproven_bytes: int | None = None,
         max_descriptor: int | None = None,
         on_closed: Callable[[Client], None] | None = None,
+        activity: Activity | None = None,
     ) -> None:
         """``on_closed`` is called with the client of each connection that was served, after it has closed.
 
@@ -482,10 +559,12 @@ class Server:
         self._on_closed = on_closed
         self.clock = clock
         self.metrics = metrics
+        self.activity = activity or Activity(clock, may_rest=False)
         self.max_request_bytes = max_request_bytes
         self.max_request_partitions = max_request_partitions
         self.max_unproven_bytes = max_unproven_bytes
         self.is_open = False
+        self.refusal: Refusal | None = None  #: the response to every connection until ``open``
         self._max_connections = max_connections
         self._max_descriptor = sys.maxsize if max_descriptor is None else max_descriptor
         self._max_idle_ms = max_idle_ms
@@ -494,7 +573,10 @@ class Server:
         self.abandoned_bytes = 0  #: of frames that were never completed, since memory was last released
         self._busy: list[Connection] = []
         self._turns: deque[Connection] = deque()
-        self.is_turning = False  # a turn is scheduled
+        self.is_turning = False  # whether a turn is scheduled
+        self.heavy_count = 0
+        self._last_heavy: Connection | None = None  # the last heavy connection that was served at once
+        self._last_heavy_at = 0.0  # the event loop's time at which it was served
         self._listeners: list[Listener] = []
         self._connections: dict[Connection, None] = {}  # in the order of arrival
         self._has_connections = asyncio.Event()
@@ -527,8 +609,15 @@ class Server:
     def open(self) -> None:
         """Begin to serve requests, including those of connections that were accepted since ``listen``."""
         self.is_open = True
+        self.refusal = None
         for connection in list(self._connections):
             connection.resume_writing()
+
+    def refuse(self, reason: str) -> None:
+        """Refuse the handshakes of all connections with ``reason`` until ``open``."""
+        self.refusal = Refusal(ErrorCode.LEADER_NOT_AVAILABLE, reason, closes=True)
+        for connection in list(self._connections):
+            connection.refuse(self.refusal)
 
     def admit(self, connection: Connection, descriptor: int | None) -> bool:
         """Register the connection and return True, or return False if a limit is reached.
@@ -537,14 +626,16 @@ class Server:
         """
         reason = None
         if len(self._connections) >= self._max_connections:
-            reason = f"{self._max_connections} connections are open"
+            reason = f"{self._max_connections} connections are open; raise max.connections or 'ulimit -n'"
         elif descriptor is not None and descriptor >= self._max_descriptor:
-            reason = "the other descriptors are reserved"
+            reason = "the other descriptors are reserved; raise 'ulimit -n'"
         if reason is not None:
             self.metrics.connections_refused += 1
             logger.warning("connection refused %s", Fields(peer=connection.client.peer, reason=reason))
             return False
         self.metrics.connections_accepted += 1
+        connection.client.number = self.metrics.connections_accepted
+        self.activity.touch()
         self._connections[connection] = None
         self._has_connections.set()
         self._has_none.clear()
@@ -553,8 +644,8 @@ class Server:
     def wait_for_turn(self, connection: Connection) -> None:
         """Serve further requests of ``connection`` after all connections that already wait for a turn (S24).
 
-        The event loop gives one turn in each iteration. A connection that does not wait is served at once.
-        Once it has waited, ``connection`` takes turns until no connection waits any more.
+        One connection takes a turn in each iteration of the event loop. A connection that does not wait is
+        served at once. Once it has waited, ``connection`` takes turns until no connection waits any more.
         """
         if not connection.is_busy:
             connection.is_busy = True
@@ -566,6 +657,27 @@ class Server:
                 self.is_turning = True
                 asyncio.get_running_loop().call_soon(self._next_turn)
 
+    def has_turns_before(self, connection: Connection) -> bool:
+        """Whether other connections wait for a turn."""
+        return len(self._turns) > connection.is_waiting
+
+    def is_crowded(self, connection: Connection) -> bool:
+        """Whether a heavy connection must wait for a turn (S24).
+
+        It must wait if other connections wait, or if another heavy connection was served at once in this
+        iteration of the event loop. The only heavy connection never waits for this second reason. An
+        iteration is recognized by the loop's time, which uvloop updates once in each.
+        """
+        if self.is_turning:
+            return True
+        if self.heavy_count == 1:
+            return False
+        now = asyncio.get_running_loop().time()
+        if now == self._last_heavy_at and self._last_heavy is not connection:
+            return True
+        self._last_heavy_at, self._last_heavy = now, connection
+        return False
+
     def _next_turn(self) -> None:
         connection = self._turns.popleft()
         connection.is_waiting = False
@@ -574,12 +686,16 @@ class Server:
             asyncio.get_running_loop().call_soon(self._next_turn)
         else:
             self.is_turning = False
-            for connection in self._busy:
+            busy, self._busy = self._busy, []
+            for connection in busy:
                 connection.is_busy = connection.has_more
-            self._busy = [connection for connection in self._busy if connection.is_busy]
+                if connection.is_busy:
+                    self._busy.append(connection)
 
     def forget(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
+        if self._last_heavy is connection:
+            self._last_heavy = None
         if self._on_closed is not None:
             self._on_closed(connection.client)
         if not self._connections:
@@ -588,21 +704,29 @@ class Server:
 
     async def reap_forever(self) -> None:
         """Close overdue connections every REAP_INTERVAL_MS while there are connections, until cancelled."""
+        pace = self.activity.every(REAP_INTERVAL_MS)
+        idle_ms = 0.0
         while True:
             await self._has_connections.wait()
-            await self.clock.sleep_ms(REAP_INTERVAL_MS)
-            self.reap(self.clock.monotonic_ms())
+            await pace.rest(idle_ms)
+            pace.begin()
+            idle_ms = self.reap(self.clock.monotonic_ms())
 
-    def reap(self, now_ms: int) -> None:
+    def reap(self, now_ms: int) -> float:
+        """Close overdue connections. Return for how many ms no other can become overdue without traffic."""
+        idle_ms = math.inf
         for connection in list(self._connections):
             reason = connection.overdue(now_ms, self._max_idle_ms)
-            if reason is not None:
+            if reason is None:
+                idle_ms = min(idle_ms, connection.idle_ms(now_ms, self._max_idle_ms))
+            else:
                 self.metrics.connections_reaped += 1
                 logger.info("connection closed %s", Fields(peer=connection.client.peer, reason=reason))
                 connection.abort()
         if self.abandoned_bytes >= RELEASE_BYTES:
             self.abandoned_bytes = 0
             release_free_memory()
+        return idle_ms
 
     def close_listeners(self) -> None:
         for listener in self._listeners:
@@ -648,7 +772,7 @@ def _without_body(request: Request | BadRequest) -> Request | BadRequest:
 
 
 def _socket_address(name: object) -> str:
-    """Return ``[::1]:9092`` for the socket name ``("::1", 9092, 0, 0)``, and a text unchanged."""
+    """Return a socket name as text: ``[::1]:9092`` for ``("::1", 9092, 0, 0)``. Return a str unchanged."""
     match name:
         case (str() as host, int() as port, *_):
             return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -15,9 +15,9 @@ from kafkalite.broker.server.responses import HandlerResult, Pending, Refusal, R
 from kafkalite.limits import MIB
 from kafkalite.protocol.connection import Request
 
-#: The partitions of one step, which takes about ten milliseconds at most.
+#: The maximum number of partitions in one step, which then takes about ten milliseconds.
 PARTITIONS_PER_TURN: Final = 250
-#: The bytes of record batches in one step.
+#: The maximum size of the record batches in one step.
 BYTES_PER_TURN: Final = 8 * MIB
 
 Steps: TypeAlias = Generator[None, None, Response | Pending]

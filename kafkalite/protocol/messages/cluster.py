@@ -31,7 +31,7 @@ class ClusterProofResponse(ApiResponse):
 
 
 class RaftMessagesRequest(Struct):
-    """Raft messages from the authenticated node. The payload has them one after the other, in order."""
+    """Raft messages from the authenticated node. The payload contains the messages, one after the other."""
 
     lengths_bytes: list[int]
 
@@ -206,8 +206,9 @@ class ReplicaReport(ReplicaItem):
     last_epoch: int  #: of the last batch; -1 in an empty log
     log_end_offset: int  #: exclusive; of a log that a start found damaged, the end of its sound part
     is_damaged: bool
-    committed_end: int  #: the high watermark that the replica knows, exclusive
-    refused_offset: int  #: to which it refused to truncate its log, below committed_end (R49); or -1
+    #: The high watermark that the replica knows, exclusive; of a damaged log at least the end that it had.
+    committed_end: int
+    refused_offset: int  #: below committed_end: it refused to truncate its log to this offset (R49); or -1
 
 
 class ReportReplicasRequest(BrokerRequest):
@@ -230,7 +231,10 @@ class AllocateProducerIdsResponse(ApiResponse):
 
 
 class FetchMetadataRequest(Struct):
-    """Requests entries of the metadata log for a broker that is not a voter. Long poll of any voter."""
+    """Requests entries of the metadata log.
+
+    A broker that is not a voter sends it, as a long poll, to any voter.
+    """
 
     after_offset: int  #: the last entry that the sender has replayed; 0 if there is none
     leader_id: int  #: the controller that the sender knows, -1 if none; another controller ends the wait

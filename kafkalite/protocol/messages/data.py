@@ -81,7 +81,7 @@ class ListOffsetsRequest(Struct):
 
 
 class ListedOffset(PartitionResult):
-    """The base offset and max timestamp of the first batch whose max timestamp is not below the requested.
+    """The base offset and max timestamp of the first batch whose max timestamp is at least the requested one.
 
     The broker does not unpack batches, so the client searches this batch for the exact record. The offset is
     NO_OFFSET if every record is older.

@@ -28,7 +28,7 @@ class FindCoordinatorResponse(ApiResponse):
 
 
 class AssignedTopic(Struct):
-    """Partitions of one topic, at most limits.MAX_INTEGERS_PER_LIST. A topic with more is listed again."""
+    """Partitions of one topic, at most limits.MAX_INTEGERS_PER_LIST. More than that are in further items."""
 
     topic_id: str
     topic: str
@@ -91,7 +91,7 @@ class OffsetFetchRequest(Struct):
     group_id: str
     member_id: str
     member_epoch: int
-    require_stable: bool  #: UNSTABLE_OFFSET_COMMIT for a partition with an offset in an open transaction
+    require_stable: bool  #: UNSTABLE_OFFSET_COMMIT for partitions with an offset in an open transaction
     partitions: Distinct[GroupPartition] | None  #: None: all partitions with a committed offset
 
 

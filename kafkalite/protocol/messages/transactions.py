@@ -154,12 +154,12 @@ class JoinTxnGroupRequest(Struct):
 
     application_id: str
     batch_id: int  #: 0 or more; greater than that of earlier batches; gaps are allowed
-    member: str  #: the name of the writer, unique to the attempt
+    member: str  #: the name of the writer; joining again under it restarts the attempt
     timeout_ms: int  #: the writer's records are aborted after this time if the batch is undecided
 
 
 class JoinTxnGroupResponse(ApiResponse):
-    """The producer id and epoch to use. Not set if ``is_finished``: the batch was decided before."""
+    """The producer id and epoch to use; -1 if ``is_finished``, because the batch was decided before."""
 
     producer_id: int
     producer_epoch: int

@@ -1,7 +1,7 @@
 """kafkalite: a distributed commit log in pure Python.
 
-Each public name is imported when it is first used, so ``import kafkalite`` alone loads no event loop, no
-server and no compression library.
+Each public name, also a module such as ``kafkalite.sync``, is imported when it is first used, so ``import
+kafkalite`` alone loads no event loop, no server and no compression library.
 """
 
 from __future__ import annotations
@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING, Any
 from kafkalite.version import VERSION
 
 if TYPE_CHECKING:
+    from kafkalite import errors as errors
+    from kafkalite import retrying as retrying
+    from kafkalite import serde as serde
+    from kafkalite import sync as sync
+    from kafkalite import testing as testing
     from kafkalite.broker.broker import Broker as Broker
     from kafkalite.broker.config import BrokerConfig as BrokerConfig
     from kafkalite.client.admin.admin import Admin as Admin
     from kafkalite.client.consumer.consumer import Consumer as Consumer
     from kafkalite.client.consumer.deduplication import Deduplicator as Deduplicator
+    from kafkalite.client.consumer.table import Table as Table
     from kafkalite.client.group.rebalance_listener import RebalanceListener as RebalanceListener
+    from kafkalite.client.interceptors import ConsumerInterceptor as ConsumerInterceptor
+    from kafkalite.client.interceptors import ProducerInterceptor as ProducerInterceptor
     from kafkalite.client.producer.producer import Producer as Producer
     from kafkalite.client.producer.transaction_group import TransactionGroup as TransactionGroup
     from kafkalite.client.producer.transaction_group import TransactionGroupWriter as TransactionGroupWriter
@@ -25,12 +33,14 @@ if TYPE_CHECKING:
     from kafkalite.model import GroupMetadata as GroupMetadata
     from kafkalite.model import OffsetAndMetadata as OffsetAndMetadata
     from kafkalite.model import OffsetAndTimestamp as OffsetAndTimestamp
+    from kafkalite.model import ProducerRecord as ProducerRecord
     from kafkalite.model import Record as Record
     from kafkalite.model import RecordAddress as RecordAddress
     from kafkalite.model import RecordMetadata as RecordMetadata
     from kafkalite.model import TopicPartition as TopicPartition
     from kafkalite.records.batch import RecordBatch as RecordBatch
     from kafkalite.records.builder import RecordBatchBuilder as RecordBatchBuilder
+    from kafkalite.testing.seeds import simulate as simulate
 
 __version__ = VERSION
 
@@ -39,27 +49,36 @@ _HOME = {
     "Broker": "kafkalite.broker.broker",
     "BrokerConfig": "kafkalite.broker.config",
     "Consumer": "kafkalite.client.consumer.consumer",
+    "ConsumerInterceptor": "kafkalite.client.interceptors",
     "Deduplicator": "kafkalite.client.consumer.deduplication",
     "GroupMetadata": "kafkalite.model",
     "KafkaliteError": "kafkalite.errors",
     "OffsetAndMetadata": "kafkalite.model",
     "OffsetAndTimestamp": "kafkalite.model",
     "Producer": "kafkalite.client.producer.producer",
+    "ProducerInterceptor": "kafkalite.client.interceptors",
+    "ProducerRecord": "kafkalite.model",
     "RebalanceListener": "kafkalite.client.group.rebalance_listener",
     "Record": "kafkalite.model",
     "RecordAddress": "kafkalite.model",
     "RecordBatch": "kafkalite.records.batch",
     "RecordBatchBuilder": "kafkalite.records.builder",
     "RecordMetadata": "kafkalite.model",
+    "Table": "kafkalite.client.consumer.table",
     "TopicPartition": "kafkalite.model",
     "TransactionGroup": "kafkalite.client.producer.transaction_group",
     "TransactionGroupWriter": "kafkalite.client.producer.transaction_group",
+    "simulate": "kafkalite.testing.seeds",
 }
+
+_MODULES = {"errors", "retrying", "serde", "sync", "testing"}
 
 __all__ = ["__version__", *sorted(_HOME)]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"kafkalite.{name}")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'kafkalite' has no attribute {name!r}")
@@ -69,4 +88,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_HOME, *_MODULES})

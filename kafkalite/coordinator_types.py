@@ -31,10 +31,11 @@ class StateRecord(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """The sender of a request, for descriptions of groups. No decision depends on it."""
+    """The sender of a request: its client id and host, for descriptions of groups, and its connection."""
 
     client_id: str
     host: str
+    connection: int = 0  #: increases with each connection that the broker accepts (R56); 0: unknown
 
 
 class TopicShape(NamedTuple):
@@ -45,7 +46,7 @@ class TopicShape(NamedTuple):
 
 
 Topics = Mapping[str, TopicShape]
-"""All topics by name. Another object after every change of a topic, and the same object otherwise."""
+"""All topics by name. Every change of a topic gives a new mapping object, so ``is`` detects changes."""
 
 
 class Decision(NamedTuple):

@@ -42,24 +42,29 @@ MAX_DECOMPRESSED_BYTES: Final = 16 * MIB
 MAX_SEGMENT_BYTES: Final = 2**31 - 1  # positions and relative offsets are stored in 32 bits
 MIN_SEGMENT_BYTES: Final = 1 * KIB  # Kafka's minimum is 1 MiB; tests need small segments
 
-MAX_IN_FLIGHT_PER_CONNECTION: Final = 256  # requests without a response; the broker then stops reading
-MAX_QUEUED_COMMANDS: Final = 10_000  # waiting for the controller; further commands fail and are retriable
+MAX_IN_FLIGHT_PER_CONNECTION: Final = 256  # requests without a response; at the limit, reading stops
+MAX_QUEUED_COMMANDS: Final = 10_000  # commands that wait for the controller; more fail with a retriable error
 
-# The longest time that a request can make the broker wait for data, a change, replicas or the controller. A
-# longer one is cut to this, the default of connections.max.idle.ms.
+# The longest time that a broker holds a request to wait for data, a change, replicas or the controller. A
+# request for a longer wait is held for this time, which is the default of connections.max.idle.ms.
 MAX_WAIT_MS: Final = 600_000
 MAX_REBALANCE_TIMEOUT_MS: Final = 24 * 60 * 60 * 1_000  # how long a member may hold a revoked partition
 
 MAX_PARTITIONS_PER_TOPIC: Final = 10_000
 MAX_PRODUCERS_PER_PARTITION: Final = 100_000  # with idempotence; each takes about 1 KB until it expires
 MAX_TOPICS_PER_REQUEST: Final = 10_000
-MAX_TXN_GROUP_MEMBERS: Final = 10_000  # undecided writers; the decision writes a record for each
-MAX_RESOURCES_PER_REQUEST: Final = 200  # whose configuration is described: 40 options of 200 bytes each
-MAX_GROUPS_PER_REQUEST: Final = 1_000  # to describe or delete: each group may have a thousand members
-MAX_PARTITIONS_PER_REQUEST: Final = 10_000  # to create: bounds the size of one entry in the metadata log
+MAX_TXN_GROUP_MEMBERS: Final = 10_000  # writers with an open transaction; finish() writes a record for each
+MAX_RESOURCES_PER_REQUEST: Final = 200  # in DescribeConfigs: each has about 40 options of 200 bytes
+MAX_GROUPS_PER_REQUEST: Final = 1_000  # in requests to describe or delete; a group may have 1,000 members
+MAX_PARTITIONS_PER_REQUEST: Final = 10_000  # to create; bounds the size of one entry in the metadata log
 
 assert MAX_PAYLOAD_BYTES + MAX_ENVELOPE_BYTES < 2**32, "both lengths of a frame fit in 32 bits"
 assert MAX_PAYLOAD_BYTES < MAX_SEGMENT_BYTES, "a batch fits in a segment"
 assert MAX_DECOMPRESSED_BYTES <= MAX_PAYLOAD_BYTES
 assert MIN_SEGMENT_BYTES > RECORD_BATCH_HEADER_BYTES
 assert MAX_PARTITIONS_PER_REQUEST >= MAX_PARTITIONS_PER_TOPIC, "a largest topic fits in a request"
+
+
+def bounded_wait_ms(wait_ms: int) -> int:
+    """Return how long a request that asks for ``wait_ms`` may wait: at most MAX_WAIT_MS (S25)."""
+    return min(wait_ms, MAX_WAIT_MS)

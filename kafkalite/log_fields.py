@@ -12,7 +12,8 @@ MAX_VALUE_CHARACTERS: Final = 300
 
 
 class Fields:
-    """The named values of a log message, in order. Control characters are escaped, long values cut (S13)."""
+    """The named values of a log message, in order. Control characters are escaped, and values are cut to
+    MAX_VALUE_CHARACTERS unless they are ``Uncut`` (S13)."""
 
     __slots__ = ("values",)
 
@@ -23,10 +24,25 @@ class Fields:
         return " ".join(f"{name}={printable(value)}" for name, value in self.values.items())
 
 
+class Uncut(str):
+    """A value that is printed whole, because a part of it is useless: a command with a path."""
+
+    __slots__ = ()
+
+
+def text_of(value: Any) -> str:
+    """Return ``str(value)``, or the name of its type if that raises: a user's exception may do so."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"<{type(value).__name__}: its __str__ raises {type(error).__name__}>"
+
+
 def printable(value: Any) -> str:
-    """Return ``value`` as one line of text, truncated to MAX_VALUE_CHARACTERS, control characters escaped."""
-    text = str(value)
-    if len(text) > MAX_VALUE_CHARACTERS:
+    """Return ``value`` as one line of text, control characters escaped. It is truncated to
+    MAX_VALUE_CHARACTERS unless it is ``Uncut``."""
+    text = text_of(value)
+    if len(text) > MAX_VALUE_CHARACTERS and not isinstance(value, Uncut):
         text = text[:MAX_VALUE_CHARACTERS] + "…"
     if text.isprintable():
         return text

@@ -9,23 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import math
 import os
 import threading
+import time
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from kafkalite.errors import ClientError
+from kafkalite.errors import ClientError, ForkedClientError
 
 T = TypeVar("T")
 
 _FORBIDDEN: Final = {"0", "false", "no", "off"}
-_EXIT_GRACE_S: Final = 1.0
+#: How long the exit of the process waits for the thread: longer than the 5 s in which clients are closed that
+#: the program did not close (``client.forgotten``).
+_EXIT_GRACE_S: Final = 6.0
+#: How long a thread waits for this one before it starts its wait again. A signal that arrives just before a
+#: wait does not end it: Python runs the handler after the wait. One that arrives during it ends it at once.
+SIGNAL_TURN_S: Final = 0.5
 
 
 class LoopThread:
     """Runs an event loop in its own thread until ``close``, which cancels all tasks of the loop."""
 
     def __init__(self, name: str = "kafkalite", loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.is_forked = False  #: whether the thread was left behind in the parent process
+        _threads.add(self)
         self.loop = loop or new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -53,18 +63,35 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run the coroutine in the loop and return its result, or raise its error.
 
-        Raises TimeoutError after ``timeout_s``. Ctrl-C interrupts the wait. Both cancel the coroutine.
+        Raises TimeoutError after ``timeout_s`` (None: no limit). Ctrl-C interrupts the wait. Both cancel the
+        coroutine.
         """
         self.check_outside(coroutine)
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        ends_at_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         try:
-            return future.result(timeout_s)
+            while True:
+                left_s = ends_at_s - time.monotonic()
+                try:
+                    return future.result(min(left_s, SIGNAL_TURN_S))
+                except TimeoutError:
+                    if future.done():
+                        return future.result()
+                    if left_s <= SIGNAL_TURN_S:
+                        raise
         except BaseException:
             future.cancel()
             raise
 
     def check_outside(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Raise ClientError and close ``coroutine`` if called in the loop's thread, which would deadlock."""
+        """Check that the caller can wait for ``coroutine``. Otherwise close ``coroutine`` and raise an error.
+
+        Raises ClientError if the caller runs in the loop's own thread, which would deadlock, and
+        ForkedClientError in a process that was forked after the thread had started.
+        """
+        if self.is_forked:
+            coroutine.close()
+            raise forked()
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise ClientError(
@@ -73,10 +100,21 @@ class LoopThread:
             )
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Stop the loop, cancel its tasks, and wait up to ``timeout_s`` for the thread. Idempotent."""
+        """Stop the loop, cancel its tasks, and wait up to ``timeout_s`` (None: no limit) for the thread.
+
+        Idempotent.
+        """
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(timeout_s)
+
+
+def forked() -> ForkedClientError:
+    """Return the error for the use of a client in a process forked from the one that created the client."""
+    return ForkedClientError(
+        "this client was opened before the process was forked, and its thread stayed in the parent process",
+        hint="open clients after the fork, one in each process, or start processes with 'spawn'",
+    )
 
 
 def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> bool:
@@ -103,8 +141,18 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
+_threads: Final[weakref.WeakSet[LoopThread]] = weakref.WeakSet()
+
+
+def _mark_forked() -> None:
+    for thread in _threads:
+        thread.is_forked = True
+
+
+os.register_at_fork(after_in_child=_mark_forked)
+
 _lock = threading.Lock()
-_shared: tuple[int, LoopThread] | None = None  # (process id that it belongs to, thread)
+_shared: tuple[int, LoopThread] | None = None  # (id of the process that started the thread, thread)
 
 
 def shared_loop_thread() -> LoopThread:

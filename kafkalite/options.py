@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from typing import Any, Final, Literal
 
+from kafkalite.durations import parse_duration
 from kafkalite.errors import ConfigError
+from kafkalite.suggestions import did_you_mean
 
 Kind = Literal["int", "float", "bool", "string", "list"]
 
@@ -55,7 +56,10 @@ class Option:
         return {"bool": "true or false", "string": "text", "list": "a comma-separated list"}[self.kind]
 
     def parse(self, value: Any, *, source: str = "") -> Any:
-        """Convert ``value`` (text, or already typed) to this option's type. Raises ConfigError."""
+        """Convert ``value`` (text, or already typed) to this option's type. Raises ConfigError.
+
+        ``source`` names the origin of the value in errors.
+        """
         parsed = self._coerce(value)
         if parsed is None and value is not None:
             raise self._refused(value, source)
@@ -78,7 +82,8 @@ class Option:
             return None
         match self.kind:
             case "int":
-                return _as_number(int, value)
+                number = _as_number(int, value)
+                return _as_ms(value) if number is None and self.name.endswith(".ms") else number
             case "float":
                 return _as_number(float, value)
             case "bool":
@@ -96,6 +101,14 @@ def _as_number(number: type[int] | type[float], value: Any) -> float | None:
         except ValueError:
             return None
     return number(value) if isinstance(value, int | number) and not isinstance(value, bool) else None
+
+
+def _as_ms(value: Any) -> int | None:
+    """Return the milliseconds of a duration with a unit, such as ``7d``; None for any other value."""
+    try:
+        return parse_duration(value, bare_unit=None) if isinstance(value, str) else None
+    except ValueError:
+        return None
 
 
 def _as_bool(value: Any) -> bool | None:
@@ -135,11 +148,12 @@ class OptionRegistry:
         return name in self._names
 
     def get(self, name: str, *, source: str = "") -> Option:
-        """Return the option with this name. Raise ConfigError, with the most similar name, if unknown."""
+        """Return the option with this name. Raise ConfigError, which suggests a similar name, if unknown."""
         canonical = self._names.get(name)
         if canonical is None:
-            near = get_close_matches(name, self._names, n=1)
-            hint = f"did you mean {self._names[near[0]]}?" if near else "see 'kl config explain'"
+            hint = did_you_mean(
+                name, self._names, shown=self._names.__getitem__, otherwise="see 'kl config explain'"
+            )
             raise ConfigError(key=name, value=None, allowed=f"unknown option; {hint}", source=source)
         return self._by_name[canonical]
 

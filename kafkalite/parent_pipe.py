@@ -24,7 +24,7 @@ STOP_LIMIT_S: Final = 10.0
 
 @functools.cache
 def stdin_for_children() -> int:
-    """Return the read end of this process's pipe, to be the standard input of children that end with it."""
+    """Return the read end of this process's pipe, to use as standard input of children that end with it."""
     read_end, _ = os.pipe()  # the write end is not inherited, and closes when this process ends
     return read_end
 

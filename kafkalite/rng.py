@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import MutableSequence
+from collections.abc import Callable, MutableSequence
 from typing import Any, Protocol
 
 
@@ -23,9 +23,13 @@ class Rng(Protocol):
     def shuffle(self, x: MutableSequence[Any], /) -> None: ...
 
 
+#: What ``system_rng`` calls. ``kafkalite.testing.simulate`` replaces it while it runs.
+_new: Callable[[], Rng] = random.Random
+
+
 def system_rng() -> Rng:
-    """Return an Rng seeded by the operating system."""
-    return random.Random()
+    """Return an Rng seeded by the operating system, or in a simulation by its seed."""
+    return _new()
 
 
 def seeded_rng(seed: int) -> Rng:

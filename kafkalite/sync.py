@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from kafkalite.client.blocking.admin import Admin
 from kafkalite.client.blocking.consumer import Consumer
 from kafkalite.client.blocking.producer import PendingBatchDelivery, PendingDelivery, Producer
+from kafkalite.client.blocking.table import Table
 from kafkalite.client.blocking.transaction_group import TransactionGroup, TransactionGroupWriter
 from kafkalite.loop_thread import shared_loop_thread
 
@@ -33,6 +34,7 @@ __all__ = [
     "PendingBatchDelivery",
     "PendingDelivery",
     "Producer",
+    "Table",
     "TransactionGroup",
     "TransactionGroupWriter",
 ]

@@ -8,6 +8,7 @@ repeat the names only for type checkers.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypedDict, TypeVar
@@ -17,6 +18,7 @@ from kafkalite.limits import KIB, MAX_PAYLOAD_BYTES, MAX_TRANSACTIONAL_ID_LENGTH
 from kafkalite.model import Acks, IsolationLevel
 from kafkalite.options import OptionRegistry, option_field, options_of
 from kafkalite.records.header import Codec
+from kafkalite.suggestions import did_you_mean
 
 _MAX_INT: Final = 2**31 - 1
 _MAX_LONG: Final = 2**63 - 1
@@ -132,7 +134,12 @@ class ProducerConfig(CommonConfig):
     partitioner: str = option_field(
         "roundrobin",
         "How to choose a record's partition if send() names none.",
-        choices=("roundrobin", "sticky", "random", "hash"),
+        choices=("roundrobin", "sticky", "random", "timed", "hash", "ring"),
+    )
+    partitioner_switch_ms: int = option_field(
+        600_000,
+        "How long partitioner=timed sends records without a key to one partition before it takes another.",
+        minimum=1,
     )
     retries: int = option_field(_MAX_INT, "How often a batch may be sent again.", minimum=0, maximum=_MAX_INT)
     delivery_timeout_ms: int = option_field(
@@ -252,6 +259,7 @@ class ProducerSettings(CommonSettings, total=False):
     max_in_flight_requests_per_connection: int
     compression_type: str | None
     compression_level: int | None
+    partitioner_switch_ms: int
     retries: int
     delivery_timeout_ms: int
 
@@ -280,7 +288,43 @@ class ConsumerSettings(CommonSettings, total=False):
 BootstrapServers = str | Sequence[str]
 """``"host:port,host:port"``, ``"inproc://name"``, or a list of these."""
 
+ConfigSource = Mapping[str, Any] | Literal["environment"]
+"""Settings by dotted names or Python names, or "environment": the variables ``KAFKALITE_CLIENT_…``."""
+
+CLIENT_VARIABLES: Final = "KAFKALITE_CLIENT_"
+
+#: Arguments of the clients' constructors that are not options. Errors suggest them for misspelt names.
+_ARGUMENTS: Final = (
+    "config",
+    "interceptors",
+    "key_deserializer",
+    "key_serializer",
+    "listener",
+    "on_delivery",
+    "pattern",
+    "value_deserializer",
+    "value_serializer",
+)
+
+#: Options of other clients that no client has here, and what to set instead. Since KIP-848 the brokers set
+#: the time-outs of group members, for all members of all groups.
+_ELSEWHERE: Final = {
+    "brokers": "set bootstrap.servers",
+    "servers": "set bootstrap.servers",
+    "session.timeout.ms": "the brokers set it for all members (KIP-848); change "
+    "group.consumer.session.timeout.ms in the settings of the brokers, by default 45 s",
+    "heartbeat.interval.ms": "the brokers set it for all members (KIP-848); change "
+    "group.consumer.heartbeat.interval.ms in the settings of the brokers, by default 5 s",
+    "partition.assignment.strategy": "the brokers assign the partitions (KIP-848); "
+    "set group.remote.assignor to uniform or range",
+}
+
 C = TypeVar("C", bound=CommonConfig)
+
+
+def elsewhere(name: str) -> str:
+    """Return what to set instead of an option ``name`` of other clients, or the empty string."""
+    return _ELSEWHERE.get(name.replace("_", "."), "")
 
 
 def admin_config(settings: Mapping[str, Any], *, source: str = "") -> CommonConfig:
@@ -294,8 +338,8 @@ def admin_config(settings: Mapping[str, Any], *, source: str = "") -> CommonConf
 def producer_config(settings: Mapping[str, Any], *, source: str = "") -> ProducerConfig:
     """Return the config for ``settings``. Raises ConfigError, also if settings contradict each other.
 
-    ``settings`` are named as in ``admin_config``. A ``batch.size`` above ``max.request.size`` is lowered to
-    it, because a batch must fit in a request.
+    ``settings`` and ``source`` are as in ``admin_config``. A ``batch.size`` above ``max.request.size`` is
+    lowered to that value, because a batch must fit in a request.
     """
     values = _by_python_name(PRODUCER_OPTIONS, settings, source)
     values["acks"] = Acks.ALL if values["acks"] == "all" else Acks(int(values["acks"]))
@@ -338,7 +382,10 @@ def _check(is_met: bool, key: str, value: Any, allowed: str, source: str) -> Non
 
 
 def consumer_config(settings: Mapping[str, Any], *, source: str = "") -> ConsumerConfig:
-    """Return the config for ``settings``. Raises ConfigError, also if settings contradict each other."""
+    """Return the config for ``settings``. Raises ConfigError, also if settings contradict each other.
+
+    ``settings`` and ``source`` are as in ``admin_config``.
+    """
     values = _by_python_name(CONSUMER_OPTIONS, settings, source)
     values["isolation_level"] = IsolationLevel[values["isolation_level"].upper()]
     config = ConsumerConfig(**values)
@@ -355,16 +402,78 @@ def consumer_config(settings: Mapping[str, Any], *, source: str = "") -> Consume
     return config
 
 
-def merged(config: Mapping[str, Any] | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``config`` with dotted names, overridden by each argument that is not None."""
+def merged(
+    config: ConfigSource | None, arguments: Mapping[str, Any], registry: OptionRegistry
+) -> dict[str, Any]:
+    """Return ``config`` with dotted names, overridden by each argument that is not None.
+
+    Raises ConfigError for an invalid variable of the environment, and for a ``config`` of another type.
+    """
+    if isinstance(config, str):
+        if config != "environment":
+            raise ConfigError(key="config", value=config, allowed='a mapping, or "environment"')
+        config = environment_settings(os.environ, registry)
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError(key="config", value=config, allowed='a mapping, or "environment"')
+    if isinstance(arguments.get("bootstrap_servers"), Mapping):
+        allowed = "host:port; the settings are a keyword argument: config={...}"
+        raise ConfigError(key="bootstrap.servers", value="a dict", allowed=allowed)
     settings = {name.replace("_", "."): value for name, value in (config or {}).items()}
     settings.update((name.replace("_", "."), value) for name, value in arguments.items() if value is not None)
     return settings
 
 
+def environment_settings(environment: Mapping[str, str], registry: OptionRegistry) -> dict[str, Any]:
+    """Return the options of ``registry`` among the variables ``KAFKALITE_CLIENT_…``, as {dotted name: value}.
+
+    Variables are for all clients, so those of another kind of client are skipped. Raises ConfigError for a
+    name that no client has, and for an invalid value.
+    """
+    settings: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if variable.startswith(CLIENT_VARIABLES):
+            name = variable.removeprefix(CLIENT_VARIABLES).lower()
+            if name in registry:
+                settings[registry.get(name).name] = registry.get(name).parse(text, source=variable)
+            elif name not in PRODUCER_OPTIONS and name not in CONSUMER_OPTIONS:
+                names = [option.python_name for option in (*PRODUCER_OPTIONS, *CONSUMER_OPTIONS)]
+                hint = elsewhere(name) or did_you_mean(
+                    name, names, shown=lambda name: f"{CLIENT_VARIABLES}{name.upper()}"
+                )
+                allowed = "; ".join(filter(None, ("no client has such an option", hint)))
+                raise ConfigError(key=variable, value=None, allowed=allowed)
+    return settings
+
+
 def _by_python_name(registry: OptionRegistry, settings: Mapping[str, Any], source: str) -> dict[str, Any]:
     given = {name: value for name, value in settings.items() if value is not None}
+    for name in given:
+        if name in registry:
+            continue
+        if hint := elsewhere(name):
+            raise ConfigError(key=name, value=None, allowed=f"no option of a client; {hint}", source=source)
+        hint = did_you_mean(name.replace(".", "_"), _ARGUMENTS, shown="the argument {}".format, cutoff=0.8)
+        if hint:
+            raise ConfigError(key=name, value=None, allowed=f"unknown option; {hint}", source=source)
     parsed = registry.defaults() | registry.parse(given, source=source)
     allowed = "at least one host:port or inproc://name"
     _check(bool(parsed["bootstrap.servers"]), "bootstrap.servers", "", allowed, source)
+    for address in parsed["bootstrap.servers"]:
+        _check_address(address, source)
     return {registry.get(name).python_name: value for name, value in parsed.items()}
+
+
+def _check_address(address: str, source: str) -> None:
+    """Raise ConfigError unless ``address`` has the form of an address, for example if it is a topic."""
+    # They import asyncio, which neither 'kl --help' nor a task of Spark needs.
+    from kafkalite.transport import has_own_name
+
+    if not has_own_name(address):
+        from kafkalite.transport.tcp import parse_address
+
+        try:
+            parse_address(address)
+        except ConfigError as error:
+            raise ConfigError(
+                key="bootstrap.servers", value=address, allowed=error.allowed, source=source
+            ) from None

@@ -14,6 +14,7 @@ from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import (
     BrokerError,
     ClientClosedError,
+    ClientError,
     ClusterAuthorizationFailedError,
     ConnectionFailedError,
     InvalidConfigError,
@@ -83,6 +84,14 @@ async def test_the_results_of_several_topics(admin: Admin) -> None:
         await admin.delete_topics(["x", "d"])
     deleted = await admin.delete_topics(["a", "d"], return_exceptions=True)
     assert deleted["a"] is None and isinstance(deleted["d"], BrokerError)
+
+
+async def test_a_text_is_not_a_list_of_names(admin: Admin) -> None:
+    await admin.create_topics({"a": 1, "b": 1})
+    for call in (admin.delete_topics, admin.describe_topics, admin.delete_groups):
+        with pytest.raises(ClientError, match=r"'ab' is not a list of names \(for example \['ab'\]\)"):
+            await call("ab")
+    assert [topic.name for topic in await admin.list_topics()] == ["a", "b"]
 
 
 async def test_settings(admin: Admin) -> None:

@@ -365,6 +365,8 @@ def test_a_damaged_batch_stops_its_partition_before_it() -> None:
     damaged[-3] ^= 1
     _fetch(state, {T0: _batch(0, b"good") + damaged + _batch(2, b"after")})
     assert _take_all(state, 1) == [b"good"]
+    assert state.next_cursor() is None, "it is fetched again"
+    _fetch(state, {T0: damaged + _batch(2, b"after")})
     for _ in range(2):
         with pytest.raises(CorruptBatchError, match="t-0: the batch at offset 1 can't be read") as raised:
             state.next_cursor()
@@ -375,6 +377,18 @@ def test_a_damaged_batch_stops_its_partition_before_it() -> None:
     state.partitions[T0].seek(error.next_offset)
     _fetch(state, {T0: _batch(2, b"after")})
     assert _take_all(state) == [b"after"]
+
+
+def test_r43_a_batch_that_was_damaged_on_the_way_is_fetched_again() -> None:
+    state = _state(T0)
+    damaged = _batch(1, b"1")
+    damaged[-3] ^= 1
+    _fetch(state, {T0: _batch(0, b"0") + damaged + _batch(2, b"2")})
+    assert _take_all(state) == [b"0"]
+    (plan,) = _plan(state)
+    assert [one.fetch_offset for one in plan.partitions] == [1]
+    _fetch(state, {T0: _batch(1, b"1") + _batch(2, b"2")})
+    assert _take_all(state) == [b"1", b"2"]
 
 
 def test_without_check_crcs_only_the_body_must_be_readable() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import itertools
 import threading
 from collections.abc import Iterator
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -23,6 +26,7 @@ from kafkalite.errors import (
 )
 from kafkalite.model import TopicPartition
 from kafkalite.records.builder import build_batch
+from kafkalite.testing import SyncCluster, drop_next
 
 T0 = TopicPartition("t", 0)
 
@@ -39,7 +43,7 @@ def producer(broker: sync.Broker) -> Iterator[sync.Producer]:
         yield opened
 
 
-def _consumer(broker: sync.Broker, *topics: str, **settings: Any) -> sync.Consumer:
+def _consumer(broker: sync.Broker, *topics: Any, **settings: Any) -> sync.Consumer:
     settings = {"auto_offset_reset": "earliest", **settings}
     return sync.Consumer(*topics, bootstrap_servers=broker.bootstrap_servers, **settings)
 
@@ -125,6 +129,81 @@ def test_callbacks(producer: sync.Producer) -> None:
     assert event.wait(10)
 
 
+def test_deliveries_work_with_concurrent_futures(producer: sync.Producer) -> None:
+    sent = [producer.send("t", b"%d" % i, headers=[("n", "é")]) for i in range(100)]
+    done, not_done = concurrent.futures.wait(sent, timeout=10)
+    assert (len(done), not_done) == (100, set())
+    assert {future.result().offset for future in concurrent.futures.as_completed(sent, 10)} == set(range(100))
+    late = producer.send("t", b"x")
+    called: SimpleQueue[Any] = SimpleQueue()
+    late.add_done_callback(called.put)
+    assert called.get(timeout=10) is late
+    late.add_done_callback(called.put)
+    assert called.get(timeout=10) is late
+    refused = producer.send("t", object())  # type: ignore[arg-type]
+    assert concurrent.futures.wait([refused], timeout=10).done == {refused}
+    assert isinstance(refused.exception(), RecordError)
+    assert not refused.cancel() and not refused.cancelled() and not refused.running()
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        late.other  # type: ignore[attr-defined]  # noqa: B018
+    batch = producer.queue_batch("t", 0, build_batch([b"a", b"b"]))
+    assert [one.result().record_count for one in concurrent.futures.as_completed([batch], 10)] == [2]
+
+
+def test_other_threads_see_the_state_of_a_future_at_once(
+    producer: sync.Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = producer.send("t", b"x")
+    done.result(timeout=10)
+    seen: list[bool] = []
+
+    def watched(name: str) -> None:
+        original = getattr(concurrent.futures.Future, name)
+
+        def call(self: Any, *arguments: Any) -> Any:
+            original(self, *arguments)
+            seen.append("_condition" in vars(done))
+
+        monkeypatch.setattr(concurrent.futures.Future, name, call)
+
+    watched("__init__")
+    watched("set_result")
+    assert concurrent.futures.wait([done], timeout=10).done == {done}
+    assert seen == [False, False]
+
+
+def test_a_failure_that_was_only_waited_for_is_still_reported(producer: sync.Producer) -> None:
+    concurrent.futures.wait([producer.send("t", b"x", partition=99)], timeout=10)
+    with pytest.raises(DeliveryFailedError):
+        producer.flush()
+
+
+async def test_a_delivery_is_awaitable_in_another_event_loop(broker: sync.Broker) -> None:
+    def make() -> sync.Producer:
+        return sync.Producer(broker.bootstrap_servers).start()
+
+    producer = await asyncio.to_thread(make)
+    metadata = await asyncio.wrap_future(producer.send("t", b"x"))
+    assert metadata.offset == 0
+    await asyncio.to_thread(producer.stop)
+
+
+def test_aiokafkas_names(producer: sync.Producer, broker: sync.Broker) -> None:
+    producer.send_and_wait("t", b"x", headers=[("h", "text"), ("n", None)])
+    consumer = _consumer(broker, ["t"], group_id="g").start()
+    assert consumer.subscription() == ["t"]
+    record = consumer.getone()
+    assert record.headers == (("h", b"text"), ("n", None))
+    with consumer.processing(record):
+        consumer.commit()
+    consumer.seek_to_beginning()
+    assert consumer.getmany(timeout_ms=5000, max_records=5) == {T0: [record]}
+    consumer.seek_to_beginning()
+    assert {tp: at and at.offset for tp, at in consumer.seek_to_committed().items()} == {T0: 1}
+    assert consumer.position(T0) == 1
+    consumer.stop()
+
+
 def test_a_blocking_call_in_a_callback_is_an_error(producer: sync.Producer) -> None:
     failed: list[Exception] = []
     event = threading.Event()
@@ -153,30 +232,31 @@ def test_a_full_queue_blocks_the_sender_and_then_raises(
     broker: sync.Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_QUEUED_RECORDS", 10)
-    with sync.Producer(broker.bootstrap_servers, max_block_ms=50) as producer:
+    with sync.Producer(broker.bootstrap_servers, max_block_ms=10_000) as producer:
         for _ in range(100):
             producer.send("t", b"x")
         producer.flush(10)
+    with sync.Producer(broker.bootstrap_servers, max_block_ms=50) as producer:
         monkeypatch.setattr(producer, "_is_woken", True)  # as if the loop had not run
         with pytest.raises(BufferFullError, match="10 records are queued"):
             for _ in range(11):
                 producer.send("t", b"x")
 
 
-def test_a_buffer_that_stays_full_fails_records_one_by_one(
-    broker: sync.Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_buffer_that_stays_full_fails_records_one_by_one() -> None:
     settings = {"buffer_memory": 1000, "max_request_size": 1000, "batch_size": 1000, "max_block_ms": 20}
-    producer = sync.Producer(broker.bootstrap_servers, linger_ms=5000, **settings).start()
-    producer.partitions_for("t")
-    first = producer.send("t", b"x" * 500)
-    second = producer.send("t", b"y" * 500)
-    third = producer.send("t", b"z" * 500)
-    for pending in (second, third):
-        # The first record lingers, and so fills the buffer for longer than max.block.ms.
-        assert isinstance(pending.exception(10), BufferFullError | type(None))
-    assert first.exception(10) is None
-    producer.close(10)
+    with (
+        SyncCluster() as cluster,
+        sync.Producer(cluster.bootstrap_servers, request_timeout_ms=200, **settings) as producer,
+    ):
+        cluster.create_topic("t")
+        producer.partitions_for("t")
+        cluster.intercept("Produce", drop_next(None))  # the first record stays in the buffer
+        first, second, third = (producer.send("t", letter * 900) for letter in (b"x", b"y", b"z"))
+        for pending in (second, third):
+            assert isinstance(pending.exception(10), BufferFullError)
+        cluster.intercept("Produce", None)
+        assert first.exception(10) is None
 
 
 def test_an_exception_in_the_block(broker: sync.Broker) -> None:

@@ -57,6 +57,30 @@ def test_a_failure_does_not_commit_unprocessed_records(servers: str, way: str, e
     assert _committed(servers, group) == expected
 
 
+@pytest.mark.parametrize("way", ["partition", "batches", "arrow"])
+def test_a_failure_does_not_commit_records_that_pass_the_buffer(servers: str, way: str) -> None:
+    group = f"failure-{way}"
+
+    def read(consumer: sync.Consumer) -> None:
+        if way == "partition":
+            assert consumer.getmany(T0, timeout_ms=60_000)
+        elif way == "batches":
+            assert consumer.get_batches(timeout_ms=60_000)
+        else:
+            assert consumer.to_arrow(timeout_ms=60_000).num_rows
+
+    with pytest.raises(ZeroDivisionError), _consumer(servers, group) as consumer:
+        consumer.get_many(2)
+        read(consumer)
+        raise ZeroDivisionError
+    assert _committed(servers, group) == 2
+    with pytest.raises(ZeroDivisionError), _consumer(servers, group) as consumer:
+        read(consumer)
+        consumer.get_one(timeout_ms=0)
+        raise ZeroDivisionError
+    assert _committed(servers, group) == 10
+
+
 def test_commits_by_hand(servers: str) -> None:
     with _consumer(servers, "hand", enable_auto_commit=False) as consumer:
         (first, _) = consumer.get_many(2)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kafkalite import Broker
 from kafkalite.client.cluster.client import ClusterClient, Purpose
 from kafkalite.client.config import admin_config
 from kafkalite.errors import (
@@ -49,6 +50,19 @@ async def test_the_bootstrap_connection_is_reused_for_its_broker(fake_broker: An
     assert client.is_closed
 
 
+async def test_r56_an_older_bootstrap_connection_does_not_replace_a_lost_one(fake_broker: Any) -> None:
+    client = _client(fake_broker.address, **{"reconnect.backoff.ms": 1_000})
+    await client.start()
+    lost = await client.connection(1)
+    older = await client._new_connection()  # for metadata; commits were sent on the other one
+    lost.give_up()
+    await eventually(lambda: client.connection_now(1) is not lost)
+    await client._refresh_once()
+    assert older.is_open
+    assert client.connection_now(1) is not older
+    await client.close()
+
+
 async def test_the_first_address_that_responds_is_used(fake_broker: Any) -> None:
     client = _client("inproc://nobody", fake_broker.address)
     await client.start()
@@ -61,6 +75,58 @@ async def test_an_unreachable_cluster_is_reported_with_all_addresses() -> None:
     with pytest.raises(ConnectionFailedError, match=r"nobody.*nowhere.*kl dev"):
         await client.start()
     assert client.is_closed
+
+
+async def test_a_client_that_opens_survives_the_kills_of_its_broker() -> None:
+    """The broker is killed while the client dials, is away for longer than three attempts, and comes back."""
+    kills = 5
+    killed = asyncio.Event()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def die(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+        writers.append(writer)
+        if len(writers) == kills:
+            listening.close()
+            killed.set()
+
+    listening = await asyncio.start_server(die, "127.0.0.1", 0)
+    host, port = listening.sockets[0].getsockname()
+    client = _client(f"{host}:{port}", **{"default.api.timeout.ms": 20_000})
+    starting = asyncio.ensure_future(client.start())
+    async with asyncio.timeout(10):
+        await killed.wait()
+    await asyncio.sleep(0.3)
+    assert not starting.done()
+    async with Broker(listeners=f"{host}:{port}"):
+        await starting
+        await client.close()
+
+
+async def test_lost_connections_end_the_start_when_the_time_limit_of_calls_has_passed() -> None:
+    async def die(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    async with await asyncio.start_server(die, "127.0.0.1", 0) as listening:
+        host, port = listening.sockets[0].getsockname()
+        client = _client(f"{host}:{port}", **{"default.api.timeout.ms": 500})
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(ConnectionFailedError, match=r"closed the connection.*max\.connections"):
+            await client.start()
+        assert asyncio.get_running_loop().time() - began > 0.3
+
+
+async def test_a_server_of_another_protocol_is_no_broker_that_closes_connections() -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as listening:
+        host, port = listening.sockets[0].getsockname()
+        with pytest.raises(ConnectionFailedError, match=r"the peer speaks HTTP.*another program listens"):
+            await _client(f"{host}:{port}").start()
 
 
 async def test_a_final_error_ends_the_start_at_once(fake_broker: Any, make_fault: Any) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
+from kafkalite import Admin, Consumer, Producer, sync
+from kafkalite.broker.config import BROKER_OPTIONS
 from kafkalite.client.config import (
     ADMIN_OPTIONS,
     CONSUMER_OPTIONS,
@@ -15,10 +17,12 @@ from kafkalite.client.config import (
     ProducerSettings,
     admin_config,
     consumer_config,
+    elsewhere,
+    environment_settings,
     merged,
     producer_config,
 )
-from kafkalite.errors import ConfigError
+from kafkalite.errors import ClientError, ConfigError
 from kafkalite.model import Acks, IsolationLevel
 from kafkalite.options import OptionRegistry
 from kafkalite.records.header import Codec
@@ -56,9 +60,64 @@ def test_names_may_be_dotted_or_pythons() -> None:
 
 
 def test_arguments_win_over_the_mapping() -> None:
-    settings = merged({"linger.ms": 1, "acks": "1"}, {"linger_ms": 2, "acks": None})
+    settings = merged({"linger.ms": 1, "acks": "1"}, {"linger_ms": 2, "acks": None}, PRODUCER_OPTIONS)
     assert settings == {"linger.ms": 2, "acks": "1"}
-    assert merged(None, {}) == {}
+    assert merged(None, {}, PRODUCER_OPTIONS) == {}
+
+
+def test_the_environment_configures_every_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes the variables of its options; arguments win over them."""
+    monkeypatch.setenv("KAFKALITE_CLIENT_BOOTSTRAP_SERVERS", "a:1,b:2")
+    monkeypatch.setenv("KAFKALITE_CLIENT_LINGER_MS", "20")
+    monkeypatch.setenv("KAFKALITE_CLIENT_GROUP_ID", "billing")
+    monkeypatch.setenv("KAFKALITE_LOG_RETENTION_MS", "5")  # a broker's
+    clients = (
+        Admin(config="environment"),
+        Producer(config="environment", acks=1),
+        Consumer(config="environment"),
+        sync.Producer(config="environment")._original,
+        sync.Consumer(config="environment")._original,
+    )
+    for client in clients:
+        assert client.config.bootstrap_servers == ("a:1", "b:2")
+    assert (clients[1].config.linger_ms, clients[1].config.acks) == (20, Acks.LEADER)
+    assert clients[3].config.linger_ms == 20
+    assert clients[2].config.group_id == clients[4].config.group_id == "billing"
+    assert Producer(config="environment", linger_ms=1).config.linger_ms == 1
+    assert Producer().config.linger_ms == 5  # only if it is asked for
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("KAFKALITE_CLIENT_LINGR_MS", "1", "did you mean KAFKALITE_CLIENT_LINGER_MS"),
+        ("KAFKALITE_CLIENT_QQQQ", "1", "QQQQ: no client has such an option"),
+        ("KAFKALITE_CLIENT_LINGER_MS", "x", "linger.ms is 'x'.*in KAFKALITE_CLIENT_LINGER_MS"),
+    ],
+)
+def test_a_misspelt_variable_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, problem: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=problem):
+        Producer(config="environment")
+
+
+@pytest.mark.parametrize("client", [Admin, Producer, Consumer, sync.Admin, sync.Producer, sync.Consumer])
+def test_misspellings_are_refused_everywhere(client: Any) -> None:
+    for settings in ({"config": {"client.idd": "x"}}, {"client_idd": "x"}):
+        with pytest.raises(ConfigError, match=r"did you mean client\.id\?"):
+            client(**settings)
+    with pytest.raises(ConfigError, match="config is 'enviroment'"):
+        client(config="enviroment")
+    assert client(config={"bootstrap.servers": "h:1"}, client_id="me")
+
+
+def test_a_misspelt_argument_is_suggested() -> None:
+    with pytest.raises(ConfigError, match="did you mean the argument value_serializer"):
+        Producer(config={"value.serialiser": str})
+    with pytest.raises(ConfigError, match="did you mean the argument value_deserializer"):
+        Consumer(value_deserialiser=str)  # type: ignore[call-arg]
 
 
 def test_none_means_no_compression() -> None:
@@ -145,3 +204,63 @@ def test_explicit_idempotence_refuses_contradicting_options(settings: dict[str, 
     with pytest.raises(ConfigError, match=r"enable\.idempotence=true") as caught:
         producer_config({"enable.idempotence": True, **settings})
     assert caught.value.key == key
+
+
+@pytest.mark.parametrize("make", [Consumer, sync.Consumer])
+@pytest.mark.parametrize(
+    ("topics", "call"),
+    [
+        (("orders", "localhost:9092"), 'Consumer("orders", bootstrap_servers="localhost:9092")'),
+        (("a", "b", "h:1,i:2"), 'Consumer("a", "b", bootstrap_servers="h:1,i:2")'),
+        ((["a"], ["h:1", "i:2"]), 'Consumer("a", bootstrap_servers="h:1,i:2")'),
+        (("inproc://broker",), 'Consumer("orders", bootstrap_servers="inproc://broker")'),
+    ],
+)
+def test_servers_in_the_place_of_a_topic_are_refused_with_the_right_call(
+    make: Any, topics: tuple[Any, ...], call: str
+) -> None:
+    with pytest.raises(ClientError, match="is an address, not a topic") as refused:
+        make(*topics)
+    assert call in str(refused.value)
+
+
+@pytest.mark.parametrize("topic", [5, b"orders", ("orders", 5)])
+def test_a_topic_is_a_str(topic: Any) -> None:
+    with pytest.raises(ClientError, match=r"topic (5|b'orders') is not a str"):
+        Consumer(topic)
+
+
+@pytest.mark.parametrize("make", [Producer, sync.Producer, Admin, sync.Admin])
+def test_a_topic_in_the_place_of_the_servers_is_refused(make: Any) -> None:
+    with pytest.raises(ConfigError, match=r"bootstrap\.servers is 'orders', but must be host:port"):
+        make("orders")
+    with pytest.raises(ConfigError, match=r"bootstrap\.servers is 'orders'"):
+        make(["localhost:9092", "orders"])
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("session.timeout.ms", "group.consumer.session.timeout.ms"),
+        ("heartbeat_interval_ms", "group.consumer.heartbeat.interval.ms"),
+        ("partition.assignment.strategy", "group.remote.assignor"),
+    ],
+)
+def test_an_option_that_the_brokers_have_names_theirs(name: str, instead: str) -> None:
+    unknown: Any = {name: 6000}
+    with pytest.raises(ConfigError, match=r"the brokers .*KIP-848") as refused:
+        Consumer("t", group_id="g", **unknown)
+    assert instead in str(refused.value)
+    assert "did you mean" not in str(refused.value)
+    assert instead in BROKER_OPTIONS or instead in CONSUMER_OPTIONS
+    with pytest.raises(ConfigError, match="KIP-848"):
+        Consumer("t", config=unknown)
+    variable = f"KAFKALITE_CLIENT_{name.upper().replace('.', '_')}"
+    with pytest.raises(ConfigError, match="KIP-848"):
+        environment_settings({variable: "6000"}, CONSUMER_OPTIONS)
+
+
+def test_the_defaults_of_the_brokers_options_are_named_as_they_are() -> None:
+    for name in ("session.timeout.ms", "heartbeat.interval.ms"):
+        seconds = BROKER_OPTIONS.get(f"group.consumer.{name}").default // 1000
+        assert elsewhere(name).endswith(f"by default {seconds} s")

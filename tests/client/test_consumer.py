@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import warnings
 from typing import Any
 
 import pytest
 
+from kafkalite.client.cluster import list_offsets
 from kafkalite.client.consumer.consumer import Consumer
 from kafkalite.errors import (
     ClientClosedError,
@@ -18,6 +20,7 @@ from kafkalite.errors import (
     ErrorCode,
     LogTruncationError,
     NoOffsetError,
+    NotSubscribedError,
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
     UnsupportedVersionError,
@@ -206,11 +209,90 @@ async def test_subscription_and_assignment_replace_each_other(fake_broker: Any) 
         async with asyncio.timeout(5):
             while len(consumer.assignment()) < 3:
                 await consumer.get_many(timeout_ms=5)
+        assert consumer.subscription() == []
         consumer.assign([])
-        assert await consumer.get_many(timeout_ms=5) == []
+        with pytest.raises(NotSubscribedError, match="no topics to read"):
+            await consumer.get_many(timeout_ms=5)
         for wrong in ((), ("a",)):
             with pytest.raises(ClientError, match="either to topics or to a pattern"):
                 consumer.subscribe(*wrong, pattern="b" if wrong else None)
+
+
+async def test_a_consumer_without_topics_raises_instead_of_waiting(fake_broker: Any) -> None:
+    async with _consumer(fake_broker) as consumer:
+        for read in (consumer.get_many(), consumer.getone(), anext(aiter(consumer))):
+            with pytest.raises(NotSubscribedError, match="subscribe"):
+                await asyncio.wait_for(read, 5)
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 20])
+async def test_a_topic_that_is_missing_after_subscribe_is_an_error(
+    fake_broker: Any, monkeypatch: Any, timeout_ms: int | None
+) -> None:
+    monkeypatch.setattr(list_offsets, "MISSING_TOPIC_GRACE_MS", 100)
+    fake_broker.auto_create = 0
+    async with _consumer(fake_broker) as consumer:
+        consumer.subscribe(["missing"])
+        assert consumer.subscription() == ["missing"]
+        with pytest.raises(UnknownTopicOrPartitionError, match="missing"):
+            async with asyncio.timeout(5):
+                while True:
+                    assert await consumer.get_many(timeout_ms=timeout_ms) == []
+        fake_broker.topics["missing"] = 1  # created at last
+        fake_broker.append("missing", 0, build_batch([b"x"]))
+        async with asyncio.timeout(5):
+            while True:
+                with contextlib.suppress(UnknownTopicOrPartitionError):
+                    assert (await consumer.getone()).value == b"x"
+                    break
+
+
+async def test_reads_after_subscribe_wait_for_brokers_that_do_not_respond(
+    fake_broker: Any, make_fault: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(list_offsets, "MISSING_TOPIC_GRACE_MS", 50)
+    fake_broker.append("t", 0, build_batch([b"x"]))
+    async with _consumer(fake_broker) as consumer, asyncio.timeout(10):
+        fake_broker.always[ApiKey.METADATA] = make_fault(close=True)
+        consumer.subscribe(["t"])
+        assert await consumer.getmany(timeout_ms=0) == {}
+        reading = asyncio.ensure_future(consumer.getone())
+        await asyncio.wait({reading}, timeout=0.3)
+        assert not reading.done()
+        assert consumer._cluster.last_error is not None
+        del fake_broker.always[ApiKey.METADATA]
+        assert (await reading).value == b"x"
+
+
+async def test_assign_forgets_the_topics_of_subscribe(fake_broker: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(list_offsets, "MISSING_TOPIC_GRACE_MS", 50)
+    _fill(fake_broker)
+    fake_broker.auto_create = 0
+    async with _consumer(fake_broker) as consumer:
+        consumer.subscribe(["missing"])
+        consumer.assign([T0])
+        assert await _read(consumer, 1) == [0]
+
+
+async def test_a_pattern_that_matches_no_topic_is_logged(fake_broker: Any, caplog: Any) -> None:
+    async with _consumer(fake_broker, pattern="nothing.*"):
+        assert "no topic matches the pattern yet pattern=nothing.*" in caplog.text
+
+
+async def test_aiokafkas_names(fake_broker: Any) -> None:
+    _fill(fake_broker, partitions=2)
+    consumer = await _consumer(fake_broker, "t", auto_offset_reset="earliest").start()
+    assert (await consumer.getone()).offset == 0
+    found: dict[TopicPartition, list[Record]] = {}
+    while len(found) < 2:
+        found |= await consumer.getmany(timeout_ms=5000, max_records=5)
+    assert {tp: {record.partition for record in records} for tp, records in found.items()} == {
+        T0: {0},
+        T1: {1},
+    }
+    await consumer.stop()
+    with pytest.raises(ClientClosedError):
+        await consumer.getone()
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])

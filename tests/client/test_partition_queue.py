@@ -213,6 +213,24 @@ def test_a_retry_sends_the_same_bytes_in_order() -> None:
     assert not accumulator.incomplete
 
 
+def test_a_batch_is_resent_while_the_leader_remembers_it() -> None:
+    """R28: leaders remember five batches, including those that were acknowledged after it."""
+    accumulator = _accumulator()
+    queue = accumulator.queue(T0)
+    for number in range(8):
+        _add(accumulator, queue, b"%d" % number)
+    first, *others = _drain(accumulator)
+    accumulator.on_failed(first, ConnectionFailedError("gone"), 0, 0.5)
+    for offset, flight in enumerate(others, 1):
+        accumulator.on_acknowledged(flight, offset, NO_TIMESTAMP, 0)
+    accumulator.retry_now()
+    assert _drain(accumulator) == [first], (
+        "four were stored after it; a fifth could make the leader forget it"
+    )
+    accumulator.on_acknowledged(first, 0, NO_TIMESTAMP, 0)
+    assert len(_drain(accumulator)) == 3
+
+
 def test_a_new_leader_waits_for_responses_of_the_old_one() -> None:
     accumulator = _accumulator()
     queue = accumulator.queue(T0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import warnings
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import (
     BufferFullError,
     ClientClosedError,
+    ClientError,
     ConfigError,
     ConnectionFailedError,
     CorruptBatchError,
@@ -60,6 +60,15 @@ async def test_send_returns_the_records_position(fake_broker: Any) -> None:
     assert second.offset == 1
     records = fake_broker.records("t", 0)
     assert [(r.value, r.key, r.headers) for r in records] == [(b"a", None, ()), (b"b", b"k", (("h", b"1"),))]
+
+
+async def test_a_topic_that_is_not_text_is_refused_at_once(fake_broker: Any) -> None:
+    async with _producer(fake_broker) as producer:
+        with pytest.raises(ClientError, match="topic b't' is not a str"):
+            await producer.send(b"t", b"a")
+        with pytest.raises(ClientError, match="topic b't' is not a str"):
+            await producer.send_many(b"t", [b"a"])
+        assert (await producer.send("t", b"a")).offset == 0
 
 
 async def test_records_of_an_unknown_topic_wait_for_its_metadata_in_order(fake_broker: Any) -> None:
@@ -219,7 +228,7 @@ async def test_invalid_records_are_refused_by_send(fake_broker: Any) -> None:
             ({"value": "text"}, "value of a record must be bytes"),
             ({"key": "text"}, "key of a record must be bytes"),
             ({"value": 5}, "not int"),
-            ({"headers": [("a", "text")]}, "header 'a' is str, but must be"),
+            ({"headers": [("a", 5)]}, "header 'a' is int, not bytes"),
             ({"headers": [("a",)]}, "headers must be"),
             ({"headers": 7}, "headers must be"),
         ):
@@ -266,14 +275,15 @@ async def test_no_broker_to_connect_to() -> None:
 
 async def test_a_producer_left_open_is_a_resource_warning(fake_broker: Any) -> None:
     producer = await _producer(fake_broker).start()
-    sender = producer._sender
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        sender.cluster._on_change = None
-        del producer
-        gc.collect()
-    assert any("was never closed" in str(warning.message) for warning in caught)
-    await sender.close(ClientClosedError("test"))
+    guard = producer._guard
+    assert guard is not None
+    producer.send_nowait("t", b"x")
+    del producer
+    gc.collect()
+    guard.cancel()
+    with pytest.warns(ResourceWarning, match="never closed"):
+        await asyncio.wait({guard})
+    assert fake_broker.values("t") == [b"x"]
 
 
 # --- acknowledgements and failures ---------------------------------------------------------------
@@ -292,9 +302,19 @@ async def test_acks(fake_broker: Any, acks: Any) -> None:
 async def test_with_acks_0_no_response_is_needed(fake_broker: Any, make_fault: Any) -> None:
     """B13"""
     fake_broker.always[ApiKey.PRODUCE] = make_fault(drop=True)
-    async with _producer(fake_broker, acks=0) as producer:
+    async with _producer(fake_broker, acks=0, request_timeout_ms=200) as producer:
         assert (await producer.send("t", b"x")).offset == NO_OFFSET
         await producer.flush()
+
+
+async def test_with_acks_0_an_error_looks_for_the_new_leader(fake_broker: Any, make_fault: Any) -> None:
+    fake_broker.topics["t"] = 1
+    async with _producer(fake_broker, acks=0) as producer:
+        await producer.send("t", b"0")
+        before = fake_broker.count(ApiKey.METADATA)
+        fake_broker.fault(ApiKey.PRODUCE, make_fault(code=int(ErrorCode.NOT_LEADER_OR_FOLLOWER)))
+        await producer.send("t", b"1")
+        await eventually(lambda: fake_broker.count(ApiKey.METADATA) > before)
 
 
 async def test_temporary_errors_are_retried_and_metadata_refreshed(fake_broker: Any, make_fault: Any) -> None:
@@ -850,3 +870,18 @@ async def test_a_silent_leader_is_abandoned_for_the_new_one(fake_cluster: list[A
         first.leaders["t", 0], first.epochs["t", 0] = 2, 2
         async with asyncio.timeout(5):
             assert (await waiting).offset == 1
+
+
+async def test_a_record_larger_than_a_batch_waits_for_room_without_blocking_the_event_loop() -> None:
+    """The free memory had room for a batch, but not for the record: the wait never waited."""
+    from kafkalite.testing import Cluster
+
+    small = {"max_request_size": 100_000, "buffer_memory": 100_000, "batch_size": 1_000}
+    async with Cluster() as cluster, cluster.producer(**small) as producer:
+        await cluster.create_topic("t")
+        async with asyncio.timeout(20):
+            sent = await asyncio.gather(*(producer.send("t", b"x" * 90_000) for _ in range(5)))
+            assert sorted(one.offset for one in sent) == [0, 1, 2, 3, 4]
+            # Records of topics that are not known yet hold memory, too.
+            sent = await asyncio.gather(*(producer.send(f"new-{n}", b"x" * 90_000) for n in range(5)))
+            assert [one.offset for one in sent] == [0] * 5

@@ -269,7 +269,7 @@ async def test_a_missing_topic_is_an_error_at_once(world: World) -> None:
 
 
 async def test_a_wrong_pattern_is_an_error_at_once(world: World) -> None:
-    with pytest.raises(re.error, match="unterminated"):
+    with pytest.raises(ClientError, match=r"not a regular expression: .*unterminated"):
         world.make(pattern="x(")
     with pytest.raises(ClientError, match="flags"):
         world.make(pattern=re.compile("x", re.IGNORECASE))
@@ -579,6 +579,32 @@ async def test_a_consumer_that_does_not_ask_for_records_leaves_the_group(
         while not slow.assignment() or len(log.calls) < 3:
             await asyncio.gather(slow.get_many(timeout_ms=10), other.get_many(timeout_ms=10))
     assert log.calls[1] == ("lost", [0, 1, 2])
+
+
+async def test_processing_a_record_for_long_keeps_the_membership(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Wish 13: several times max.poll.interval.ms without a rebalance, with a warning."""
+    await world.fill(1)
+    log = Log()
+    consumer = await world.join(max_poll_interval_ms=200, listener=log)
+    (record, *_) = await _drain(consumer, 3)
+    async with consumer.processing(record):
+        await asyncio.sleep(0.9)
+    await consumer.commit(record)
+    assert log.calls == [("assigned", [0, 1, 2])]
+    warnings = [one for one in caplog.records if "longer than max.poll.interval.ms" in one.message]
+    assert len(warnings) >= 2 and f"record={record.address}" in warnings[0].message
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+    async with asyncio.timeout(5):  # the interval counts again after the block
+        await eventually(lambda: any(one.levelno == logging.ERROR for one in caplog.records))
+
+
+async def test_processing_without_a_group_does_nothing(world: World) -> None:
+    await world.fill(1)
+    consumer = Consumer("t", bootstrap_servers=world.broker.bootstrap_servers, auto_offset_reset="earliest")
+    async with consumer, consumer.processing(await consumer.getone()):
+        assert (await consumer.getone()).topic == "t"
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -22,13 +22,22 @@ TWINS: dict[type, type] = {
     sync.PendingBatchDelivery: delivery.BatchDelivery,
     sync.PendingDelivery: delivery.Delivery,
     sync.Producer: kafkalite.Producer,
+    sync.Table: kafkalite.Table,
     sync.TransactionGroup: kafkalite.TransactionGroup,
     sync.TransactionGroupWriter: kafkalite.TransactionGroupWriter,
     producer_module.Transaction: transaction_manager.Transaction,
 }
 
 # Methods that make sense only in an event loop, and those that take other arguments.
-ASYNC_ONLY = {"send_nowait", "wait_for_room", "refuse", "check_may_send", "wrap_listener"}
+ASYNC_ONLY = {
+    "send_nowait",
+    "wait_for_room",
+    "refuse",
+    "check_may_send",
+    "wrap_listener",
+    "prepare_record",
+    "put_prepared",
+}
 OTHER_ARGUMENTS = {("Producer", "close"), ("TransactionGroupWriter", "close"), ("Broker", "stop")}
 
 

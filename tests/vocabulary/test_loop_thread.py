@@ -107,3 +107,22 @@ def test_ctrl_c_ends_a_blocking_call() -> None:
     assert out == "interrupted\n"
     assert process.returncode == 0
     assert time.monotonic() - started < 10
+
+
+def test_a_signal_that_does_not_wake_the_wait_ends_it_soon() -> None:
+    """As if Ctrl-C came just before the wait: Python has noted the signal, and the wait goes on."""
+    thread = LoopThread()
+
+    async def interrupt() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # of the loop's thread
+        await asyncio.sleep(60)
+
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    started = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            thread.run(interrupt())
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert time.monotonic() - started < 30
+    thread.close()

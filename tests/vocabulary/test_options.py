@@ -66,7 +66,7 @@ def test_an_error_names_key_value_allowed_values_and_source(option: Option, give
         option.parse(given, source="broker.toml")
     error = refused.value
     assert (error.key, error.value, error.allowed) == (option.name, given, allowed)
-    assert str(error) == f"{option.name} is {given!r}, but must be {allowed} in broker.toml"
+    assert str(error) == f"{option.name} is {given!r}, but must be {allowed} (in broker.toml)"
 
 
 def test_a_registry_finds_every_name_and_suggests_the_nearest() -> None:

@@ -34,17 +34,37 @@ from kafkalite.client.admin.descriptions import (
     producer_description,
     topic_description,
 )
+from kafkalite.client.arguments import (
+    checked_int,
+    checked_ints,
+    checked_list,
+    checked_mapping,
+    checked_name,
+    checked_names,
+    checked_offsets,
+    checked_partition,
+    checked_partitions,
+    takes_one,
+)
 from kafkalite.client.cluster.authentication import call_with_secret
 from kafkalite.client.cluster.client import ClusterClient
 from kafkalite.client.cluster.coordinator import GROUP_KEY, TRANSACTION_KEY, CoordinatorLink
 from kafkalite.client.cluster.list_offsets import check_partitions, list_offsets, offsets_for_times
 from kafkalite.client.cluster.routing import NO_NODE
-from kafkalite.client.config import BootstrapServers, CommonSettings, admin_config, merged
+from kafkalite.client.config import (
+    ADMIN_OPTIONS,
+    BootstrapServers,
+    CommonSettings,
+    ConfigSource,
+    admin_config,
+    merged,
+)
 from kafkalite.client.group.commits import as_committed, to_commit
 from kafkalite.clock import Clock, SystemClock
 from kafkalite.errors import (
     BrokerError,
     ClientClosedError,
+    ClientError,
     ConcurrentTransactionsError,
     ElectionNotNeededError,
     GroupIdNotFoundError,
@@ -97,6 +117,9 @@ from kafkalite.rng import Rng
 
 T = TypeVar("T")
 
+_A_TOPIC: Final = 'NewTopic("orders", partitions=3)'
+_SOME_CONFIGS: Final = '{"retention.ms": "3600000"}'
+
 #: A broker's time limit ends up to this much earlier than the client's, so that its response can arrive.
 RESPONSE_MARGIN_MS: Final = 500
 
@@ -119,16 +142,18 @@ class Admin:
     ``validate_only=True``, the cluster checks the request but changes nothing.
     """
 
+    @takes_one('Admin("{servers}")')
     def __init__(
         self,
         bootstrap_servers: BootstrapServers | None = None,
         *,
-        config: Mapping[str, Any] | None = None,
+        config: ConfigSource | None = None,
         clock: Clock | None = None,
         rng: Rng | None = None,
         **settings: Unpack[CommonSettings],
     ) -> None:
-        self.config = admin_config(merged(config, {"bootstrap_servers": bootstrap_servers, **settings}))
+        given = {"bootstrap_servers": bootstrap_servers, **settings}
+        self.config = admin_config(merged(config, given, ADMIN_OPTIONS))
         self._cluster = ClusterClient(self.config, rng=rng)
         self._clock = clock or SystemClock()
         self._state = "new"
@@ -167,7 +192,7 @@ class Admin:
         configs: Mapping[str, str] | None = None,
         validate_only: bool = False,
     ) -> CreatedTopic:
-        """Create a topic.
+        """Create a topic. BROKER_DEFAULT selects num.partitions or default.replication.factor of the brokers.
 
         Raises TopicAlreadyExistsError, InvalidTopicError, InvalidPartitionsError,
         InvalidReplicationFactorError, InvalidConfigError.
@@ -186,15 +211,7 @@ class Admin:
         """Create topics, given as NewTopics or as {name: partition count}. Returns {name: CreatedTopic}."""
         if isinstance(topics, Mapping):
             topics = [NewTopic(name, partitions) for name, partitions in topics.items()]
-        new = [
-            messages.NewTopic(
-                topic.name,
-                topic.partitions,
-                topic.replication_factor,
-                {key: str(value) for key, value in (topic.configs or {}).items()},
-            )
-            for topic in topics
-        ]
+        new = [_new_topic(topic) for topic in checked_list("topics", topics, f"[{_A_TOPIC}]")]
         response = await self._call(messages.CreateTopicsRequest(self._timeout_ms, validate_only, new))
         results: dict[str, CreatedTopic | BrokerError] = {}
         for topic in response.topics:
@@ -207,7 +224,7 @@ class Admin:
         self, names: Iterable[str], *, return_exceptions: bool = False
     ) -> dict[str, BrokerError | None]:
         """Delete topics with all their records. Returns {name: None}. Raises UnknownTopicOrPartitionError."""
-        response = await self._call(messages.DeleteTopicsRequest(self._timeout_ms, list(names)))
+        response = await self._call(messages.DeleteTopicsRequest(self._timeout_ms, checked_names(names)))
         results = {topic.name: _error_of(topic, f"topic {topic.name!r}") for topic in response.topics}
         return _results(results, return_exceptions)
 
@@ -218,7 +235,7 @@ class Admin:
 
     async def describe_topics(self, names: Sequence[str]) -> list[TopicDescription]:
         """Return the topics in the order of ``names``. Raises UnknownTopicOrPartitionError."""
-        response = await self._call(MetadataRequest(list(names), False))
+        response = await self._call(MetadataRequest(checked_names(names), False))
         found = {}
         for topic in response.topics:
             error = _error_of(topic, f"topic {topic.name!r}")
@@ -235,7 +252,9 @@ class Admin:
     async def create_partitions(self, name: str, total_count: int, *, validate_only: bool = False) -> None:
         """Increase the number of partitions of a topic to ``total_count``. Raises InvalidPartitionsError."""
         request = messages.CreatePartitionsRequest(
-            self._timeout_ms, validate_only, [messages.PartitionCount(name, total_count)]
+            self._timeout_ms,
+            validate_only,
+            [messages.PartitionCount(checked_name("topic", name), checked_int("total_count", total_count))],
         )
         _raise_first((await self._call(request)).topics, f"topic {name!r}")
 
@@ -246,7 +265,8 @@ class Admin:
     ) -> dict[str, ConfigValue]:
         """Return {setting name: value} of the topic ``name``, or of the broker whose node id is ``name``."""
         request = messages.DescribeConfigsRequest([messages.ConfigResource(resource_type, str(name))])
-        resources = (await self._call(request)).resources
+        node_id = int(name) if resource_type == "broker" and str(name).isdigit() else None
+        resources = (await self._call(request, node_id=node_id)).resources
         _raise_first(resources, f"{resource_type} {name!r}")
         return {entry.name: ConfigValue(*entry) for entry in resources[0].entries}
 
@@ -267,7 +287,7 @@ class Admin:
             validate_only,
             [
                 messages.ConfigChange(resource_type, str(name), key, None if value is None else str(value))
-                for key, value in changes.items()
+                for key, value in checked_mapping("changes", changes, _SOME_CONFIGS).items()
             ],
         )
         _raise_first((await self._call(request)).resources, f"{resource_type} {name!r}")
@@ -284,8 +304,12 @@ class Admin:
         """
         self._check_open()
         translate = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
-        timestamp_ms = translate[at] if isinstance(at, str) else at
-        wanted = dict.fromkeys(tps, timestamp_ms)
+        if isinstance(at, str) and at not in translate:
+            raise ClientError(
+                f"{at!r} is no position", hint=f"one of {', '.join(translate)}, or a time in ms"
+            )
+        timestamp_ms = translate[at] if isinstance(at, str) else checked_int("at", at)
+        wanted = dict.fromkeys(checked_partitions(tps), timestamp_ms)
         if timestamp_ms in {EARLIEST, LATEST}:
             listed = await list_offsets(self._cluster, wanted)
             return {
@@ -300,9 +324,10 @@ class Admin:
     ) -> dict[TopicPartition, Any]:
         """Delete records below the offsets in ``before`` (-1: high watermark). Returns the new log starts."""
         self._check_open()
-        await check_partitions(self._cluster, before)
+        offsets = checked_ints("offset", before)
+        await check_partitions(self._cluster, offsets)
         by_leader: dict[int, list[DeleteRecordsPartition]] = {}
-        for tp, offset in before.items():
+        for tp, offset in offsets.items():
             node_id = self._cluster.metadata.leader(tp).node_id
             by_leader.setdefault(node_id, []).append(DeleteRecordsPartition(*tp, offset))
         results: dict[TopicPartition, int | BrokerError] = {}
@@ -330,7 +355,7 @@ class Admin:
         if node_id is None:
             self._check_open()
             return described(QuorumDescription, await look_at_quorum(self._cluster))
-        response = await self._call(DescribeQuorumRequest(), node_id=node_id)
+        response = await self._call(DescribeQuorumRequest(), node_id=checked_int("node_id", node_id))
         return described(QuorumDescription, response)
 
     async def describe_metadata(
@@ -361,7 +386,11 @@ class Admin:
         which may lose committed records, and requires the nodes' ``cluster_secret``. Raises
         PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError, ClusterAuthorizationFailedError.
         """
-        chosen = None if partitions is None else [messages.ElectionPartition(*tp) for tp in partitions]
+        chosen = (
+            None
+            if partitions is None
+            else [messages.ElectionPartition(*tp) for tp in checked_partitions(partitions)]
+        )
         request = messages.ElectLeadersRequest(self._timeout_ms, is_unclean, chosen)
         if is_unclean:
             response = await call_with_secret(self._cluster, cluster_secret, request)
@@ -381,12 +410,12 @@ class Admin:
         ``cluster_secret`` is the setting cluster.secret of the nodes. Raises InvalidRequestError if there is
         no such broker, and ClusterAuthorizationFailedError.
         """
-        request = messages.ControlledShutdownRequest(node_id)
+        request = messages.ControlledShutdownRequest(checked_int("node_id", node_id))
         await call_with_secret(self._cluster, cluster_secret, request, node_id=node_id)
 
     async def describe_log_dirs(self, topics: Sequence[str] | None = None) -> list[LogDescription]:
         """Return the size and offsets of each log of ``topics`` (None: all topics) on each broker."""
-        request = messages.DescribeLogDirsRequest(None if topics is None else list(topics))
+        request = messages.DescribeLogDirsRequest(None if topics is None else checked_names(topics))
         return [
             LogDescription(node_id, response.path, *log)
             for node_id, response in (await self._call_every_broker(request)).items()
@@ -397,7 +426,7 @@ class Admin:
 
     async def list_groups(self, states: Sequence[str] = ()) -> list[GroupListing]:
         """Return the groups in one of ``states`` (empty: any state), sorted by name."""
-        listings = await self._list(GroupListing, "groups", ListGroupsRequest(list(states)))
+        listings = await self._list(GroupListing, "groups", ListGroupsRequest(checked_names(states)))
         return sorted(listings, key=lambda listing: listing.group_id)
 
     async def describe_group(self, group_id: str, *, journal: bool = False) -> GroupDescription:
@@ -414,14 +443,14 @@ class Admin:
     async def committed_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the group's committed offset in each of ``partitions`` that has one (None: in all)."""
+        """Return the group's committed offset in each of ``partitions`` (None: all) that has one."""
         offsets = await self._committed(group_id, partitions)
         return {tp: as_committed(one) for tp, one in offsets.items()}
 
     async def _committed(
         self, group_id: str, partitions: Iterable[TopicPartition] | None
     ) -> dict[TopicPartition, CommittedOffset]:
-        asked = None if partitions is None else [GroupPartition(*tp) for tp in partitions]
+        asked = None if partitions is None else [GroupPartition(*tp) for tp in checked_partitions(partitions)]
         request = OffsetFetchRequest(group_id, _NO_MEMBER, _NO_MEMBER_EPOCH, False, asked)
         response = await self._call_coordinator(GROUP_KEY, group_id, request)
         found: dict[TopicPartition, CommittedOffset] = {}
@@ -435,7 +464,8 @@ class Admin:
     async def group_lag(self, group_id: str) -> list[PartitionLag]:
         """Return the lag of each partition that is assigned or has a committed offset, sorted by partition.
 
-        Raises GroupIdNotFoundError for a group that has neither members nor offsets.
+        The lag of a deleted partition is None. Raises GroupIdNotFoundError for a group that has neither
+        members nor offsets.
         """
         committed = await self._committed(group_id, None)
         holders: dict[TopicPartition, MemberDescription] = {}
@@ -446,13 +476,16 @@ class Admin:
             if not committed:
                 raise
         wanted = sorted(committed.keys() | holders.keys())
-        ends = await list_offsets(self._cluster, dict.fromkeys(wanted, LATEST))
+        counts = {topic.name: len(topic.partitions) for topic in await self.list_topics(internal=True)}
+        existing = [tp for tp in wanted if tp.partition < counts.get(tp.topic, 0)]
+        ends = await list_offsets(self._cluster, dict.fromkeys(existing, LATEST))
         lags: list[PartitionLag] = []
         for tp in wanted:
             one = committed.get(tp)
             offset = None if one is None else as_committed(one)
             commit_ms = None if one is None else one.commit_ms
-            lags.append(PartitionLag(tp, offset, commit_ms, ends[tp].offset, holders.get(tp)))
+            end_offset = ends[tp].offset if tp in ends else None
+            lags.append(PartitionLag(tp, offset, commit_ms, end_offset, holders.get(tp)))
         return lags
 
     async def alter_group_offsets(
@@ -462,7 +495,7 @@ class Admin:
 
         Raises UnknownMemberIdError if it has members, and UnknownTopicOrPartitionError.
         """
-        entries = [to_commit(tp, offset) for tp, offset in offsets.items()]
+        entries = [to_commit(tp, at) for tp, at in checked_offsets(offsets).items()]
         request = OffsetCommitRequest(group_id, _NO_MEMBER, _NO_MEMBER_EPOCH, None, entries)
         response = await self._call_coordinator(GROUP_KEY, group_id, request)
         _results(_errors(group_id, response.offsets), return_exceptions=False)
@@ -471,7 +504,9 @@ class Admin:
         self, group_id: str, partitions: Iterable[TopicPartition], *, return_exceptions: bool = False
     ) -> dict[TopicPartition, BrokerError | None]:
         """Delete committed offsets. Raises GroupSubscribedToTopicError if members subscribe to the topic."""
-        request = OffsetDeleteRequest(group_id, [GroupPartition(*tp) for tp in partitions])
+        request = OffsetDeleteRequest(
+            group_id, [GroupPartition(*tp) for tp in checked_partitions(partitions)]
+        )
         response = await self._call_coordinator(GROUP_KEY, group_id, request)
         return _results(_errors(group_id, response.offsets), return_exceptions)
 
@@ -480,7 +515,7 @@ class Admin:
     ) -> dict[str, BrokerError | None]:
         """Delete groups. Returns {name: None}. Raises NonEmptyGroupError, GroupIdNotFoundError."""
         results: dict[str, BrokerError | None] = {}
-        for group_id in group_ids:
+        for group_id in checked_names(group_ids):
             response = await self._call_coordinator(GROUP_KEY, group_id, DeleteGroupsRequest([group_id]))
             results[group_id] = _error_of(response.groups[0], f"group {group_id!r}")
         return _results(results, return_exceptions)
@@ -494,7 +529,7 @@ class Admin:
 
         Unless ``min_duration_ms`` is 0, only those with a transaction that has been open at least this long.
         """
-        request = ListTransactionsRequest(list(states), min_duration_ms)
+        request = ListTransactionsRequest(checked_names(states), min_duration_ms)
         listings = await self._list(TransactionListing, "transactions", request)
         return sorted(listings, key=lambda listing: (listing.transactional_id, listing.producer_id))
 
@@ -506,13 +541,19 @@ class Admin:
         return described(TransactionDescription, response.transactions[0])
 
     async def describe_transaction_group(self, application_id: str) -> TransactionGroupDescription:
-        """Return a group's last decided batch and its open writers. Raises TransactionalIdNotFoundError."""
+        """Return the last decided batch and the open writers of a transaction group.
+
+        Raises TransactionalIdNotFoundError if the application id is unknown.
+        """
         request = DescribeTxnGroupRequest(application_id)
         response = await self._call_coordinator(TRANSACTION_KEY, application_id, request)
         return described(TransactionGroupDescription, response)
 
     async def retire_transaction_group(self, application_id: str) -> int:
-        """Do the same as ``TransactionGroup.retire``, for an application that no longer runs."""
+        """Let the brokers forget a transaction group's decisions. Return the id of its last decided batch.
+
+        Does the same as ``TransactionGroup.retire``, for an application that no longer runs.
+        """
         request = RetireTxnGroupRequest(application_id)
         response = await self._call_coordinator(TRANSACTION_KEY, application_id, request)
         last: int = response.last_batch_id
@@ -526,7 +567,7 @@ class Admin:
         """
         timeout_ms = (await self.describe_transaction(transactional_id)).timeout_ms
         request = InitProducerIdRequest(transactional_id, timeout_ms, NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
-        with contextlib.suppress(ConcurrentTransactionsError):  # the abort is decided, but not complete yet
+        with contextlib.suppress(ConcurrentTransactionsError):  # the abort has begun but is not complete yet
             await self._call_coordinator(TRANSACTION_KEY, transactional_id, request)
 
     async def describe_producers(
@@ -534,7 +575,7 @@ class Admin:
     ) -> dict[TopicPartition, list[ProducerDescription]]:
         """Return the producers whose state the partitions' leaders keep (KIP-664). Raises the first error."""
         found: dict[TopicPartition, list[ProducerDescription]] = {}
-        for tp in partitions:
+        for tp in checked_partitions(partitions):
             leader = await self._leader(tp)
             response = await self._call(DescribeProducersRequest([TxnPartition(*tp)]), node_id=leader)
             _raise_first(response.partitions, str(tp))
@@ -571,6 +612,7 @@ class Admin:
 
         Raises InvalidTxnStateError if no such transaction is open.
         """
+        tp = checked_partition(tp)
         request = AbortTransactionRequest(*tp, producer_id, start_offset)
         response = await self._call(request, node_id=await self._leader(tp))
         error = _error_of(response, str(tp))
@@ -631,6 +673,19 @@ def _error_of(result: Any, what: str) -> BrokerError | None:
     if result.error_code == 0:
         return None
     return broker_error(result.error_code, result.error_message or "", about=what)
+
+
+def _new_topic(topic: object) -> messages.NewTopic:
+    """Return the entry of a topic in a request. Raises ClientError for wrong types."""
+    if not isinstance(topic, NewTopic):
+        raise ClientError(f"{topic!r} is not a NewTopic", hint=f"for example {_A_TOPIC}")
+    configs = checked_mapping("configs", topic.configs or {}, _SOME_CONFIGS)
+    return messages.NewTopic(
+        checked_name("topic", topic.name),
+        checked_int("partitions", topic.partitions),
+        checked_int("replication_factor", topic.replication_factor),
+        {str(key): str(value) for key, value in configs.items()},
+    )
 
 
 def _raise_first(results: Iterable[Any], what: str) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from kafkalite.client.cluster.client import ClusterClient
@@ -34,9 +34,13 @@ from kafkalite.protocol.messages.metadata import (
 #: times a second.
 VOTER_SILENCE_MS: Final = 2_000
 
+#: A node that accepts no connection for so long, while there is no controller, counts as unreachable.
+PROBE_MS: Final = 1_000
+
 LIVE: Final = "live"
 FENCED: Final = "fenced"
 LEAVING: Final = "shutting down"
+UNREACHABLE: Final = "unreachable"
 
 
 class PlacedPartition(NamedTuple):
@@ -68,11 +72,17 @@ class ClusterView:
     metadata_offset: int
     brokers: tuple[BrokerDescription, ...]
     partitions: tuple[PlacedPartition, ...]
-    topic_count: int
+    topic_count: int  #: including internal topics
+    internal_topics: frozenset[str] = frozenset()
+    #: Brokers that refused a connection. Only a controller fences them, so without one they appear live.
+    unreachable: frozenset[int] = frozenset()
 
     @property
     def live(self) -> list[BrokerDescription]:
-        return [broker for broker in self.brokers if state_of(broker) == LIVE]
+        return [broker for broker in self.brokers if self.state_of(broker) == LIVE]
+
+    def state_of(self, broker: BrokerDescription) -> str:
+        return UNREACHABLE if broker.node_id in self.unreachable else state_of(broker)
 
     @property
     def leaderless(self) -> list[PlacedPartition]:
@@ -123,14 +133,33 @@ def view_of(cluster: DescribeClusterResponse, topics: MetadataResponse) -> Clust
         brokers=tuple(sorted(cluster.brokers, key=lambda broker: broker.node_id)),
         partitions=tuple(partitions),
         topic_count=len(topics.topics),
+        internal_topics=frozenset(topic.name for topic in topics.topics if topic.is_internal),
     )
 
 
 async def look(client: ClusterClient) -> ClusterView:
-    """Return a snapshot of the cluster from any broker. Raises the same errors as ``ClusterClient.call``."""
+    """Return a snapshot of the cluster from any broker. Raises the same errors as ``ClusterClient.call``.
+
+    Without a controller, which would fence dead brokers, connects to each broker, and waits up to PROBE_MS.
+    """
     cluster = (await client.call(DescribeClusterRequest())).message
     topics = (await client.call(MetadataRequest(None, False))).message
-    return view_of(cluster, topics)
+    view = view_of(cluster, topics)
+    return view if view.controller_id >= 0 else replace(view, unreachable=await _unreachable(view.brokers))
+
+
+async def _unreachable(brokers: Iterable[BrokerDescription]) -> frozenset[int]:
+    async def probe(broker: BrokerDescription) -> int | None:
+        try:
+            connection = await connect(broker.address, client_id="kl", timeout_ms=PROBE_MS)
+        except KafkaliteError:
+            return broker.node_id
+        connection.close()
+        await asyncio.sleep(0)  # the transport calls connection_lost
+        return None
+
+    found = await asyncio.gather(*(probe(broker) for broker in brokers))
+    return frozenset(node_id for node_id in found if node_id is not None)
 
 
 async def look_at_recovery(client: ClusterClient) -> list[RecoveringPartition]:
@@ -146,8 +175,8 @@ async def look_at_recovery(client: ClusterClient) -> list[RecoveringPartition]:
 async def look_from(addresses: Iterable[str], *, timeout_ms: int) -> ClusterView:
     """Return a snapshot of the cluster from the first of ``addresses`` that responds.
 
-    Each address has ``timeout_ms`` to respond. Unlike a client, sends requests to no other brokers. Raises
-    the last ConnectionFailedError or RequestTimeoutError, and any error in a response.
+    Each address has ``timeout_ms`` to respond. Other brokers of the cluster are not tried. Raises the last
+    ConnectionFailedError or RequestTimeoutError, and any error in a response.
     """
     problem: KafkaliteError = ConnectionFailedError("no address was given")
     for address in addresses:
@@ -203,7 +232,7 @@ def unmet_conditions(view: ClusterView, requested: RequestedState) -> list[str]:
     elif requested.is_fully_in_sync and len(live) < len(view.brokers):
         found.append(f"{len(live)} of {len(view.brokers)} brokers live")
     if requested.node_id is not None and requested.node_id not in {broker.node_id for broker in live}:
-        states = {broker.node_id: state_of(broker) for broker in view.brokers}
+        states = {broker.node_id: view.state_of(broker) for broker in view.brokers}
         found.append(f"broker {requested.node_id} {states.get(requested.node_id, 'not registered')}")
     for topic in sorted(requested.topics):
         states_of_topic = [each for each in view.partitions if each.name.topic == topic]
@@ -299,16 +328,31 @@ def problems(
     recovering: Iterable[RecoveringPartition] = (),
     refusals: Iterable[str] = (),
 ) -> list[str]:
-    """Return a one-line description of each problem of the cluster. Pure."""
+    """Return a one-line description of each problem of the cluster. Pure.
+
+    The arguments are the results of ``look``, ``look_at_quorum``, ``look_at_recovery`` and ``look_at_disks``.
+    """
     found: list[str] = []
     known = {broker.node_id for broker in view.brokers if broker.is_fenced}
     for node_id in silent_voters(quorum) if quorum is not None else ():
         if node_id not in known:
             found.append(f"controller {node_id} is silent")
     if view.controller_id < 0:
-        found.append("no controller: metadata can't change, so neither leaders nor ISRs do")
+        lost = [
+            f"node {each.node_id} ({each.address})"
+            for each in view.brokers
+            if each.node_id in view.unreachable
+        ]
+        if lost:
+            found.append(
+                f"no controller, because {' and '.join(lost)} can't be reached: the controllers lack a"
+                " majority; no partition is served, and neither metadata nor leaders change"
+            )
+        else:
+            found.append("no controller: metadata can't change, so neither leaders nor ISRs do")
     for broker in view.brokers:
-        state = state_of(broker)
-        if state != LIVE:
-            found.append(f"broker {broker.node_id} is {state}")
+        state = view.state_of(broker)
+        if state not in {LIVE, UNREACHABLE}:
+            why = ": it was stopped or does not respond" if state == FENCED else ""
+            found.append(f"broker {broker.node_id} is {state}{why}")
     return found + _unwhole(view) + [describe_recovery(each) for each in recovering] + [*refusals]

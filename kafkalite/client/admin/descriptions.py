@@ -187,17 +187,23 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """A group's lag in one partition. ``committed`` is None if the group has no offset there."""
+    """A group's lag in one partition.
+
+    ``committed`` is None if the group has no committed offset in the partition. ``end_offset`` is None if the
+    partition was deleted.
+    """
 
     partition: TopicPartition
     committed: OffsetAndMetadata | None
-    commit_ms: int | None  #: wall clock
-    end_offset: int
+    commit_ms: int | None  #: the time of the commit (wall clock); None if ``committed`` is
+    end_offset: int | None
     member: MemberDescription | None  #: the member that owns it
 
     @property
     def lag(self) -> int | None:
-        return None if self.committed is None else max(0, self.end_offset - self.committed.offset)
+        if self.committed is None or self.end_offset is None:
+            return None
+        return max(0, self.end_offset - self.committed.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +236,7 @@ class ProducerDescription:
     last_sequence: int
     last_timestamp_ms: int
     coordinator_epoch: int
-    transaction_start_offset: int | None  #: of its open transaction; None if none is open
+    transaction_start_offset: int | None  #: the first offset of its open transaction; None if none is open
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,11 +268,11 @@ class TransactionGroupDescription:
 
 
 def described(kind: type[D], message: Any, **converted: Any) -> D:
-    """Return an instance of ``kind`` with the values of the equally named fields of ``message``.
+    """Return an instance of the description class ``kind`` with the values of the same fields of ``message``.
 
-    Lists become tuples; their items are converted if the items of the field in ``kind`` are descriptions.
-    Lists of partitions become sorted tuples of TopicPartition. ``converted`` gives the values of fields that
-    are not copied.
+    Lists become tuples. If the field of ``kind`` is a tuple of descriptions, its items are converted, too.
+    Lists of partitions become sorted tuples of TopicPartition. ``converted`` are the values of fields that
+    are not copied from ``message``.
     """
     for name, (source, item) in _fields(kind).items():
         if name not in converted:

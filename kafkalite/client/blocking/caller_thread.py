@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from kafkalite.client.cluster.signal import wake
 from kafkalite.client.group.rebalance_listener import RebalanceListener
 from kafkalite.errors import ClientError
-from kafkalite.loop_thread import LoopThread
+from kafkalite.loop_thread import SIGNAL_TURN_S, LoopThread
 from kafkalite.model import TopicPartition
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ _Method = Callable[[Sequence[TopicPartition]], Awaitable[None] | None]
 
 
 class CallerThread:
-    """Runs one thread's coroutines on the loop. While it waits, the thread executes their listener calls."""
+    """Runs coroutines on the loop thread while the calling thread waits and executes their listener calls."""
 
     def __init__(self, loop_thread: LoopThread) -> None:
         self._loop_thread = loop_thread
@@ -44,9 +44,14 @@ class CallerThread:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop_thread.loop)
         future.add_done_callback(lambda _: calls.put(None))
         try:
-            while (call := calls.get()) is not None:
+            while True:
+                try:
+                    call = calls.get(timeout=SIGNAL_TURN_S)
+                except Empty:
+                    continue
+                if call is None:
+                    return future.result()
                 call()
-            return future.result()
         except BaseException:
             future.cancel()
             raise
@@ -59,7 +64,7 @@ class CallerThread:
         return _ForwardingListener(self, listener)
 
     async def call_back(self, method: _Method, partitions: Sequence[TopicPartition]) -> None:
-        """Make the thread that waits in ``run`` call ``method``. Wait, and raise the method's error."""
+        """Make the thread that waits in ``run`` call ``method``. Wait, and raise the method's exception."""
         if not self._waits:
             raise ClientError("no thread waits in a call that could run the rebalance listener")
         loop = asyncio.get_running_loop()

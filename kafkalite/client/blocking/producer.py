@@ -6,15 +6,23 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import logging
+import os
 import threading
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar, Unpack
 
 from kafkalite.client.blocking.consumer import Consumer
 from kafkalite.client.blocking.twin import Twin, blocking, opened_with, twin_of
 from kafkalite.client.cluster.signal import Signal
-from kafkalite.client.config import ConsumerConfig
+from kafkalite.client.config import BootstrapServers, ConfigSource, ConsumerConfig, ProducerSettings
+from kafkalite.client.forgotten import CLOSE_FORGOTTEN_MS
+from kafkalite.client.interceptors import ProducerInterceptor
 from kafkalite.client.producer import producer as async_producer
 from kafkalite.client.producer import transaction_manager
 from kafkalite.client.producer.bulk_sender import AnyBatch
@@ -22,13 +30,27 @@ from kafkalite.client.producer.delivery import (
     BatchDelivery,
     BatchMetadata,
     Delivery,
+    DeliveryCallback,
     PendingResult,
     wait_done,
 )
 from kafkalite.client.producer.sender import ProducerStatistics
 from kafkalite.client.producer.transaction_manager import GroupConsumer, Offsets
-from kafkalite.errors import BufferFullError, ClientClosedError, TransactionAbortedError
-from kafkalite.model import GroupMetadata, Headers, OffsetAndMetadata, RecordMetadata, TopicPartition
+from kafkalite.clock import Clock
+from kafkalite.errors import BufferFullError, ClientClosedError, KafkaliteError, TransactionAbortedError
+from kafkalite.loop_thread import SIGNAL_TURN_S, forked
+from kafkalite.model import (
+    GroupMetadata,
+    OffsetAndMetadata,
+    ProducerRecord,
+    RecordHeaders,
+    RecordMetadata,
+    TopicPartition,
+)
+from kafkalite.rng import Rng
+from kafkalite.serde import AnySerializer, K, V
+
+logger = logging.getLogger(__name__)
 
 D = TypeVar("D", bound=PendingResult[Any])
 R = TypeVar("R")
@@ -37,34 +59,112 @@ T = TypeVar("T")
 # At most this many records wait for the loop thread. ``send`` blocks while the queue is full.
 MAX_QUEUED_RECORDS: Final = 20_000
 
+_open: Final[weakref.WeakSet[Producer[Any, Any]]] = weakref.WeakSet()
+
+
+# Functions registered later run earlier: this one must run before the loop thread is closed at exit.
+@atexit.register
+def _close_forgotten() -> None:
+    """Deliver the records of producers that were never closed. Log the errors of lost records."""
+    closing: list[Future[None]] = []
+    for producer in list(_open):
+        if not producer._closed and producer._original.is_open:
+            producer._closed = True
+            close = producer._close(CLOSE_FORGOTTEN_MS / 1000)
+            closing.append(asyncio.run_coroutine_threadsafe(close, producer._thread.loop))
+    for future in closing:  # in parallel, so that several unreachable clusters delay the exit only once
+        try:
+            future.result()
+        except KafkaliteError as error:
+            logger.error("a producer was never closed, and at the end of the process %s", error)
+
+
+def _close_forked() -> None:
+    for producer in list(_open):
+        producer._closed = True
+
+
+os.register_at_fork(after_in_child=_close_forked)
+
+# The attributes of an initialized Future, and the lock that guards their creation in a ``_Pending``.
+_FUTURE_STATE: Final = frozenset(vars(Future()))
+_creating_state: Final = threading.Lock()
+
 _ABORTED_WHILE_QUEUED: Final = "the transaction was aborted while the record was queued"
 
 
-class _Pending(Generic[D, R]):
-    """The pending result of a record or batch. Only the loop thread sets ``_delivery``."""
+class _Pending(Future[R], Generic[D, R]):
+    """The future of a record or batch. Only the loop thread sets ``_delivery``.
 
-    __slots__ = ("_delivery", "_producer")
+    The state that ``concurrent.futures`` needs (a lock, callbacks) is expensive, so it is created when
+    ``wait``, ``as_completed`` or ``add_done_callback`` first uses it. Callbacks are called in kafkalite's
+    thread. ``flush`` still reports the error of a future whose result was not retrieved.
+    """
 
-    def __init__(self, producer: Producer, delivery: D | None = None) -> None:
+    _producer: Producer[Any, Any]
+    _delivery: D | None  #: None while the record is queued; set once
+
+    def __init__(self, producer: Producer[Any, Any], delivery: D | None = None) -> None:
         self._producer = producer
-        self._delivery = delivery  # None while the record is queued; set once, in the loop thread
+        self._delivery = delivery
 
     def __repr__(self) -> str:
         return (
             "<PendingDelivery, queued>" if self._delivery is None else f"<Pending{repr(self._delivery)[1:]}"
         )
 
+    def __getattr__(self, name: str) -> Any:
+        if name not in _FUTURE_STATE:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        fresh: Future[R] = Future()
+        is_settled = self.done()
+        if is_settled:
+            self._settle(fresh)
+        state = vars(fresh)
+        with _creating_state:  # other threads see all of the state at once
+            is_first = name not in self.__dict__
+            if is_first:
+                self.__dict__.update(state)
+        if is_first and not is_settled:
+            self._settling = asyncio.run_coroutine_threadsafe(
+                self._settle_when_done(), self._producer._thread.loop
+            )
+        return self.__dict__[name]
+
+    async def _settle_when_done(self) -> None:
+        await self._until_done()
+        self._settle(self)
+
+    def _settle(self, future: Future[R]) -> None:
+        """Set the result or error of ``future``, on which functions of ``concurrent.futures`` may wait."""
+        assert self._delivery is not None, "it is done"
+        error = self._delivery.batch.error
+        if error is None:
+            future.set_result(self._delivery.result())
+        else:
+            future.set_exception(error)
+
     def done(self) -> bool:
         """Whether the record or batch was acknowledged or has failed."""
         return self._delivery is not None and self._delivery.done()
 
+    def cancel(self) -> bool:
+        """Return False: an accepted record can't be cancelled, because other records share its batch."""
+        return False
+
     def result(self, timeout: float | None = None) -> R:
-        """Return the log position. Raises the send's error, or TimeoutError after ``timeout`` seconds."""
+        """Wait, and return the position in the log. Raises the send's error, or TimeoutError.
+
+        TimeoutError is raised after ``timeout`` seconds (None: no limit).
+        """
         result: R = self._wait(timeout).result()
         return result
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """Return the send's error, or None if it succeeded. Raises TimeoutError after ``timeout`` seconds."""
+        """Wait, and return the send's error, or None if it succeeded.
+
+        Raises TimeoutError after ``timeout`` seconds (None: no limit).
+        """
         return self._wait(timeout).exception()
 
     def _wait(self, timeout: float | None) -> D:
@@ -76,39 +176,37 @@ class _Pending(Generic[D, R]):
     async def _until_done(self) -> None:
         while self._delivery is None:
             await self._producer._drained.wait()
-        while not self._delivery.done():  # a record whose topic was unknown changes its batch once
+        while not self._delivery.done():  # a record of a new topic moves to another batch once
             await wait_done(self._delivery.batch)
 
 
 class PendingDelivery(_Pending[Delivery, RecordMetadata]):
-    """The future of one record. ``result(timeout)`` waits for its acknowledgement."""
+    """The ``concurrent.futures.Future`` of one record. ``result(timeout)`` waits for its acknowledgement."""
 
-    __slots__ = ("_record",)
-
-    def __init__(self, producer: Producer, record: tuple[Any, ...]) -> None:
+    def __init__(self, producer: Producer[Any, Any], record: tuple[Any, ...]) -> None:
         self._producer = producer
         self._record: tuple[Any, ...] | None = record
         self._delivery = None
 
     def add_callback(self, callback: Callable[[PendingDelivery], object]) -> None:
-        """Call ``callback(self)`` in kafkalite's thread after success or failure. It must not block."""
-        self._producer._thread.loop.call_soon_threadsafe(self._add_callback, callback)
+        """Call ``callback(self)`` in kafkalite's thread after success or failure. It must not block.
 
-    def _add_callback(self, callback: Callable[[PendingDelivery], object]) -> None:
-        if self._delivery is None:
-            self._producer._thread.loop.call_soon(self._add_callback, callback)
-        else:
-            self._delivery.add_callback(lambda _: callback(self))
+        flush() then does not report this record.
+        """
+        asyncio.run_coroutine_threadsafe(self._add_callback(callback), self._producer._thread.loop)
+
+    async def _add_callback(self, callback: Callable[[PendingDelivery], object]) -> None:
+        while self._delivery is None:
+            await self._producer._drained.wait()
+        self._delivery.add_callback(lambda _: callback(self))
 
 
 class PendingBatchDelivery(_Pending[BatchDelivery, BatchMetadata]):
-    """The future of one batch. ``result(timeout)`` waits for its acknowledgement."""
-
-    __slots__ = ()
+    """The ``concurrent.futures.Future`` of one batch. ``result(timeout)`` waits for its acknowledgement."""
 
 
 @twin_of(async_producer.Producer)
-class Producer(Twin[async_producer.Producer]):
+class Producer(Twin[async_producer.Producer[K, V]], Generic[K, V]):
     """Sends records to topics. The blocking twin of ``kafkalite.Producer``, with the same arguments.
 
     ::
@@ -117,15 +215,39 @@ class Producer(Twin[async_producer.Producer]):
             pending = producer.send("orders", b"...", key=b"42")
             print(pending.result(timeout=10).offset)
 
-    Several threads may use one producer at once. The records of each thread keep their order.
+    Several threads may use one producer at once. The records of each thread keep their order. A producer that
+    is never closed is closed at the end of the process, which waits at most CLOSE_FORGOTTEN_MS. After a fork,
+    the child process must open its own: calls raise ForkedClientError.
     """
 
-    @opened_with(async_producer.Producer)
-    def __init__(self, original: async_producer.Producer) -> None:
-        self._set_up(original)
+    if TYPE_CHECKING:
 
-    def _set_up(self, original: async_producer.Producer) -> None:
+        def __init__(
+            self,
+            bootstrap_servers: BootstrapServers | None = None,
+            *,
+            partitioner: async_producer.PartitionerChoice | None = None,
+            on_delivery: DeliveryCallback | None = None,
+            key_serializer: AnySerializer[K] | None = None,
+            value_serializer: AnySerializer[V] | None = None,
+            interceptors: Sequence[ProducerInterceptor] = (),
+            config: ConfigSource | None = None,
+            clock: Clock | None = None,
+            rng: Rng | None = None,
+            **settings: Unpack[ProducerSettings],
+        ) -> None: ...
+    else:
+
+        @opened_with(async_producer.Producer)
+        def __init__(self, original):
+            self._set_up(original)
+
+    def _set_up(self, original: async_producer.Producer[K, V]) -> None:
         super().__init__(original)
+        has_prepared = original.outgoing is not None
+        self._pass_on: Callable[..., Delivery] = (
+            original.put_prepared if has_prepared else original.send_nowait
+        )
         self._is_transactional = original.config.transactional_id is not None
         self._queue: deque[PendingDelivery] = deque()
         self._is_woken = False  # whether the loop thread will drain the queue soon
@@ -133,9 +255,13 @@ class Producer(Twin[async_producer.Producer]):
         self._waiting_for_room: asyncio.Task[None] | None = None
         self._has_room = threading.Condition()
         self._closed = False
+        _open.add(self)
 
     def __repr__(self) -> str:
         return f"<sync {repr(self._original)[1:-1]}, {len(self._queue)} records queued>"
+
+    def stop(self) -> None:
+        self.close()
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
@@ -157,7 +283,8 @@ class Producer(Twin[async_producer.Producer]):
         whose errors were not retrieved.
         """
         self._closed = True
-        self._run(self._close(timeout))
+        if not self._thread.is_forked:
+            self._run(self._close(timeout))
 
     async def _close(self, timeout: float | None) -> None:
         try:
@@ -172,27 +299,31 @@ class Producer(Twin[async_producer.Producer]):
 
     def send(
         self,
-        topic: str,
-        value: bytes | None = None,
-        key: bytes | None = None,
+        topic: str | ProducerRecord,
+        value: V | None = None,
+        key: K | None = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-        headers: Sequence[tuple[str, bytes | None]] = (),
+        headers: RecordHeaders = (),
     ) -> PendingDelivery:
         """Queue one record and return at once. ``result()`` waits for its acknowledgement.
 
-        Waits up to max.block.ms while the queue is full, and then raises BufferFullError. The error of a
-        record that cannot be sent (too large, not bytes) is raised by ``result()``.
+        Interceptors and serializers are called at once, in this thread; raises SerializationError. Waits up
+        to max.block.ms while the queue is full, and then raises BufferFullError. The error of a record that
+        cannot be sent (too large, not bytes) is raised by ``result()``.
         """
         if self._closed:
-            raise ClientClosedError("the producer is closed")
+            raise forked() if self._thread.is_forked else ClientClosedError("the producer is closed")
         if self._is_transactional:
             self._original.check_may_send()
         queue = self._queue
         if len(queue) >= MAX_QUEUED_RECORDS:
             self._wait_for_room()
-        pending = PendingDelivery(self, (topic, value, key, partition, timestamp_ms, headers))
+        record: tuple[Any, ...] = (topic, value, key, partition, timestamp_ms, headers)
+        if self._original.outgoing is not None or isinstance(topic, ProducerRecord):
+            record = self._original.prepare_record(topic, value, key, partition, timestamp_ms, headers)
+        pending = PendingDelivery(self, record)
         queue.append(pending)
         if not self._is_woken:  # set before waking the loop, cleared before draining: no record is missed
             self._is_woken = True
@@ -201,23 +332,27 @@ class Producer(Twin[async_producer.Producer]):
 
     def _wait_for_room(self) -> None:
         timeout_s = self._original.config.max_block_ms / 1000
+        ends_at_s = time.monotonic() + timeout_s
         with self._has_room:
-            if not self._has_room.wait_for(lambda: len(self._queue) < MAX_QUEUED_RECORDS, timeout_s):
-                raise BufferFullError(
-                    f"{len(self._queue)} records are queued and none was sent for {timeout_s:g} s",
-                    hint="the brokers are slower than the sender; raise buffer.memory or max.block.ms",
-                )
+            while len(self._queue) >= MAX_QUEUED_RECORDS:
+                left_s = ends_at_s - time.monotonic()
+                if left_s <= 0:
+                    raise BufferFullError(
+                        f"{len(self._queue)} records are queued and none was sent for {timeout_s:g} s",
+                        hint="the brokers are slower than the sender; raise buffer.memory or max.block.ms",
+                    )
+                self._has_room.wait(min(left_s, SIGNAL_TURN_S))
 
     def _drain(self) -> None:
         """In the loop thread: pass queued records to the producer until its buffer is full."""
         self._is_woken = False
-        queue, send_nowait = self._queue, self._original.send_nowait
+        queue, pass_on = self._queue, self._pass_on
         while queue:
             pending = queue[0]
             assert pending._record is not None
             topic, value, key, partition, timestamp_ms, headers = pending._record
             try:
-                pending._delivery = send_nowait(
+                pending._delivery = pass_on(
                     topic, value, key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
                 )
             except BufferFullError:
@@ -267,13 +402,13 @@ class Producer(Twin[async_producer.Producer]):
 
     def send_and_wait(
         self,
-        topic: str,
-        value: bytes | None = None,
-        key: bytes | None = None,
+        topic: str | ProducerRecord,
+        value: V | None = None,
+        key: K | None = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-        headers: Sequence[tuple[str, bytes | None]] = (),
+        headers: RecordHeaders = (),
         timeout: float | None = None,
     ) -> RecordMetadata:
         """Send one record and return when it is acknowledged according to ``acks``.
@@ -287,12 +422,12 @@ class Producer(Twin[async_producer.Producer]):
     def send_many(
         self,
         topic: str,
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None = None,
+        values: Sequence[V | None],
+        keys: Sequence[K | None] | None = None,
         *,
         partition: int | None = None,
         timestamps_ms: int | Sequence[int] | None = None,
-        headers: Sequence[Headers] | None = None,
+        headers: Sequence[RecordHeaders] | None = None,
         timeout: float | None = None,
     ) -> list[BatchMetadata]:
         return self._run_drained(
@@ -356,14 +491,31 @@ class Producer(Twin[async_producer.Producer]):
         self._run(abort())
 
     def send_offsets(
-        self, offsets: Consumer | GroupConsumer | Offsets, group: GroupMetadata | str | None = None
+        self, offsets: Consumer[Any, Any] | GroupConsumer | Offsets, group: GroupMetadata | str | None = None
     ) -> None:
         if isinstance(offsets, Consumer):
             original, positions = offsets._original, offsets.positions()
             offsets = _ConsumerSnapshot(lambda: positions, original.group_metadata, original.config)
         self._run(self._original.send_offsets(offsets, group))
 
+    def send_offsets_to_transaction(
+        self, offsets: Consumer[Any, Any] | GroupConsumer | Offsets, group: GroupMetadata | str | None = None
+    ) -> None:
+        self.send_offsets(offsets, group)
+
     partitions_for = blocking(async_producer.Producer.partitions_for)
+
+    @property
+    def is_open(self) -> bool:
+        return self._original.is_open and not self._closed
+
+    def undelivered(self) -> dict[str, int]:
+        """Return the number of records of each topic that are neither acknowledged nor failed."""
+
+        async def ask() -> dict[str, int]:
+            return self._original.undelivered()
+
+        return self._run_drained(ask)
 
     def statistics(self) -> ProducerStatistics:
         """Return the producer's current counters."""
@@ -382,7 +534,7 @@ class _ConsumerSnapshot(NamedTuple):
 class Transaction:
     """A transaction for ``with``. The end of the block commits; an exception in the block aborts."""
 
-    def __init__(self, producer: Producer, transaction: transaction_manager.Transaction) -> None:
+    def __init__(self, producer: Producer[Any, Any], transaction: transaction_manager.Transaction) -> None:
         self._producer = producer
         self._transaction = transaction
 
@@ -415,6 +567,6 @@ class Transaction:
         self._producer.abort_transaction()
 
     def send_offsets(
-        self, offsets: Consumer | GroupConsumer | Offsets, group: GroupMetadata | str | None = None
+        self, offsets: Consumer[Any, Any] | GroupConsumer | Offsets, group: GroupMetadata | str | None = None
     ) -> None:
         self._producer.send_offsets(offsets, group)

@@ -27,7 +27,7 @@ class TransactionGroupWriter(Producer):
 
 @twin_of(txn_group.TransactionGroup)
 class TransactionGroup(Twin[txn_group.TransactionGroup]):
-    """Decides the batches of one application. The blocking twin of ``kafkalite.TransactionGroup``."""
+    """Commits batches of one application. The blocking twin of ``kafkalite.TransactionGroup``."""
 
     @opened_with(txn_group.TransactionGroup)
     def __init__(self, original: txn_group.TransactionGroup) -> None:

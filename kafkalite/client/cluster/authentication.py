@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgpack
 
+from kafkalite.client.arguments import checked_name
 from kafkalite.client.cluster.connection import Connection, connect
 from kafkalite.errors import ClusterAuthorizationFailedError, InconsistentClusterIdError, InvalidRequestError
 from kafkalite.protocol.messages.cluster import ClusterHelloRequest, ClusterHelloResponse, ClusterProofRequest
@@ -131,6 +132,7 @@ async def call_with_secret(
         raise ClusterAuthorizationFailedError(
             "this request needs the cluster's secret", hint="pass the cluster.secret of the nodes"
         )
+    checked_name("the cluster secret", secret)
     metadata = cluster.metadata
     known = metadata.addresses
     if node_id is None:

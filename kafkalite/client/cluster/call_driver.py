@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from kafkalite.client.cluster.call_plan import CallPlan, Dial, GiveUp, Locate, Pause
+from kafkalite.client.cluster.setbacks import Setbacks
 from kafkalite.errors import KafkaliteError
 
 C = TypeVar("C")
@@ -25,6 +26,7 @@ async def drive(
     send: Callable[[C, int], Awaitable[T]],
     pause: Callable[[int], Awaitable[None]] = _sleep,
     chance: Callable[[], float] = lambda: 0.5,
+    setbacks: Setbacks | None = None,
 ) -> T:
     """Take the steps of ``plan`` until a response arrives. Raises the error with which the plan gives up.
 
@@ -33,7 +35,24 @@ async def drive(
     timeout_ms)`` returns the response. If one of these functions raises a KafkaliteError, the plan decides
     whether to retry; other exceptions are raised to the caller. ``pause(duration_ms)`` may return earlier if
     the target may have changed. ``chance`` returns a random number in [0, 1) for the jitter of the pauses.
+    Retried errors are recorded in ``setbacks``.
     """
+    try:
+        return await _steps(plan, locate, dial, send, pause, chance, setbacks)
+    finally:
+        if setbacks:
+            setbacks.clear(plan)
+
+
+async def _steps(
+    plan: CallPlan,
+    locate: Callable[[], Awaitable[int | None]],
+    dial: Callable[[int | None], Awaitable[C]],
+    send: Callable[[C, int], Awaitable[T]],
+    pause: Callable[[int], Awaitable[None]],
+    chance: Callable[[], float],
+    setbacks: Setbacks | None,
+) -> T:
     loop = asyncio.get_running_loop()
     connection: Any = None
     while True:
@@ -52,5 +71,8 @@ async def drive(
             else:
                 return await send(connection, step.timeout_ms)
         except KafkaliteError as error:
-            plan.failed(error, int(loop.time() * 1000), chance())
+            now_ms = int(loop.time() * 1000)
+            plan.failed(error, now_ms, chance())
+            if setbacks is not None:
+                setbacks.note(plan, error, now_ms)
     raise step.error

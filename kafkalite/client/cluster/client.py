@@ -6,21 +6,34 @@ Requests that must not wait use another connection to the same broker, identifie
 Every wait is limited by a deadline of the caller or by the closing of the client, every pause by a backoff.
 """
 
+# Long because connections need the metadata, the metadata needs connections, and one class owns both.
+
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
+from kafkalite.client.arguments import checked_name
 from kafkalite.client.cluster.call_driver import drive
 from kafkalite.client.cluster.call_plan import CallPlan, CallRules, judge_broker_error
-from kafkalite.client.cluster.connection import Buffer, Connection, Response, connect
+from kafkalite.client.cluster.connection import (
+    CLOSED_AT_ONCE_HINT,
+    FOREIGN_HINT,
+    REFUSED_HINT,
+    Buffer,
+    Connection,
+    Response,
+    connect,
+)
 from kafkalite.client.cluster.retry import Backoff, is_retriable
 from kafkalite.client.cluster.routing import NO_NODE, MetadataCache
+from kafkalite.client.cluster.setbacks import LATE_MS, SILENT_MS, Setbacks
 from kafkalite.client.cluster.signal import Signal
 from kafkalite.client.config import CommonConfig
 from kafkalite.errors import (
@@ -45,23 +58,29 @@ class Purpose(enum.IntEnum):
     HEARTBEAT = 2
     ABORT = 3
 
-    __hash__ = int.__hash__  # Enum's own is a Python function, and links are looked up for every request
+    __hash__ = int.__hash__  # Enum's hash is a slow Python function, and every request hashes a Purpose
 
 
-# While a needed broker is away, metadata is requested repeatedly. These are the first pause, and the growth
-# of each pause without changes. On average, a new leader is found late by a twentieth of the outage.
+# While a needed broker is away, metadata is requested repeatedly. These are the first pause, and the length
+# of each further pause in percent of the previous one, while the metadata does not change. With 110 %, a new
+# leader is found late by 5 % of the outage on average.
 REFRESH_PAUSE_MS: Final = 50
 _REFRESH_GROWTH_PERCENT: Final = 110
 
 # If there are several brokers, the next one is tried when a broker has not responded for this long.
 STAGGER_S: Final = 0.3
 
-# Metadata of a broker that reaches no controller may be outdated (R23). After so many, it is used anyway.
+# Metadata of a broker that reaches no controller may be outdated (R23). After this many such responses, the
+# last one is used anyway.
 MAX_OUTDATED: Final = 3
 
-# A client that opens tries every bootstrap address this many times before it fails. An open client reconnects
-# until it is closed.
+# A client that opens tries every bootstrap address this many times before it fails, if no broker accepts a
+# connection. If one has, it may have been killed since, so the client tries until default.api.timeout.ms. An
+# open client reconnects until it is closed.
 BOOTSTRAP_ROUNDS: Final = 3
+
+# A missing topic is logged as a warning only after this time. Most calls raise its error earlier.
+_MISSING_MS: Final = 1_100
 
 _NO_CLUSTER_HINT: Final = "is a broker running there? 'kl dev' starts one"
 
@@ -85,6 +104,9 @@ class _Link:
     failures: int = 0
     is_away: bool = False  #: the connection was lost, or could not be established
     not_before_ms: int = 0
+    #: The bootstrap connection at the time when ``connection`` was lost. It does not replace ``connection``,
+    #: because the broker may have accepted it earlier (R56).
+    older: Connection | None = None
 
 
 class ClusterClient:
@@ -110,10 +132,12 @@ class ClusterClient:
         #: Topics whose metadata is kept up to date. None means all topics.
         self.topics: set[str] | None = set()
         self.last_error: KafkaliteError | None = None
+        self.setbacks = Setbacks()
         self._on_change = on_change
         self._loop: asyncio.AbstractEventLoop | None = None
         self.is_closed = False
         self._links: dict[tuple[int, int], _Link] = {}
+        self._unreachable: set[str] = set()  #: addresses that refused the last attempt to connect
         self._bootstrap: Connection | None = None
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._refreshing: asyncio.Task[None] | None = None
@@ -138,7 +162,11 @@ class ClusterClient:
     # --- life ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect to any broker and fetch the metadata. Raises ConnectionFailedError if none responds."""
+        """Connect to any broker and fetch the metadata.
+
+        Raises ConnectionFailedError if no broker listens at the bootstrap addresses, and the last error if
+        brokers are lost or do not respond until default.api.timeout.ms.
+        """
         self._loop = asyncio.get_running_loop()
         try:
             await self._bootstrap_in_rounds()
@@ -148,14 +176,20 @@ class ClusterClient:
         self._schedule_by_age()
 
     async def _bootstrap_in_rounds(self) -> None:
-        for failures in range(1, BOOTSTRAP_ROUNDS + 1):
+        deadline_ms = self.now_ms() + self.config.default_api_timeout_ms
+        was_accepted = False  # whether a broker has accepted a connection
+        for failures in count(1):
             try:
                 await self._refresh_once()
+                self.setbacks.clear("metadata")
                 return
             except KafkaliteError as error:
-                if not is_retriable(error) or failures == BOOTSTRAP_ROUNDS:
-                    raise
+                was_accepted = was_accepted or error.hint not in (_NO_CLUSTER_HINT, FOREIGN_HINT)
                 pause_ms = self._reconnect_backoff.delay_ms(failures, self.rng.random())
+                is_hopeless = failures == BOOTSTRAP_ROUNDS and not was_accepted
+                if not is_retriable(error) or is_hopeless or self.now_ms() + pause_ms >= deadline_ms:
+                    raise
+                self.setbacks.note("metadata", error, self.now_ms())
                 await asyncio.sleep(pause_ms / 1000)
 
     async def close(self) -> None:
@@ -191,6 +225,7 @@ class ClusterClient:
         """Run a background task of this client. ``close`` cancels it."""
         assert self._loop is not None, "start() first"
         task = self._loop.create_task(coroutine)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # the owner reports a missing close()
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
         return task
@@ -208,7 +243,7 @@ class ClusterClient:
         if link is not None:
             if link.connection is not None and link.connection.is_open:
                 return link.connection
-            if link.is_away:  #: another broker may lead now
+            if link.is_away:  # another broker may lead now
                 self.request_refresh()
         if not self.is_closed:
             self._dial_soon(node_id, purpose)
@@ -258,10 +293,8 @@ class ClusterClient:
             link.is_away = True
             pause_ms = self._reconnect_backoff.delay_ms(link.failures, self.rng.random())
             link.not_before_ms = self.now_ms() + pause_ms
-            level = logging.WARNING if link.failures == 1 else logging.INFO
-            logger.log(
-                level, "node_id=%d connect failed, next try in %d ms: %s", link.node_id, pause_ms, error
-            )
+            logger.info("node_id=%d connect failed, next try in %d ms: %s", link.node_id, pause_ms, error)
+            self._note_failure((link.node_id, link.purpose), error)
             self.request_refresh()
             return error
         else:
@@ -274,13 +307,28 @@ class ClusterClient:
                 self._loop.call_soon(self._notify)
 
     async def _connect(self, address: str) -> Connection:
-        return await connect(
-            address,
-            client_id=self.config.client_id,
-            timeout_ms=self.config.socket_connection_setup_timeout_ms,
-        )
+        assert self._loop is not None
+        late = self._loop.call_later(SILENT_MS / 1000, self._on_silence, address)
+        try:
+            connection = await connect(
+                address,
+                client_id=self.config.client_id,
+                timeout_ms=self.config.socket_connection_setup_timeout_ms,
+            )
+        except ConnectionFailedError:
+            self._unreachable.add(address)
+            raise
+        finally:
+            late.cancel()
+        self._unreachable.discard(address)
+        return connection
+
+    def _on_silence(self, address: str) -> None:
+        text = f"{address} does not respond; does a kafkalite broker run there?"
+        self.setbacks.warn(text, self.now_ms())
 
     def _adopt(self, link: _Link, connection: Connection) -> None:
+        self.setbacks.clear((link.node_id, link.purpose))
         link.connection = connection
         link.failures = 0
         link.is_away = False
@@ -291,6 +339,8 @@ class ClusterClient:
 
     def _on_slow(self, connection: Connection) -> None:
         logger.info("slow responses %s", Fields(connection=connection))
+        text = self._lost_majority() or f"{connection.address} is slow to respond"
+        self.setbacks.warn(text, self.now_ms())
         self.request_refresh()
 
     def give_up(self, node_id: int) -> bool:
@@ -311,6 +361,7 @@ class ClusterClient:
         for link in self._links.values():
             if link.connection is connection:
                 link.connection = None
+                link.older = self._bootstrap
                 link.is_away = True
                 link.not_before_ms = self.now_ms() + self.config.reconnect_backoff_ms
         if not self.is_closed:
@@ -321,7 +372,8 @@ class ClusterClient:
     # --- metadata ------------------------------------------------------------------------------
 
     def track(self, topic: str) -> None:
-        """Keep the metadata of ``topic`` up to date from now on."""
+        """Keep the metadata of ``topic`` up to date from now on. Raises ClientError if it is not a str."""
+        checked_name("topic", topic)
         if self.topics is not None and topic not in self.topics:
             self.topics.add(topic)
             self.request_refresh(urgent=True)
@@ -340,6 +392,14 @@ class ClusterClient:
             return
         self._refreshing = self.spawn(self._refresh(urgent))
 
+    async def refreshed(self) -> None:
+        """Wait for metadata that is requested after this call. Raises ClientClosedError."""
+        self.request_refresh(urgent=True)
+        if self._refreshing is not None:
+            await asyncio.wait({self._refreshing})
+        if self.is_closed:
+            raise ClientClosedError("the client is closed")
+
     async def _refresh(self, urgent: bool) -> None:
         """Request metadata until it succeeds, then call ``on_change``. Only one refresh runs at a time."""
         failures = 0
@@ -354,17 +414,86 @@ class ClusterClient:
                     await self._refresh_once()
                 except KafkaliteError as error:
                     self.last_error = error
+                    self._note_failure("metadata", error)
                     failures += 1
                     await self._pause(self._retry_backoff.delay_ms(failures, self.rng.random()))
                     continue
                 self.last_error = None
+                self._note_topics()
                 self._adapt_refresh_pause(has_changes=self.metadata.generation != generation)
                 if not self._refresh_again:
                     return
         finally:
             self._refreshing = None
-            if not self.is_closed:
+            if not self.is_closed and not (self._loop is None or self._loop.is_closed()):
                 self._notify()
+
+    def _note_topics(self) -> None:
+        """Record in ``setbacks`` which of the used topics have an error or a partition without a leader."""
+        now_ms = self.now_ms()
+        self.setbacks.clear("metadata")
+        for topic in self.topics or ():
+            error = self.metadata.errors.get(topic)
+            leaders = self.metadata.topics[topic].leaders if topic in self.metadata.topics else []
+            leaderless = [number for number, leader in enumerate(leaders) if leader.node_id < 0]
+            if error is not None:
+                missing = broker_error(*error, about=f"topic {topic!r}")
+                self.setbacks.note(topic, missing, now_ms, late_ms=_MISSING_MS)
+            elif leaderless:
+                self.setbacks.note(topic, f"{topic}-{leaderless[0]} has no leader", now_ms)
+            elif self.setbacks:
+                self.setbacks.clear(topic)
+
+    def _lost_majority(self) -> str:
+        """Return the probable cause if the controllers have no majority, with the unreachable brokers, or "".
+
+        That is known if no broker reaches a controller. While no broker sends metadata, it is likely if half
+        of the brokers can't be reached.
+        """
+        addresses = self.metadata.addresses
+        lost = [
+            f"node {node_id} ({address})"
+            for node_id, address in sorted(addresses.items())
+            if address in self._unreachable
+        ]
+        if lost and self.metadata.controller_id == NO_NODE:
+            return (
+                f"no broker reaches a controller, and {' and '.join(lost)} can't be reached; "
+                "without a majority of the controllers, no partition is served"
+            )
+        if len(addresses) > 1 and 2 * len(lost) >= len(addresses):
+            return (
+                f"{' and '.join(lost)} can't be reached; "
+                "if the controllers have lost their majority, no partition is served"
+            )
+        return ""
+
+    def explained(self, error: KafkaliteError) -> KafkaliteError:
+        """Return ``error``, with the loss of the majority as its hint if that is the probable cause.
+
+        For errors after retries: the error of the last attempt does not show why all attempts failed.
+        """
+        error.hint = self._lost_majority() or error.hint
+        return error
+
+    def _note_controller(self) -> None:
+        """Record whether brokers reach no controller, and warn.
+
+        At once if half of the brokers cannot be reached, because then it is no election that is soon over.
+        """
+        if self.metadata.controller_id != NO_NODE:
+            self._unreachable.clear()
+        text = self._lost_majority()
+        if text:
+            lost = self._unreachable.intersection(self.metadata.addresses.values())
+            is_half = 2 * len(lost) >= len(self.metadata.addresses)
+            self.setbacks.note("controller", text, self.now_ms(), late_ms=0 if is_half else LATE_MS)
+        else:
+            self.setbacks.clear("controller")
+
+    def _note_failure(self, work: Hashable, error: KafkaliteError) -> None:
+        """Record a failed attempt, or its probable cause, the loss of the majority."""
+        self.setbacks.note(work, self._lost_majority() or error, self.now_ms())
 
     async def _pause(self, duration_ms: int) -> None:
         """Wait for ``duration_ms``. An urgent refresh request ends the pause."""
@@ -394,6 +523,7 @@ class ClusterClient:
         response = await self.call_any_broker(request, is_current=_has_controller)
         self.metadata.update(response.message, complete=topics is None)
         self._adopt_bootstrap()
+        self._note_controller()
 
     async def call_any_broker(
         self, request: Any, *, is_current: Callable[[Response], bool] | None = None
@@ -401,9 +531,9 @@ class ClusterClient:
         """Send the request to one broker after another until one responds, and return its response.
 
         Tries the next broker after STAGGER_S seconds without a response. If only one broker is known, waits
-        for request.timeout.ms. A response for which ``is_current`` returns False is outdated: other brokers
-        are tried until MAX_OUTDATED have responded, and the last outdated response is returned if none was
-        current. Raises the last error if no broker responds.
+        for request.timeout.ms. A response for which ``is_current``, if given, returns False is outdated:
+        other brokers are tried until MAX_OUTDATED have responded, and the last outdated response is returned
+        if none was current. Raises the last error if no broker responds.
         """
         error: KafkaliteError | None = None
         outdated: list[Response] = []
@@ -453,6 +583,7 @@ class ClusterClient:
         known = list(dict.fromkeys((*self.metadata.addresses.values(), *self.config.bootstrap_servers)))
         addresses = [address for address in known if address not in tried] or known
         failures: dict[str, str] = {}
+        hint = _NO_CLUSTER_HINT
         dials: dict[asyncio.Task[Connection], str] = {}
         try:
             while addresses or dials:
@@ -470,17 +601,19 @@ class ClusterClient:
                             self._bootstrap.give_up()  # the old connection does not respond
                         self._bootstrap = dial.result()
                         self._bootstrap.on_lost = self._on_lost
+                        self._bootstrap.on_slow = self._on_slow
+                        self._bootstrap.extra_patience_s = self.long_poll_ms.get(Purpose.MAIN, 0) / 1000
                         return self._bootstrap
                     if not isinstance(error, ConnectionFailedError):
                         raise error
                     failures[address] = error.message
+                    if error.hint in {CLOSED_AT_ONCE_HINT, REFUSED_HINT, FOREIGN_HINT}:
+                        hint = error.hint
         finally:
             for dial in dials:
                 dial.cancel()
                 dial.add_done_callback(_close_if_late)
-        raise ConnectionFailedError(
-            f"no broker could be reached: {'; '.join(failures.values())}", hint=_NO_CLUSTER_HINT
-        )
+        raise ConnectionFailedError(f"no broker could be reached: {'; '.join(failures.values())}", hint=hint)
 
     def _adopt_bootstrap(self) -> None:
         """Use the bootstrap connection as the main connection to the broker at its other end."""
@@ -490,7 +623,7 @@ class ClusterClient:
         for node_id, address in self.metadata.addresses.items():
             if address in {connection.address, connection.peer}:
                 link = self._links.setdefault((node_id, Purpose.MAIN), _Link(node_id, Purpose.MAIN))
-                if link.connection is None and link.task is None:
+                if link.connection is None and link.task is None and connection is not link.older:
                     self._adopt(link, connection)
                     self._bootstrap = None
                 return
@@ -547,15 +680,20 @@ class ClusterClient:
     ) -> Response:
         """Send a request to ``node_id`` (None: any broker) and return the response.
 
-        Retries until ``timeout_ms``, and then raises the last error: BrokerError, ConnectionFailedError,
-        RequestTimeoutError.
+        Retries until ``timeout_ms`` (None: default.api.timeout.ms), and then raises the last error:
+        BrokerError, ConnectionFailedError, RequestTimeoutError. ``payload_parts`` are sent after the message.
         """
         if self.is_closed or self._loop is None:
             raise ClientClosedError("the client is not open; use 'async with' or start()")
         if timeout_ms is None:
             timeout_ms = self.config.default_api_timeout_ms
         plan = CallPlan(
-            self.call_rules, now_ms=self.now_ms(), timeout_ms=timeout_ms, node_id=node_id, is_located=True
+            self.call_rules,
+            now_ms=self.now_ms(),
+            timeout_ms=timeout_ms,
+            node_id=node_id,
+            is_located=True,
+            timeout_error=self.explained,
         )
 
         async def dial(node_id: int | None) -> Connection:
@@ -568,7 +706,9 @@ class ClusterClient:
             self.request_refresh()
             return node_id
 
-        return await drive(plan, locate=locate, dial=dial, send=send, chance=self.rng.random)
+        return await drive(
+            plan, locate=locate, dial=dial, send=send, chance=self.rng.random, setbacks=self.setbacks
+        )
 
 
 def _close_if_late(dial: asyncio.Task[Connection]) -> None:

@@ -46,7 +46,7 @@ class Response(NamedTuple):
 
 
 OnResponse = Callable[[Any, memoryview, Exception | None], None]
-"""Called with (message, payload, None), or if the request failed with (ignored, ignored, error)."""
+"""Called with (message, payload, None) or, if the request failed, with (any, any, error)."""
 
 _NOTHING: Final = memoryview(b"")
 
@@ -66,7 +66,7 @@ class Connection(asyncio.BufferedProtocol):
         #: Plain attributes, because sending a single record reads each of them.
         self.is_open = False
         self.can_write = True  #: False while the socket's buffer is above its high-water mark
-        self.pending: dict[int, _Pending] = {}  #: by correlation id; others only read it
+        self.pending: dict[int, _Pending] = {}  #: requests in flight by correlation id; read-only for others
         self._sweep: asyncio.TimerHandle | None = None
         self._reason: KafkaliteError | None = None
         #: Called once, after the callbacks of all requests in flight.
@@ -206,7 +206,8 @@ class Connection(asyncio.BufferedProtocol):
         try:
             responses = self._protocol.buffer_updated(nbytes)
         except ProtocolError as broken:
-            self._fail(ConnectionFailedError(f"{self.address} broke the protocol: {broken}"))
+            message = f"{self.address} broke the protocol: {broken}"
+            self._fail(ConnectionFailedError(message, hint=FOREIGN_HINT))
             return
         for correlation_id, _, message, payload in responses:
             pending = self.pending.pop(correlation_id, None)
@@ -251,6 +252,16 @@ def _resolve(
         responded.set_result(Response(message, payload))
 
 
+FOREIGN_HINT: Final = "another program listens there; check the address, and the port of the broker"
+#: A broker at its limit of connections closes a new one without a response.
+CLOSED_AT_ONCE_HINT: Final = (
+    "something listens there, but closes new connections: the broker's log says 'connection refused' if it"
+    " has reached max.connections or its limit of open files; end idle clients, or raise the limit"
+)
+
+REFUSED_HINT: Final = "a broker runs there; its log says more"
+
+
 async def connect(address: str, *, client_id: str, timeout_ms: int) -> Connection:
     """Connect to ``address`` and negotiate API versions. Every failure raises ConnectionFailedError."""
     loop = asyncio.get_running_loop()
@@ -269,7 +280,11 @@ async def connect(address: str, *, client_id: str, timeout_ms: int) -> Connectio
         if isinstance(error, TimeoutError):
             late = f"{address} did not complete a connection within {timeout_ms} ms"
             raise ConnectionFailedError(late) from None
-        if isinstance(error, OSError | BrokerError):
+        if isinstance(error, BrokerError):
+            raise ConnectionFailedError(f"{address}: {error.message}", hint=REFUSED_HINT) from error
+        if isinstance(error, OSError):
             raise ConnectionFailedError(f"{address}: {error}") from error
+        if isinstance(error, ConnectionFailedError) and connection is not None:
+            raise ConnectionFailedError(error.message, hint=error.hint or CLOSED_AT_ONCE_HINT) from error
         raise
     return connection

@@ -15,7 +15,7 @@ from kafkalite.client.cluster.call_driver import drive
 from kafkalite.client.cluster.call_plan import CallPlan, CallRules, judge_by_class
 from kafkalite.client.cluster.client import ClusterClient, Purpose
 from kafkalite.client.cluster.connection import Connection, Response
-from kafkalite.client.cluster.retry import Backoff
+from kafkalite.client.cluster.retry import Backoff, is_retriable
 from kafkalite.errors import (
     BrokerError,
     ClientClosedError,
@@ -101,10 +101,15 @@ class CoordinatorLink:
         try:
             node_id = await self._locate()
             connection = await self._cluster.connection(node_id, purpose)
-            return await self._ask(connection, node_id, request, wait_ms)
-        except _MOVED:
-            self.node_id = None
+            response = await self._ask(connection, node_id, request, wait_ms)
+        except KafkaliteError as error:
+            if is_retriable(error):
+                self._cluster.setbacks.note(self, error, self._cluster.now_ms())
+            if isinstance(error, _MOVED):
+                self.node_id = None
             raise
+        self._cluster.setbacks.clear(self)
+        return response
 
     async def find(self) -> int:
         """Return the coordinator's node id. Raises the same errors as ``call``."""
@@ -153,10 +158,12 @@ class CoordinatorLink:
                 f"{cause or 'it did not respond'}"
             )
             error.__cause__ = cause
-            return error
+            return cluster.explained(error)
 
         plan = CallPlan(self._rules, now_ms=now_ms, timeout_ms=timeout_ms, timeout_error=timeout_error)
-        return await drive(plan, locate=locate, dial=dial, send=send, chance=cluster.rng.random)
+        return await drive(
+            plan, locate=locate, dial=dial, send=send, chance=cluster.rng.random, setbacks=cluster.setbacks
+        )
 
     async def _ask(self, connection: Connection, node_id: int, request: Any, wait_ms: int) -> Any:
         """Send ``request`` once and return the response. Raises every error, because it does not retry."""

@@ -34,7 +34,7 @@ MISSING_TOPIC_GRACE_MS: Final = 1_000
 
 
 async def check_partitions(cluster: ClusterClient, tps: Mapping[TopicPartition, object]) -> None:
-    """Raise UnknownTopicOrPartitionError, or the topic's own error, if one of ``tps`` does not exist."""
+    """Raise UnknownTopicOrPartitionError or the topic's own error if a key of ``tps`` does not exist."""
     deadline_ms = cluster.now_ms() + MISSING_TOPIC_GRACE_MS
     for topic in {tp.topic: None for tp in tps}:
         cluster.track(topic)
@@ -56,13 +56,19 @@ async def list_offsets(
     """Return each partition's offset for EARLIEST, LATEST, MAX_TIMESTAMP or a timestamp in ms.
 
     For a timestamp, the offset is the base offset of the batch that holds the first record at or after the
-    timestamp. Retries until ``timeout_ms``, and KAFKA_STORAGE_ERROR for STORAGE_ERROR_PATIENCE_MS. Raises
-    BrokerError, ConnectionFailedError, RequestTimeoutError.
+    timestamp. Retries until ``timeout_ms`` (None: default.api.timeout.ms), but KAFKA_STORAGE_ERROR only for
+    STORAGE_ERROR_PATIENCE_MS. Raises BrokerError, ConnectionFailedError, RequestTimeoutError.
     """
     if timeout_ms is None:
         timeout_ms = cluster.config.default_api_timeout_ms
     rules = replace(cluster.call_rules, judge=_judge)
-    plan = CallPlan(rules, now_ms=cluster.now_ms(), timeout_ms=timeout_ms, is_located=True)
+    plan = CallPlan(
+        rules,
+        now_ms=cluster.now_ms(),
+        timeout_ms=timeout_ms,
+        is_located=True,
+        timeout_error=cluster.explained,
+    )
     await check_partitions(cluster, wanted)
     found: dict[TopicPartition, ListedOffset] = {}
 
@@ -81,11 +87,13 @@ async def list_offsets(
                 raise error
         return {tp: found[tp] for tp in wanted}
 
-    return await drive(plan, locate=locate, dial=dial, send=send, chance=cluster.rng.random)
+    return await drive(
+        plan, locate=locate, dial=dial, send=send, chance=cluster.rng.random, setbacks=cluster.setbacks
+    )
 
 
 def _judge(error: KafkaliteError) -> Verdict:
-    """Return the verdict for any broker, but limit the retries of KAFKA_STORAGE_ERROR."""
+    """Return the verdict of ``judge_broker_error``, with a time limit for retries of KAFKA_STORAGE_ERROR."""
     verdict = judge_broker_error(error)
     is_limited = isinstance(error, KafkaStorageError)
     return replace(verdict, limit_ms=STORAGE_ERROR_PATIENCE_MS) if is_limited else verdict

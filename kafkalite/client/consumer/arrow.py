@@ -1,14 +1,22 @@
-"""Combines fetched batches into one Arrow table. Imported on first use, because it needs pyarrow."""
+"""Makes Arrow tables, and data frames of pandas. Imported on first use, because it needs pyarrow."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import pyarrow
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from kafkalite.client.consumer.fetched_batch import FetchedBatch
+from kafkalite.errors import MissingExtraError, RecordError
 from kafkalite.records.batch import RecordBatch
 from kafkalite.records.builder import build_batch
+
+if TYPE_CHECKING:
+    import pandas
+
+try:
+    import pyarrow
+except ModuleNotFoundError as missing:
+    raise MissingExtraError("Arrow data", "pyarrow", "arrow") from missing
 
 
 def table(batches: Sequence[FetchedBatch]) -> pyarrow.Table:
@@ -30,3 +38,34 @@ def _with_address(batch: FetchedBatch) -> pyarrow.RecordBatch:
     partition = pyarrow.array([batch.partition] * count, pyarrow.int32())
     names = ["topic", "partition", *columns.schema.names]
     return pyarrow.RecordBatch.from_arrays([topic, partition, *columns.columns], names=names)
+
+
+def table_of_rows(keys: list[Any], values: list[Any], key_column: str) -> pyarrow.Table:
+    """Return the rows of a ``Table`` for ``Table.to_arrow``, which documents the columns and errors."""
+    columns = {key_column: keys}
+    if values and all(isinstance(value, Mapping) for value in values):
+        fields = dict.fromkeys(name for value in values for name in value)
+        if key_column in fields:
+            raise RecordError(
+                f"the values have a field {key_column!r}, like the column of the keys",
+                hint="name another key_column",
+            )
+        columns |= {name: [value.get(name) for value in values] for name in fields}
+    else:
+        columns["value"] = values
+    arrays = {}
+    for name, column in columns.items():
+        try:
+            arrays[name] = pyarrow.array(column)
+        except (pyarrow.ArrowException, OverflowError) as error:
+            raise RecordError(f"the column {name!r} can't be an Arrow array: {error}") from error
+    return pyarrow.table(arrays)
+
+
+def data_frame(table: pyarrow.Table) -> pandas.DataFrame:
+    """Return ``table`` as a DataFrame. Raises MissingExtraError without pandas."""
+    try:
+        import pandas  # noqa: F401
+    except ModuleNotFoundError as missing:
+        raise MissingExtraError("a DataFrame", "pandas", "pandas") from missing
+    return table.to_pandas()

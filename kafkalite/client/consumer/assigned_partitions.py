@@ -14,8 +14,11 @@ Control batches, and with ``read_committed`` also batches of aborted transaction
 dropped when they arrive. The position moves past them.
 
 A *seek* discards the buffer and invalidates responses in flight. A partition is fetched while less than
-max.partition.fetch.bytes of it, and less than fetch.max.bytes of all partitions, are buffered.
+max.partition.fetch.bytes of it, and less than fetch.max.bytes of all partitions, are buffered. If a call
+reads only some partitions, those without buffered records are fetched even if fetch.max.bytes are buffered.
 """
+
+# Long because metadata, requests, responses and seeks change one state per partition.
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ from typing import Final
 from kafkalite.client.cluster.retry import STORAGE_ERROR_PATIENCE_MS, Backoff
 from kafkalite.client.cluster.routing import Leader
 from kafkalite.client.config import ConsumerConfig
+from kafkalite.client.consumer.decoding import Decode
 from kafkalite.client.consumer.fetched_batch import FetchedBatch, RecordCursor, unreadable
 from kafkalite.client.consumer.isolation import FLAGS, FLAGS_POSITION, AbortedFilter
 from kafkalite.errors import (
@@ -44,7 +48,7 @@ from kafkalite.errors import (
     broker_error,
 )
 from kafkalite.log_fields import Fields
-from kafkalite.model import EARLIEST, LATEST, NO_EPOCH, IsolationLevel, TopicPartition
+from kafkalite.model import EARLIEST, LATEST, NO_EPOCH, NO_OFFSET, IsolationLevel, TopicPartition
 from kafkalite.protocol.messages.data import (
     AbortedTransaction,
     EpochEnd,
@@ -82,6 +86,7 @@ class PartitionState:
     paused: bool = False
     error: KafkaliteError | None = None
     failures: int = 0
+    last_error: BrokerError | None = None  #: the error of the last fetch, if it failed and is retried
     retry_at_ms: int = 0
     #: When the leader began to respond with only KAFKA_STORAGE_ERROR (R24).
     storage_error_ms: int | None = None
@@ -94,6 +99,8 @@ class PartitionState:
     #: The epoch of the leader whose log is known to contain all records below fetch_offset.
     checked_epoch: int = NO_EPOCH
     seen_epoch: int = NO_EPOCH  #: the leader's epoch in the latest metadata
+    #: The position at which a damaged batch was received, and fetched again, last.
+    repeated_at: int = NO_OFFSET
 
     @property
     def position(self) -> int | None:
@@ -103,8 +110,8 @@ class PartitionState:
     def position_epoch(self) -> int:
         """The leader epoch of the last batch before the position, if known.
 
-        It is committed with the position (R40). With an older epoch, the leader would respond that its log
-        ends before the position.
+        It is committed with the position (R40). If an older epoch were committed, the next owner would find
+        that this epoch ends before the position, as after a truncation.
         """
         cursor = self.cursor
         if cursor is None or not cursor.remaining:
@@ -113,7 +120,7 @@ class PartitionState:
 
     @property
     def has_records(self) -> bool:
-        return bool(self.buffered) or (self.cursor is not None and self.cursor.remaining > 0)
+        return bool(self.buffered) or (self.cursor is not None and self.cursor.has_more)
 
     @property
     def needs_offset(self) -> bool:
@@ -127,7 +134,10 @@ class PartitionState:
         self.batch_epoch = self.base_epoch = batch_epoch
 
     def skip_to(self, next_offset: int, leader_epoch: int) -> None:
-        """Skip to ``next_offset``, after a batch of ``leader_epoch``, when buffered records are returned."""
+        """Move the position to ``next_offset`` after the buffered records have been returned.
+
+        ``leader_epoch`` is the epoch of the last skipped batch.
+        """
         if self.buffered:
             if isinstance(self.buffered[-1], tuple):
                 self.buffered.pop()
@@ -167,7 +177,7 @@ class Requested:
     leader_epoch: int = NO_EPOCH
 
     def is_of(self, state: PartitionState) -> bool:
-        """Whether ``state`` still has the fetch position of the request, and no newer leader was checked."""
+        """Whether the response is valid for ``state``: there was no seek, and no newer leader was checked."""
         return (
             self.fetch_offset == state.fetch_offset
             and self.seek_count == state.seek_count
@@ -191,8 +201,9 @@ class AssignedPartitions:
     Partitions are read in turn: after records of a partition were returned, it moves behind all others.
     """
 
-    def __init__(self, config: ConsumerConfig) -> None:
+    def __init__(self, config: ConsumerConfig, decode: Decode | None = None) -> None:
         self._config = config
+        self._decode = decode
         self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._is_read_committed = config.isolation_level is IsolationLevel.READ_COMMITTED
         self.partitions: dict[TopicPartition, PartitionState] = {}
@@ -227,23 +238,27 @@ class AssignedPartitions:
             if not state.needs_offset:
                 continue
             if state.reset == "none":
-                state.error = NoOffsetError(
-                    f"{tp} has no position and auto.offset.reset is none", hint="seek() first"
-                )
+                state.error = _no_offset(tp, f"{tp} has no position", "seek() first")
             else:
                 wanted[tp] = EARLIEST if state.reset == "earliest" else LATEST
         return wanted
 
     # --- reading -------------------------------------------------------------------------------
 
-    def next_batch(self) -> FetchedBatch | None:
-        """Return the next batch of the least recently read partition, and move past the batch.
+    def has_records_or_error(self, only: frozenset[TopicPartition] | None = None) -> bool:
+        """Whether there are records to return or an error to raise, in ``only`` (None: all partitions)."""
+        return any(state.has_records or state.error for state in self._readable(only))
+
+    def _readable(self, only: frozenset[TopicPartition] | None) -> list[PartitionState]:
+        states = self.partitions.values()
+        return [state for state in states if not state.paused and (only is None or state.tp in only)]
+
+    def next_batch(self, only: frozenset[TopicPartition] | None = None) -> FetchedBatch | None:
+        """Return the next batch of the least recently read partition of ``only``, and move past the batch.
 
         Returns None if there is no batch. Raises a partition's error after its earlier batches were returned.
         """
-        for state in list(self.partitions.values()):
-            if state.paused:
-                continue
+        for state in self._readable(only):
             batch = self._take_batch(state)
             if batch is None and state.error is None:
                 continue
@@ -257,17 +272,25 @@ class AssignedPartitions:
             raise error.with_traceback(None)
         return None
 
-    def next_cursor(self) -> RecordCursor | None:
-        """Return a cursor over the next batch, or None. The position moves as records are taken from it."""
-        for state in self.partitions.values():
-            if not state.paused and state.cursor is not None and state.cursor.remaining:
-                return state.cursor
-        batch = self.next_batch()
+    def next_cursor(self, only: frozenset[TopicPartition] | None = None) -> RecordCursor | None:
+        """Return a cursor over the next batch of ``only`` (None: all partitions), or None if there is none.
+
+        The partition's position moves as records are taken from the cursor.
+        """
+        for state in self._readable(only):
+            if state.cursor is not None and state.cursor.has_more:
+                if state.cursor.remaining:
+                    return state.cursor
+                failure = state.cursor.failure
+                assert failure is not None, "there is more"
+                self._fail_batch(state, state.cursor.position, failure)
+                raise failure.with_traceback(None)
+        batch = self.next_batch(only)
         if batch is None:
             return None
         state = self.partitions[TopicPartition(batch.topic, batch.partition)]
         try:
-            state.cursor = RecordCursor(batch)
+            state.cursor = RecordCursor(batch, self._decode)
             assert state.base_position is not None, "the batch was taken from a position"
             state.cursor.next_offset = state.base_position  # include skipped batches after it
         except RecordError as error:
@@ -280,7 +303,7 @@ class AssignedPartitions:
         if state.cursor is not None:
             cursor, state.cursor = state.cursor, None
             from_offset = cursor.position
-            has_more = cursor.remaining > 0
+            has_more = cursor.has_more
             cursor.drop()
             state.base_position = cursor.next_offset
             if has_more:
@@ -294,6 +317,9 @@ class AssignedPartitions:
             try:
                 batch = RecordBatch(buffer, check_crc=self._config.check_crcs)
             except RecordError as error:
+                if isinstance(error, CorruptBatchError) and state.repeated_at != position:
+                    self._fetch_again(state, position, error)
+                    return None
                 ((_, base_offset, last_offset_delta, *_),) = scan(buffer, 0, len(buffer))
                 next_offset = base_offset + last_offset_delta + 1
                 failed = unreadable(error, state.tp, position, next_offset)
@@ -317,6 +343,18 @@ class AssignedPartitions:
         state.base_position = state.fetch_offset = position
         state.error = error
 
+    def _fetch_again(self, state: PartitionState, position: int, error: CorruptBatchError) -> None:
+        """Fetch from ``position`` on once more, because the batch there is damaged.
+
+        If it was damaged on the way, the next response has it intact. Otherwise the leader checks a batch
+        that is fetched again and responds with KAFKA_STORAGE_ERROR, or another replica takes over (R43).
+        """
+        logger.warning(
+            "damaged batch fetched again %s", Fields(partition=state.tp, offset=position, error=error)
+        )
+        state.forget()
+        state.base_position = state.fetch_offset = state.repeated_at = position
+
     def _move_to_end(self, state: PartitionState) -> None:
         del self.partitions[state.tp]
         self.partitions[state.tp] = state
@@ -332,14 +370,21 @@ class AssignedPartitions:
     # --- what to fetch -------------------------------------------------------------------------
 
     def plan(
-        self, now_ms: int, leader_of: Callable[[TopicPartition], Leader], busy: Callable[[int], bool]
+        self,
+        now_ms: int,
+        leader_of: Callable[[TopicPartition], Leader],
+        busy: Callable[[int], bool],
+        only: frozenset[TopicPartition] | None = None,
     ) -> tuple[list[FetchPlan], bool]:
         """Return (fetches to send, whether a partition to fetch has no known leader).
 
         There is at most one fetch per broker, and none for a broker for which ``busy(node_id)`` is True.
+        ``only`` are the partitions that the caller reads (None: all). While fetch.max.bytes are buffered,
+        only partitions in ``only`` without records are fetched: the caller does not empty the other buffers.
         """
         config = self._config
-        if sum(state.buffered_bytes for state in self.partitions.values()) >= config.fetch_max_bytes:
+        is_full = sum(state.buffered_bytes for state in self.partitions.values()) >= config.fetch_max_bytes
+        if is_full and only is None:
             return [], False
         leaderless = False
         has_records = any(state.has_records and not state.paused for state in self.partitions.values())
@@ -349,6 +394,8 @@ class AssignedPartitions:
         plans: dict[int, FetchPlan] = {}
         for tp, state in self.partitions.items():
             if not self.is_wanted(state, now_ms):
+                continue
+            if is_full and only is not None and (tp not in only or state.has_records):
                 continue
             leader = leader_of(tp)
             if leader.node_id < 0:
@@ -421,7 +468,10 @@ class AssignedPartitions:
         now_ms: int,
         chance: float,
     ) -> bool:
-        """Add the records of a response. Return whether metadata must be fetched again."""
+        """Add the records of a response. Return whether metadata must be fetched again.
+
+        ``chance`` in [0, 1) sets the jitter of a retry pause.
+        """
         position = 0
         stale_metadata = False
         for result in results:
@@ -442,6 +492,7 @@ class AssignedPartitions:
                 is_committed_only = self._is_read_committed
                 state.readable_end = result.last_stable_offset if is_committed_only else result.high_watermark
                 state.failures = 0
+                state.last_error = None
                 state.storage_error_ms = None
                 self._buffer(state, data, result.aborted if is_committed_only else ())
         return stale_metadata
@@ -476,12 +527,14 @@ class AssignedPartitions:
     def _on_error(self, state: PartitionState, error: BrokerError, now_ms: int, chance: float) -> None:
         if error.retriable:
             state.failures += 1
+            state.last_error = error
             state.retry_at_ms = now_ms + self._backoff.delay_ms(state.failures, chance)
             if not isinstance(error, KafkaStorageError):
                 state.storage_error_ms = None
             elif state.storage_error_ms is None:
                 state.storage_error_ms = now_ms
             elif now_ms - state.storage_error_ms >= STORAGE_ERROR_PATIENCE_MS:
+                error.topic_partition = state.tp
                 state.error = error
         elif isinstance(error, OffsetOutOfRangeError):
             self._on_out_of_range(state, error)
@@ -496,14 +549,19 @@ class AssignedPartitions:
         if state.reset != "none":
             state.forget()
             return
-        state.error = NoOffsetError(
-            f"{state.tp}: offset {state.fetch_offset} is out of range and auto.offset.reset is none",
-            hint="seek to an existing offset; beginning_offsets() and end_offsets() return the range",
+        state.error = _no_offset(
+            state.tp,
+            f"{state.tp}: offset {state.fetch_offset} is out of range",
+            "records were deleted, or the topic was created again or its cluster lost its data; seek to an "
+            "existing offset: beginning_offsets() and end_offsets() return the range",
         )
         state.error.__cause__ = error
 
     def on_fetch_failed(self, requested: dict[TopicPartition, Requested], now_ms: int, chance: float) -> None:
-        """Handle a failed fetch: a lost connection, a timeout, or an error of the whole request."""
+        """Handle a failed fetch: a lost connection, a timeout, or an error of the whole request.
+
+        ``chance`` in [0, 1) sets the jitter of the retry pause.
+        """
         for tp in requested:
             state = self.partitions.get(tp)
             if state is not None:
@@ -541,7 +599,10 @@ class AssignedPartitions:
     def on_checked(
         self, requested: dict[TopicPartition, Requested], ends: Iterable[EpochEnd], now_ms: int, chance: float
     ) -> bool:
-        """Apply the responses to truncation checks. Return whether metadata must be fetched again."""
+        """Apply the responses to truncation checks. Return whether metadata must be fetched again.
+
+        ``chance`` in [0, 1) sets the jitter of a retry pause.
+        """
         stale_metadata = False
         for end in ends:
             tp = TopicPartition(end.topic, end.partition)
@@ -577,3 +638,9 @@ class AssignedPartitions:
                 "records were read and then lost by an unclean leader election %s",
                 Fields(partition=state.tp, first_lost=diverging_offset, read_up_to=position),
             )
+
+
+def _no_offset(tp: TopicPartition, problem: str, hint: str) -> NoOffsetError:
+    error = NoOffsetError(f"{problem} and auto.offset.reset is none", hint=hint)
+    error.topic_partition = tp
+    return error

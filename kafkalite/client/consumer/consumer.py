@@ -10,21 +10,50 @@ call that reads records. From then on, records are prefetched within the limits 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, Unpack
 
+from kafkalite.client.arguments import (
+    checked_int,
+    checked_ints,
+    checked_list,
+    checked_number,
+    checked_partition,
+    checked_partitions,
+)
 from kafkalite.client.cluster import list_offsets as offsets
 from kafkalite.client.cluster.client import ClusterClient
-from kafkalite.client.config import BootstrapServers, ConsumerSettings, consumer_config, merged
+from kafkalite.client.cluster.retry import is_retriable
+from kafkalite.client.config import (
+    CONSUMER_OPTIONS,
+    BootstrapServers,
+    ConfigSource,
+    ConsumerSettings,
+    consumer_config,
+    merged,
+)
 from kafkalite.client.consumer.assigned_partitions import PartitionState
+from kafkalite.client.consumer.decoding import decoder
 from kafkalite.client.consumer.fetched_batch import FetchedBatch, RecordCursor
 from kafkalite.client.consumer.fetcher import FOREVER_MS, Fetcher
 from kafkalite.client.consumer.progress import Progress, committable_offsets
-from kafkalite.client.consumer.subscription import Subscription
+from kafkalite.client.consumer.subscription import Subscription, topic_names
+from kafkalite.client.forgotten import Forgettable, guard
 from kafkalite.client.group.rebalance_listener import RebalanceListener
-from kafkalite.errors import ClientClosedError, ClientError, KafkaliteError
+from kafkalite.client.interceptors import ConsumerInterceptor, passed_through
+from kafkalite.clock import Clock, SystemClock
+from kafkalite.errors import (
+    ClientClosedError,
+    ClientError,
+    KafkaliteError,
+    NotSubscribedError,
+    UnknownTopicOrPartitionError,
+)
+from kafkalite.log_fields import Fields
 from kafkalite.model import (
     EARLIEST,
     LATEST,
@@ -35,15 +64,20 @@ from kafkalite.model import (
     TopicPartition,
 )
 from kafkalite.rng import Rng
+from kafkalite.serde import AnyDeserializer, K, V
 
 if TYPE_CHECKING:
+    import pandas
     import pyarrow
 
     from kafkalite.client.group.session import GroupSession
 
-Committable = Record | Iterable[Record] | Mapping[TopicPartition, int | OffsetAndMetadata] | None
+AnyRecord = Record[Any, Any]
+Committable = AnyRecord | Iterable[AnyRecord] | Mapping[TopicPartition, int | OffsetAndMetadata] | None
 """The argument of ``commit``: processed records, next offsets to read, or None for all returned records."""
 
+
+logger = logging.getLogger(__name__)
 
 # How long start() waits for the first assignment of a group member.
 _FIRST_ASSIGNMENT_MS: Final = 300
@@ -52,7 +86,7 @@ _FIRST_ASSIGNMENT_MS: Final = 300
 _RECORDS_PER_LOOP_TURN: Final = 128
 
 
-class Consumer:
+class Consumer(Generic[K, V]):
     """Reads records.
 
     ::
@@ -70,8 +104,14 @@ class Consumer:
     A partition without a position starts at the committed offset. If there is none, ``auto_offset_reset``
     determines the start of partitions that exist when the consumer opens. Partitions that are created later
     start at their beginning, so that ``latest`` skips no new records. Settings are those of
-    ``config.CONSUMER_OPTIONS``, given as keyword arguments or, by dotted name, in ``config``. Keyword
-    arguments take precedence.
+    ``config.CONSUMER_OPTIONS``, given as keyword arguments or, by dotted name, in ``config``, which may
+    also be "environment": the variables ``KAFKALITE_CLIENT_GROUP_ID`` and so on. Keyword arguments take
+    precedence.
+
+    ``key_deserializer`` and ``value_deserializer`` are functions of the bytes, or objects such as those of
+    ``kafkalite.serde``. A record that they can't read raises SerializationError after the records before it
+    were returned; the consumer stays before it until ``seek(error.topic_partition, error.next_offset)``.
+    ``get_batches`` and ``to_arrow`` return the bytes. ``interceptors`` see all records and commits.
 
     Use a consumer from one task at a time. Every call that reads records marks the records returned before it
     as processed.
@@ -79,34 +119,49 @@ class Consumer:
 
     def __init__(
         self,
-        *topics: str,
+        *topics: str | Iterable[str],
         bootstrap_servers: BootstrapServers | None = None,
         pattern: str | re.Pattern[str] | None = None,
         listener: RebalanceListener | None = None,
-        config: Mapping[str, Any] | None = None,
+        key_deserializer: AnyDeserializer[K] | None = None,
+        value_deserializer: AnyDeserializer[V] | None = None,
+        interceptors: Sequence[ConsumerInterceptor] = (),
+        config: ConfigSource | None = None,
+        clock: Clock | None = None,
         rng: Rng | None = None,
         **settings: Unpack[ConsumerSettings],
     ) -> None:
-        self.config = consumer_config(merged(config, {"bootstrap_servers": bootstrap_servers, **settings}))
+        self.clock = clock or SystemClock()  #: used by ``kafkalite.retrying`` for its delays
+        given = {"bootstrap_servers": bootstrap_servers, **settings}
+        self.config = consumer_config(merged(config, given, CONSUMER_OPTIONS))
         self._cluster = ClusterClient(
             self.config,
             allow_auto_topic_creation=self.config.allow_auto_create_topics and pattern is None,
             on_change=self._on_cluster_change,
             rng=rng,
         )
-        self._fetcher = Fetcher(self._cluster, self.config)
+        decode = decoder(key_deserializer, value_deserializer)
+        self._fetcher = Fetcher(self._cluster, self.config, decode)
+        chain = checked_list("interceptors", interceptors, "[MyInterceptor()]")
+        self._on_consume = [interceptor.on_consume for interceptor in chain]
         self._assigned = self._fetcher.assigned
         self._progress = Progress(self._assigned, is_at_most_once=self.config.is_at_most_once)
         self._group: GroupSession | None = None
         self._life = "new"
+        self._guard: asyncio.Task[None] | None = None
         self._subscription: Subscription | None = None
         self._deferred_error: KafkaliteError | None = None
+        self._subscribed: set[str] = set()
+        #: Topics of a ``subscribe`` after ``start`` that are not in the metadata yet, and the deadline (ms)
+        #: after which they count as missing.
+        self._unfound: tuple[list[str], int] = ([], 0)
         #: The partitions whose start offsets are being looked up, and the task that does it.
         self._finding: tuple[dict[TopicPartition, int], asyncio.Task[None]] | None = None
         if self.config.group_id is not None:
             from kafkalite.client.group.session import GroupSession
 
             self._group = GroupSession(self._cluster, self.config, self._progress, self._fetcher.wake)
+            self._group.commits.on_committed = [interceptor.on_commit for interceptor in chain]
         if topics or pattern is not None:
             self.subscribe(*topics, pattern=pattern, listener=listener)
         elif listener is not None:
@@ -145,9 +200,13 @@ class Consumer:
                 self._group.start()
                 if self._group.is_subscribed:
                     await self._group.joined()
-                # An offset may be part of a transaction that is still open. Then the next call for records
-                # waits.
+                # A committed offset may be part of an open transaction. If it is still open after this time,
+                # the next call for records waits.
                 await self._group.run_pending(self._cluster.now_ms() + _FIRST_ASSIGNMENT_MS)
+                self._guard = guard(
+                    Forgettable("consumer", self, lambda: self._life == "open", self._close_at_end)
+                )
+                await asyncio.sleep(0)  # a task that has not begun can't handle the end of the loop
             await self._find_positions(None)
         except BaseException:
             await self._close(is_done=False)
@@ -162,6 +221,21 @@ class Consumer:
         ``commit_nowait``.
         """
         await self._close(is_done=True)
+
+    async def stop(self) -> None:
+        """Close the consumer, as ``close`` does. This is aiokafka's name."""
+        await self.close()
+
+    async def _close_at_end(self, timeout_ms: int) -> None:
+        """Leave the group at the end of the event loop, without calling the program's listener.
+
+        The offsets of the records of the last call are not committed, because the program may not have
+        processed them.
+        """
+        assert self._group is not None, "only members of groups have a guard"
+        self._group.listener = RebalanceListener()
+        async with asyncio.timeout(timeout_ms / 1000):
+            await self._close(is_done=False)
 
     async def _close(self, *, is_done: bool) -> None:
         """Close the consumer. If ``is_done``, the records of the last call count as processed."""
@@ -179,6 +253,9 @@ class Consumer:
             self._fetcher.close()
             await self._cluster.close()
             self._assigned.assign({})
+            if self._guard is not None and self._guard is not asyncio.current_task():
+                self._guard.cancel()
+                await asyncio.wait({self._guard})
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -200,29 +277,59 @@ class Consumer:
 
     def subscribe(
         self,
-        *topics: str,
+        *topics: str | Iterable[str],
         pattern: str | re.Pattern[str] | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
         """Read all partitions of these topics, or this member's share of them.
 
         Replaces the previous assignment. ``listener`` is called when the group assigns or revokes partitions.
+        If a topic does not exist and is not created, the next call that finds no records raises
+        UnknownTopicOrPartitionError. Raises ClientError for a topic that is no name, such as an address.
         """
-        if bool(topics) == (pattern is not None):
+        names = topic_names(topics)
+        if bool(names) == (pattern is not None):
             raise ClientError("subscribe either to topics or to a pattern")
+        if pattern is not None:
+            _check_pattern(pattern)
+        self._subscribed = set(names)
         if self._group is not None:
-            self._cluster.topics = set(topics)
-            self._group.subscribe(topics, _pattern_text(pattern), listener or RebalanceListener())
+            self._cluster.topics = set(names)
+            self._group.subscribe(names, _pattern_text(pattern), listener or RebalanceListener())
             if self._life == "open":
                 self._group.start()
         elif listener is not None:
             raise ClientError("a listener needs a group", hint="pass a group_id")
         else:
-            self._subscription = Subscription(topics, pattern, self.config.auto_offset_reset)
-            self._cluster.topics = set(topics) if pattern is None else None
+            self._subscription = Subscription(names, pattern, self.config.auto_offset_reset)
+            self._cluster.topics = set(names) if pattern is None else None
             self._assigned.assign({})
         if self._life == "open":
+            self._unfound = (names, self._cluster.now_ms() + offsets.MISSING_TOPIC_GRACE_MS)
             self._cluster.request_refresh(urgent=True)
+
+    async def unsubscribe(self) -> None:
+        """Read no more topics or partitions, until the next ``subscribe`` or ``assign``. Leaves the group.
+
+        Before leaving, commits the offsets of processed records (with auto-commit) and calls the listener's
+        ``on_revoked``, as ``close`` does.
+        """
+        self._check_open()
+        self._progress.mark_processed()
+        try:
+            if self._group is not None:
+                await self._group.unsubscribe(commits=self._progress.committable())
+        finally:
+            self._subscription = None
+            self._subscribed = set()
+            self._unfound = ([], 0)
+            self._cluster.topics = set()
+            self._assigned.assign({})
+            self._fetcher.wake()
+
+    def subscription(self) -> list[str]:
+        """Return the subscribed topics, in order. A pattern is not included."""
+        return sorted(self._subscribed)
 
     def wrap_listener(self, wrap: Callable[[RebalanceListener], RebalanceListener]) -> None:
         """Replace the listener with ``wrap(listener)``, if there is one."""
@@ -234,10 +341,12 @@ class Consumer:
 
         With a group, committed offsets are stored in the group, but this consumer is not a member of it.
         """
+        wanted = checked_partitions(partitions)
         if self._group is not None:
             self._group.check_unsubscribed()
         self._subscription = None
-        wanted = [TopicPartition(*tp) for tp in partitions]
+        self._subscribed = set()
+        self._unfound = ([], 0)
         self._assigned.assign(dict.fromkeys(wanted, self.config.auto_offset_reset))
         if self._group is not None:
             self._group.on_assign(wanted)
@@ -258,6 +367,48 @@ class Consumer:
         if self._subscription is not None:
             self._assign_subscribed()
             self._subscription.is_late = True
+            if self._subscription.pattern is not None and not self._assigned.partitions:
+                logger.warning(
+                    "no topic matches the pattern yet %s", Fields(pattern=self._subscription.pattern.pattern)
+                )
+
+    async def _refresh_metadata(self) -> None:
+        """Wait for metadata that is requested now. Assigns partitions that were added to subscribed topics.
+
+        There is no time limit while no broker responds: cancel the call instead.
+        """
+        self._check_open()
+        await self._cluster.refreshed()
+
+    async def _find_unfound(self, deadline_ms: int) -> bool:
+        """Wait for the topics of a ``subscribe`` after ``start``. Returns False after ``deadline_ms``.
+
+        Raises UnknownTopicOrPartitionError if brokers respond but one of the topics has not appeared within
+        MISSING_TOPIC_GRACE_MS.
+        """
+        names, until_ms = self._unfound
+        while names:
+            try:
+                await self._cluster.topic_partition_count(names[-1], min(deadline_ms, until_ms))
+            except KafkaliteError as error:
+                if not is_retriable(error):
+                    raise
+                if deadline_ms < until_ms:
+                    return False
+                if isinstance(error, UnknownTopicOrPartitionError):
+                    raise
+                until_ms = self._cluster.now_ms() + offsets.MISSING_TOPIC_GRACE_MS
+            else:
+                names.pop()
+        return True
+
+    def _check_selected(self) -> None:
+        is_member = self._group is not None and self._group.is_subscribed
+        if not self._assigned.partitions and self._subscription is None and not is_member:
+            raise NotSubscribedError(
+                "the consumer has no topics to read",
+                hint="name topics when you create it, or call subscribe() or assign()",
+            )
 
     def _assign_subscribed(self) -> None:
         if self._subscription is None:
@@ -286,23 +437,24 @@ class Consumer:
 
         The default is all records returned so far. A record commits the offset after it in its partition; of
         several records, the one with the highest offset in each partition counts. A mapping commits the next
-        offsets to read, {partition: offset}. Raises CommitFailedError if other members own the partitions,
-        and MaxPollIntervalError if they do because this consumer has not read records for
-        max.poll.interval.ms.
+        offsets to read, {partition: offset}. Raises CommitFailedError if other members own the partitions.
+        If they own them because this consumer has not read records for max.poll.interval.ms, raises
+        MaxPollIntervalError.
         """
         await self._member().commit(self._offsets(what))
 
     def commit_nowait(self, what: Committable = None) -> None:
-        """Commit in the background. If this fails, the next ``commit`` or ``close`` raises the error."""
+        """Commit ``what`` as ``commit`` does, but in the background.
+
+        If this fails, the next ``commit`` or ``close`` raises the error.
+        """
         self._member().commit_later(self._offsets(what))
 
     async def committed(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return the committed offset of each partition (default: all assigned); None if there is none."""
-        wanted = [
-            TopicPartition(*tp) for tp in (self._assigned.partitions if partitions is None else partitions)
-        ]
+        wanted = checked_partitions(self._assigned.partitions if partitions is None else partitions)
         found = await self._member().commits.fetch(wanted)
         return {tp: found.get(tp) for tp in wanted}
 
@@ -314,6 +466,30 @@ class Consumer:
         member = self._member()
         member.check_not_lost()
         return member.metadata
+
+    @asynccontextmanager
+    async def processing(self, record: Record[Any, Any]) -> AsyncIterator[None]:
+        """Process ``record`` for longer than max.poll.interval.ms without leaving the group.
+
+        ::
+
+            async with consumer.processing(record):
+                await an_hour_of_work(record)
+
+        Heartbeats continue, and a warning is logged whenever max.poll.interval.ms has passed. Partitions that
+        the coordinator revokes meanwhile are released at the next call for records; it waits at most
+        max.poll.interval.ms for them. The body must not block the event loop. Without a group, does nothing.
+        """
+        if not isinstance(record, Record):
+            raise ClientError(f"{record!r} is not a record", hint="pass the record that is being processed")
+        address = record.address
+        if self._group is not None:
+            self._member().begin_processing(address)
+        try:
+            yield
+        finally:
+            if self._group is not None:
+                self._group.end_processing(address)
 
     def _member(self) -> GroupSession:
         if self._life != "closing":  # the listener may still commit
@@ -342,7 +518,7 @@ class Consumer:
 
         If ``offset`` is out of range, auto.offset.reset applies.
         """
-        if offset < 0:
+        if checked_int("offset", offset) < 0:
             raise ClientError(
                 f"{tp}: offset {offset} is below 0", hint="use seek_to_beginning() or seek_to_end()"
             )
@@ -359,6 +535,19 @@ class Consumer:
         tps = self._named(partitions)
         for tp, offset in (await self.end_offsets(tps)).items():
             self._state_of(tp).seek(offset)
+
+    async def seek_to_committed(
+        self, *partitions: TopicPartition | Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """Continue at the committed offsets of these partitions (default: all assigned) and return them.
+
+        A partition without a committed offset keeps its position.
+        """
+        committed = await self.committed(self._named(partitions))
+        for tp, at in committed.items():
+            if at is not None:
+                self._state_of(tp).seek(at.offset, at.leader_epoch)
+        return committed
 
     async def seek_to_timestamp(self, tp: TopicPartition, timestamp_ms: int) -> None:
         """Continue at the first record at or after this timestamp, or at the end if there is none."""
@@ -388,31 +577,32 @@ class Consumer:
 
     def _named(self, partitions: Iterable[TopicPartition | Iterable[TopicPartition]]) -> list[TopicPartition]:
         """Return ``partitions`` as a flat list, or all assigned partitions if it is empty."""
-        translate: list[TopicPartition] = []
-        for each in partitions:
-            translate += [each] if isinstance(each, TopicPartition) else [TopicPartition(*tp) for tp in each]
         if not partitions:
             return list(self._assigned.partitions)
-        for tp in translate:
+        named: list[TopicPartition] = []
+        for each in partitions:
+            is_several = isinstance(each, Iterable) and not isinstance(each, TopicPartition | str)
+            named += checked_partitions(each if is_several else [each])
+        for tp in named:
             self._state_of(tp)
-        return translate
+        return named
 
     def _state_of(self, tp: TopicPartition) -> PartitionState:
-        state = self._assigned.partitions.get(tp)
+        state = self._assigned.partitions.get(checked_partition(tp))
         if state is None:
             raise ClientError(
-                f"{TopicPartition(*tp)} is not assigned to this consumer",
+                f"{tp} is not assigned to this consumer",
                 hint="assign() it first" if self._group is None else "assignment() returns the assigned ones",
             )
         return state
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first readable offset of each partition."""
-        return await self._list_offsets(dict.fromkeys(partitions, EARLIEST))
+        return await self._list_offsets(dict.fromkeys(checked_partitions(partitions), EARLIEST))
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the offset after the last readable record of each partition."""
-        return await self._list_offsets(dict.fromkeys(partitions, LATEST))
+        return await self._list_offsets(dict.fromkeys(checked_partitions(partitions), LATEST))
 
     async def _list_offsets(self, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
         self._check_open()
@@ -427,7 +617,9 @@ class Consumer:
         """Return each partition's first record at or after a timestamp, or None if all records are older."""
         self._check_open()
         return await offsets.offsets_for_times(
-            self._cluster, timestamps_ms, isolation_level=self.config.isolation_level
+            self._cluster,
+            checked_ints("timestamp", timestamps_ms),
+            isolation_level=self.config.isolation_level,
         )
 
     async def lag(self) -> dict[TopicPartition, int]:
@@ -479,13 +671,17 @@ class Consumer:
 
     # --- reading -------------------------------------------------------------------------------
 
-    def __aiter__(self) -> AsyncIterator[Record]:
+    def __aiter__(self) -> AsyncIterator[Record[K | None, V | None]]:
         """Iterate over records without end. Leaving the loop and starting another loop loses no record."""
-        if self._group is None:
-            return self._iterate()
-        return self._iterate_in_group(self._group)
+        records = self._iterate() if self._group is None else self._iterate_in_group(self._group)
+        return self._intercepted(records) if self._on_consume else records
 
-    async def _iterate(self) -> AsyncIterator[Record]:
+    async def _intercepted(self, records: AsyncIterator[Record[Any, Any]]) -> AsyncIterator[Record[Any, Any]]:
+        async for record in records:
+            for seen in passed_through(self._on_consume, [record]):
+                yield seen
+
+    async def _iterate(self) -> AsyncIterator[Record[Any, Any]]:
         while True:
             cursor = self._assigned.next_cursor()
             if cursor is None:
@@ -495,7 +691,7 @@ class Consumer:
             for record in cursor.iterator:
                 yield record
 
-    async def _iterate_in_group(self, group: GroupSession) -> AsyncIterator[Record]:
+    async def _iterate_in_group(self, group: GroupSession) -> AsyncIterator[Record[Any, Any]]:
         """Iterate as a group member. Requesting the next record marks the previous record as processed."""
         progress, is_at_most_once = self._progress, self.config.is_at_most_once
         while True:
@@ -532,14 +728,31 @@ class Consumer:
         await group.commit({tp: OffsetAndMetadata(end, batch.batch.header.leader_epoch)})
         return end
 
-    async def get_one(self, *, timeout_ms: int | None = None) -> Record | None:
+    async def get_one(self, *, timeout_ms: int | None = None) -> Record[K | None, V | None] | None:
         """Return the next record, or None if none arrives within ``timeout_ms`` (None: no limit)."""
         records = await self.get_many(1, timeout_ms=timeout_ms)
         return records[0] if records else None
 
+    async def getone(self) -> Record[K | None, V | None]:
+        """Return the next record. This is aiokafka's name for ``get_one`` without a time limit."""
+        record = await self.get_one()
+        assert record is not None, "without a time limit, there is a record"
+        return record
+
+    async def getmany(
+        self, *partitions: TopicPartition, timeout_ms: int = 0, max_records: int | None = None
+    ) -> dict[TopicPartition, list[Record[K | None, V | None]]]:
+        """Return the records of ``get_many`` by partition. Does not wait by default. This is aiokafka's name.
+
+        If ``partitions`` are given, return only their records; a later call can return the others. Raises
+        ClientError for a partition that is not assigned.
+        """
+        only = frozenset(self._named(partitions)) if partitions else None
+        return by_partition(await self._get_many(max_records, timeout_ms, only))
+
     async def get_many(
         self, max_records: int | None = None, *, timeout_ms: int | None = None
-    ) -> list[Record]:
+    ) -> list[Record[K | None, V | None]]:
         """Return up to ``max_records`` (default: max.poll.records) records as soon as there is at least one.
 
         Returns [] if none arrives within ``timeout_ms`` (None: no limit). Raises the error of a partition
@@ -548,11 +761,19 @@ class Consumer:
         damaged or has failed, as the message says, and no other replica has taken over. The next call tries
         again. With a group, also raises errors of its coordinator and of the listener.
         """
-        limit = max_records if max_records is not None else self.config.max_poll_records
-        records: list[Record] = []
+        return await self._get_many(max_records, timeout_ms, None)
+
+    async def _get_many(
+        self, max_records: int | None, timeout_ms: int | None, only: frozenset[TopicPartition] | None
+    ) -> list[Record[K | None, V | None]]:
+        limit = (
+            self.config.max_poll_records if max_records is None else checked_int("max_records", max_records)
+        )
+        until_ms = self._deadline_ms(timeout_ms)
+        records: list[Record[Any, Any]] = []
 
         def take() -> bool:
-            while len(records) < limit and (cursor := self._assigned.next_cursor()) is not None:
+            while len(records) < limit and (cursor := self._assigned.next_cursor(only)) is not None:
                 if self._group is not None:
                     batch = cursor.batch
                     self._progress.mark_returned(
@@ -561,7 +782,14 @@ class Consumer:
                 records.extend(cursor.take(limit - len(records)))
             return limit <= 0
 
-        await self._collect(records, take, timeout_ms)
+        await self._collect(records, take, timeout_ms, only)
+        while self._on_consume and records:
+            seen = list(passed_through(self._on_consume, records))
+            left_ms = until_ms - self._cluster.now_ms()
+            if seen or left_ms <= 0:
+                return seen
+            records.clear()  # the interceptors left out all of them
+            await self._collect(records, take, None if timeout_ms is None else left_ms, only)
         return records
 
     async def get_batches(self, *, timeout_ms: int | None = None) -> list[FetchedBatch]:
@@ -580,13 +808,21 @@ class Consumer:
         await self._collect(batches, take, timeout_ms)
         return batches
 
-    async def _collect(self, found: list[Any], take: Callable[[], bool], timeout_ms: int | None) -> None:
+    async def _collect(
+        self,
+        found: list[Any],
+        take: Callable[[], bool],
+        timeout_ms: int | None,
+        only: frozenset[TopicPartition] | None = None,
+    ) -> None:
         """Call ``take``, which appends to ``found``, until ``take`` returns True or has appended an item.
+
+        ``take`` takes from the partitions ``only``, or from all if that is None.
 
         An error of ``take`` is raised at once if ``found`` is empty, and otherwise by the next call.
         """
         self._check_open()
-        deadline_ms = FOREVER_MS if timeout_ms is None else self._cluster.now_ms() + timeout_ms
+        deadline_ms = self._deadline_ms(timeout_ms)
         if not await self._begin_call(deadline_ms):
             return
         is_done = False
@@ -598,8 +834,17 @@ class Consumer:
                     raise
                 self._deferred_error, is_done = error, True
             self._fetcher.fetch()
-            is_done = is_done or not await self._wait_for_records(deadline_ms)
+            is_done = is_done or not await self._wait_for_records(deadline_ms, only)
+        if not found:
+            await asyncio.sleep(0)  # or a loop of calls with timeout_ms=0 would keep responses from arriving
         await self._commit_returned()
+
+    def _deadline_ms(self, timeout_ms: int | None) -> int:
+        """Return the time at which ``timeout_ms`` (None: no limit) will have passed."""
+        if timeout_ms is None:
+            return FOREVER_MS
+        deadline_ms: int = self._cluster.now_ms() + checked_number("timeout_ms", timeout_ms)
+        return deadline_ms
 
     async def _begin_call(self, deadline_ms: int) -> bool:
         """Mark the records returned so far as processed, and do the group's pending work.
@@ -632,11 +877,17 @@ class Consumer:
         """Return the batches of ``get_batches`` as one Arrow table, without copying values.
 
         The columns are topic, partition, offset, timestamp, key, value and headers. The table has no rows if
-        no batch arrived.
+        no batch arrives within ``timeout_ms`` (None: no limit).
         """
         from kafkalite.client.consumer.arrow import table
 
         return table(await self.get_batches(timeout_ms=timeout_ms))
+
+    async def to_pandas(self, *, timeout_ms: int | None = None) -> pandas.DataFrame:
+        """Return the table of ``to_arrow`` as a DataFrame. Raises MissingExtraError without pandas."""
+        from kafkalite.client.consumer.arrow import data_frame
+
+        return data_frame(await self.to_arrow(timeout_ms=timeout_ms))
 
     def _raise_deferred(self) -> None:
         """Raise the error that the last call deferred, unless a seek has cleared it."""
@@ -644,23 +895,28 @@ class Consumer:
         if error is not None and any(state.error is error for state in self._assigned.partitions.values()):
             raise error
 
-    async def _wait_for_records(self, deadline_ms: int) -> bool:
+    async def _wait_for_records(
+        self, deadline_ms: int, only: frozenset[TopicPartition] | None = None
+    ) -> bool:
         """Fetch, and return True when records may have arrived, or False if ``deadline_ms`` passes first."""
         self._check_open()
+        self._check_selected()
+        if self._unfound[0] and not await self._find_unfound(deadline_ms):
+            return False
         if self._group is None:
-            return await self._wait(deadline_ms)
+            return await self._wait(deadline_ms, only)
         self._group.waiting_calls += 1
         try:
-            return await self._group.run_pending(deadline_ms) and await self._wait(deadline_ms)
+            return await self._group.run_pending(deadline_ms) and await self._wait(deadline_ms, only)
         finally:
             self._group.waiting_calls -= 1
             self._group.touch()
 
-    async def _wait(self, deadline_ms: int) -> bool:
+    async def _wait(self, deadline_ms: int, only: frozenset[TopicPartition] | None) -> bool:
         if not await self._find_positions(deadline_ms):
             return False
-        self._fetcher.fetch()
-        if self._fetcher.has_records_or_error or (self._group is not None and self._group.has_pending):
+        self._fetcher.fetch(only)
+        if self._assigned.has_records_or_error(only) or (self._group is not None and self._group.has_pending):
             return True
         if not await self._fetcher.wait(deadline_ms):
             return False
@@ -668,11 +924,29 @@ class Consumer:
         return True
 
 
+def by_partition(
+    records: Iterable[Record[K | None, V | None]],
+) -> dict[TopicPartition, list[Record[K | None, V | None]]]:
+    """Return ``records`` as {partition: its records, in order}."""
+    found: dict[TopicPartition, list[Record[K | None, V | None]]] = {}
+    for record in records:
+        found.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
+    return found
+
+
+def _check_pattern(pattern: object) -> None:
+    """Raise ClientError unless ``pattern`` is a regular expression of text."""
+    try:
+        is_text = isinstance(re.compile(pattern).pattern, str)  # type: ignore[call-overload]
+    except (re.error, TypeError) as error:
+        raise ClientError(f"the pattern {pattern!r} is not a regular expression: {error}") from None
+    if not is_text:
+        raise ClientError(f"the pattern {pattern!r} is not a str")
+
+
 def _pattern_text(pattern: str | re.Pattern[str] | None) -> str | None:
     """Return the pattern as text, because the coordinator matches it. Raises ClientError."""
     if pattern is None or isinstance(pattern, str):
-        if pattern is not None:
-            re.compile(pattern)
         return pattern
     if pattern.flags & ~re.UNICODE:
         raise ClientError(

@@ -11,7 +11,8 @@ from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING
 
-from kafkalite.errors import RecordError
+from kafkalite.client.consumer.decoding import Decode
+from kafkalite.errors import RecordError, SerializationError
 from kafkalite.model import Record, TopicPartition
 from kafkalite.records.batch import RecordBatch
 
@@ -70,13 +71,28 @@ def unreadable(error: RecordError, tp: TopicPartition, offset: int, next_offset:
 class RecordCursor:
     """Iterates over the records of one batch. Several loops may share it; each record is returned once."""
 
-    __slots__ = ("batch", "iterator", "next_offset", "records")
+    __slots__ = ("batch", "failure", "iterator", "next_offset", "records")
 
-    def __init__(self, batch: FetchedBatch) -> None:
+    def __init__(self, batch: FetchedBatch, decode: Decode | None = None) -> None:
         self.batch = batch
         self.records = batch.records()
+        self.failure: SerializationError | None = None  #: why the record after ``records`` can't be decoded
+        if decode is not None:
+            self._decode(decode)
         self.iterator: Iterator[Record] = iter(self.records)
         self.next_offset = batch.batch.header.next_offset
+
+    def _decode(self, decode: Decode) -> None:
+        encoded, self.records = self.records, []
+        try:
+            for record in encoded:
+                self.records.append(decode(record))
+        except SerializationError as error:
+            self.failure = error
+
+    @property
+    def has_more(self) -> bool:
+        return self.remaining > 0 or self.failure is not None
 
     @property
     def remaining(self) -> int:
@@ -86,7 +102,11 @@ class RecordCursor:
     def position(self) -> int:
         """The offset of the next record; the offset after the batch if there is no next record."""
         remaining = length_hint(self.iterator)
-        return self.records[-remaining].offset if remaining else self.next_offset
+        if remaining:
+            return self.records[-remaining].offset
+        if self.failure is not None and self.failure.offset is not None:
+            return self.failure.offset
+        return self.next_offset
 
     def take(self, count: int) -> list[Record]:
         return list(islice(self.iterator, count))
@@ -98,4 +118,5 @@ class RecordCursor:
 
     def drop(self) -> None:
         """End every loop over ``iterator`` and drop the remaining records."""
+        self.failure = None
         deque(self.iterator, maxlen=0)

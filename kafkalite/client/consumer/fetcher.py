@@ -9,6 +9,7 @@ only while a caller waits for records, or for partitions with more records than 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from kafkalite.client.cluster.connection import Connection
 from kafkalite.client.cluster.signal import Signal
 from kafkalite.client.config import ConsumerConfig
 from kafkalite.client.consumer.assigned_partitions import AssignedPartitions, FetchPlan, Requested
+from kafkalite.client.consumer.decoding import Decode
 from kafkalite.errors import KafkaliteError
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.data import FetchRequest, OffsetsForLeaderEpochRequest
@@ -41,14 +43,14 @@ class _Fetch:
 class Fetcher:
     """Fetches records for ``assigned``. A caller that finds no records in ``assigned`` calls ``wait``."""
 
-    def __init__(self, cluster: ClusterClient, config: ConsumerConfig) -> None:
-        self.assigned = AssignedPartitions(config)
+    def __init__(self, cluster: ClusterClient, config: ConsumerConfig, decode: Decode | None = None) -> None:
+        self.assigned = AssignedPartitions(config, decode)
         self.config = config
         self._cluster = cluster
         cluster.long_poll_ms[Purpose.FETCH] = config.fetch_max_wait_ms
         self._fetches: dict[int, _Fetch] = {}
-        self._checking: set[int] = set()  # nodes with an epoch request in flight
-        self._arrived = Signal()  # records or errors
+        self._checking: set[int] = set()  # ids of brokers with a truncation check in flight
+        self._arrived = Signal()  # fired when records or errors have arrived
         self._retry_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -59,17 +61,11 @@ class Fetcher:
             self._retry_timer.cancel()
         self.wake()
 
-    @property
-    def has_records_or_error(self) -> bool:
-        """Whether there are records to return or an error to raise."""
-        return any(
-            state.has_records or state.error
-            for state in self.assigned.partitions.values()
-            if not state.paused
-        )
-
     async def wait(self, deadline_ms: int) -> bool:
-        """Wait for records until ``deadline_ms`` and return True. Return False if it has already passed."""
+        """Wait until records or errors may have arrived, or ``deadline_ms`` passes; return True.
+
+        If ``deadline_ms`` has already passed, return False at once.
+        """
         now_ms = self._cluster.now_ms()
         if deadline_ms <= now_ms:
             return False
@@ -80,14 +76,14 @@ class Fetcher:
         """Wake all waiting callers."""
         self._arrived.fire()
 
-    def fetch(self) -> None:
-        """Send the fetches that are due."""
+    def fetch(self, only: frozenset[TopicPartition] | None = None) -> None:
+        """Send the fetches that are due. ``only`` are the partitions that the caller waits for; None: all."""
         if self._is_closed:
             return
         self._drop_stale_polls()
         now_ms = self._cluster.now_ms()
         self._check_epochs(now_ms)
-        plans, leaderless = self.assigned.plan(now_ms, self._cluster.metadata.leader, self._is_busy)
+        plans, leaderless = self.assigned.plan(now_ms, self._cluster.metadata.leader, self._is_busy, only)
         for plan in plans:
             self._send(plan, now_ms)
         if leaderless:
@@ -178,13 +174,28 @@ class Fetcher:
             return  # the connection was dropped
         del self._fetches[node_id]
         now_ms, chance = self._cluster.now_ms(), self._cluster.rng.random()
+        setbacks = self._cluster.setbacks
         if error is not None:
             self.assigned.on_fetch_failed(fetch.plan.requested, now_ms, chance)
             self._cluster.request_refresh()
-        elif self.assigned.on_fetched(fetch.plan.requested, message.partitions, payload, now_ms, chance):
-            self._cluster.request_refresh()
+            setbacks.note(("fetch", node_id), error, now_ms)
+        else:
+            if self.assigned.on_fetched(fetch.plan.requested, message.partitions, payload, now_ms, chance):
+                self._cluster.request_refresh()
+            setbacks.clear(("fetch", node_id))
+            if setbacks or any(one.error_code for one in message.partitions):
+                self._note_partitions(fetch.plan.requested, now_ms)
         if self._arrived.is_awaited:
             self._fetch_for_waiters()
+
+    def _note_partitions(self, requested: Iterable[TopicPartition], now_ms: int) -> None:
+        setbacks = self._cluster.setbacks
+        for tp in requested:
+            state = self.assigned.partitions.get(tp)
+            if state is not None and state.last_error is not None:
+                setbacks.note(tp, state.last_error, now_ms)
+            else:
+                setbacks.clear(tp)
 
     def _fetch_for_waiters(self) -> None:
         """Wake waiting callers if there are records, errors or missing offsets. Otherwise send fetches."""

@@ -9,7 +9,9 @@ Reading more records, or a normal close, marks the records returned before as pr
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
+from kafkalite.client.arguments import checked_offsets
 from kafkalite.client.consumer.assigned_partitions import AssignedPartitions, PartitionState
 from kafkalite.errors import ClientError
 from kafkalite.model import NO_EPOCH, OffsetAndMetadata, Record, TopicPartition
@@ -21,10 +23,10 @@ class Progress:
     def __init__(self, assigned: AssignedPartitions, *, is_at_most_once: bool) -> None:
         self._assigned = assigned
         #: The record that iteration returned last, while it is unprocessed.
-        self.current_record: Record | None = None
+        self.current_record: Record[Any, Any] | None = None
         self._is_at_most_once = is_at_most_once
         self._unprocessed: dict[TopicPartition, int] = {}  # the first unprocessed offset of each partition
-        self._seen_record: Record | None = None
+        self._seen_record: Record[Any, Any] | None = None
 
     @property
     def partitions(self) -> Collection[TopicPartition]:
@@ -53,7 +55,10 @@ class Progress:
     def positions(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the positions after all returned records. Unknown positions are omitted."""
+        """Return the positions of ``partitions`` (None: all) after all returned records.
+
+        Unknown positions are omitted.
+        """
         states = self._assigned.partitions
         wanted = states if partitions is None else [tp for tp in partitions if tp in states]
         return {
@@ -130,16 +135,14 @@ def _rewind(state: PartitionState, offset: int | None) -> None:
 
 
 def committable_offsets(
-    what: Record | Iterable[Record] | Mapping[TopicPartition, int | OffsetAndMetadata],
+    what: Record[Any, Any] | Iterable[Record[Any, Any]] | Mapping[TopicPartition, int | OffsetAndMetadata],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
     """Return {partition: offset to commit} for records or offsets. Raises ClientError for other types."""
     if isinstance(what, Mapping):
-        return {
-            TopicPartition(*tp): at if isinstance(at, OffsetAndMetadata) else OffsetAndMetadata(at)
-            for tp, at in what.items()
-        }
+        return checked_offsets(what)
     found: dict[TopicPartition, OffsetAndMetadata] = {}
-    for record in [what] if isinstance(what, Record) else what:
+    is_one = isinstance(what, Record) or not isinstance(what, Iterable)
+    for record in [what] if is_one else what:
         if not isinstance(record, Record):
             raise ClientError(
                 f"{type(record).__name__} can't be committed",

@@ -12,15 +12,39 @@ partitioned does not know all topics. A topic that has been found
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from kafkalite.client.arguments import checked_name, flat, split_addresses
 from kafkalite.client.cluster.routing import MetadataCache
+from kafkalite.errors import ClientError
 from kafkalite.model import TopicPartition
 
 # Brokers that are connected to a controller lag behind by seconds, not minutes.
 FORGET_AFTER_MS: Final = 60_000
+
+
+def topic_names(topics: Iterable[str | Iterable[str]], *, client: str = "Consumer") -> list[str]:
+    """Return the names of ``topics``, which are names or collections of names.
+
+    Raises ClientError for a name that is not a str, for an address, as in ``Consumer("orders", servers)``,
+    and for a dict of settings. The error shows the right call of ``client``.
+    """
+    settings = next((each for each in topics if isinstance(each, Mapping)), None)
+    if settings is not None:
+        raise ClientError(
+            f"a dict of {len(settings)} settings is not a topic",
+            hint=f'the settings are a keyword argument: {client}("orders", config={{...}})',
+        )
+    found, addresses = split_addresses([checked_name("topic", name) for name in flat(topics)])
+    if addresses:
+        arguments = ", ".join(f'"{name}"' for name in found) or '"orders"'
+        call = f'{client}({arguments}, bootstrap_servers="{",".join(addresses)}")'
+        raise ClientError(
+            f"{addresses[0]!r} is an address, not a topic", hint=f"the servers are a keyword argument: {call}"
+        )
+    return found
 
 
 class Selection(NamedTuple):

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from kafkalite.client.cluster.client import ClusterClient
 from kafkalite.client.cluster.coordinator import CoordinatorLink
 from kafkalite.client.cluster.retry import Backoff
+from kafkalite.client.interceptors import notify
 from kafkalite.errors import (
     BrokerError,
     CommitFailedError,
@@ -78,6 +79,7 @@ class OffsetCommits:
         self._queued_quietly: set[TopicPartition] = set()
         self._worker: asyncio.Task[None] | None = None
         self._failed: tuple[KafkaliteError, set[TopicPartition]] | None = None
+        self.on_committed: Sequence[Callable[[Offsets], None]] = ()  #: called with the committed offsets
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}  #: the offsets last committed or fetched
 
     async def commit(self, offsets: Offsets) -> None:
@@ -90,7 +92,10 @@ class OffsetCommits:
         self._raise_failed(offsets)
 
     async def write(self, offsets: Offsets, *, timeout_ms: int | None = None) -> None:
-        """Commit ``offsets`` as ``commit`` does, but without raising errors of earlier commits."""
+        """Commit ``offsets`` as ``commit`` does, but without raising errors of earlier commits.
+
+        ``timeout_ms`` (None: default.api.timeout.ms) limits the retries of this commit.
+        """
         await self.wait_queued()
         if offsets:
             async with self._lock:
@@ -160,6 +165,8 @@ class OffsetCommits:
                 raise _refused(identity, ours, error) from error
             else:
                 self.committed.update(ours)
+                if self.on_committed:
+                    notify(self.on_committed, ours)
                 if len(ours) < len(offsets):  # revoked while they were queued, or refused at an older epoch
                     raise _not_owned(identity, [tp for tp in offsets if tp not in ours])
                 return

@@ -67,7 +67,9 @@ class Heartbeats:
         on_failed: Callable[[KafkaliteError], None],
     ) -> None:
         self.membership = membership
-        self.is_away = False  #: out of the group because the user does not ask for records
+        #: The consumer has left the group because it has not read records for max.poll.interval.ms, or has
+        #: unsubscribed.
+        self.is_away = False
         self.error: KafkaliteError | None = None  #: why this consumer cannot be a member
         cluster.long_poll_ms[Purpose.HEARTBEAT] = _LONG_POLL_MS
         self._cluster = cluster
@@ -84,7 +86,8 @@ class Heartbeats:
         self._sent_ms = 0
         # A join was sent and has no response yet. The coordinator may have added the member.
         self._is_join_under_way = False
-        self._last_could_wait = self._last_had_changes = False  # about the last response
+        # whether the last response could be held by the coordinator, and whether it had changes
+        self._last_could_wait = self._last_had_changes = False
         self._last_error: KafkaliteError | None = None
 
     def start(self) -> None:
@@ -127,11 +130,13 @@ class Heartbeats:
                 continue
             if isinstance(self._last_error, UnreleasedInstanceIdError):
                 raise self._last_error.with_traceback(None)
-            reason = "its coordinator did not respond" if self._last_error is None else self._last_error
-            raise RequestTimeoutError(
+            last = self._last_error
+            reason = "its coordinator did not respond" if last is None else last.message
+            late = RequestTimeoutError(
                 f"group {self._config.group_id!r} was not joined within {limit_ms} ms: {reason}",
-                hint="check default.api.timeout.ms, and whether __consumer_offsets has leaders",
-            ) from self._last_error
+                hint="'kl cluster status' shows what is wrong; default.api.timeout.ms limits the wait",
+            )
+            raise self._cluster.explained(late) from last
 
     async def wait_for_new_epoch(self, epoch: int, deadline_ms: int) -> bool:
         """Return True when the member epoch is not ``epoch``; False after ``deadline_ms`` or an expulsion."""
@@ -264,7 +269,7 @@ class Heartbeats:
         self._on_assignment()
 
     async def _pause(self) -> None:
-        """Wait until the next heartbeat is due. Return at once if member or coordinator has changes."""
+        """Wait until the next heartbeat is due; not at all if the member or the coordinator has changes."""
         membership = self.membership
         interval_ms = membership.heartbeat_interval_ms
         took_ms = self._cluster.now_ms() - self._sent_ms

@@ -28,7 +28,7 @@ from kafkalite.protocol.messages.groups import (
 
 JOINING: Final = 0  #: the member epoch before joining
 LEAVING: Final = -1
-LEAVING_FOR_A_WHILE: Final = -2  #: of a static member that will return
+LEAVING_FOR_A_WHILE: Final = -2  #: the epoch that a static member sends when it leaves but will return
 _UNCHANGED: Final = -1
 
 Partitions = Mapping[TopicPartition, str]
@@ -37,7 +37,7 @@ Partitions = Mapping[TopicPartition, str]
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """Settings that never change, with the names and units of the options."""
+    """The settings of a member, which never change. They have the names and units of the options."""
 
     group_id: str
     member_id: str

@@ -6,6 +6,8 @@ There is one exception: as soon as a response revokes a partition, no more of it
 (``hidden``).
 """
 
+# Long because a session is one state: membership, assignment, commits and the poll interval.
+
 from __future__ import annotations
 
 import asyncio
@@ -32,7 +34,7 @@ from kafkalite.errors import (
     RequestTimeoutError,
 )
 from kafkalite.log_fields import Fields
-from kafkalite.model import GroupMetadata, OffsetAndMetadata, TopicPartition
+from kafkalite.model import GroupMetadata, OffsetAndMetadata, RecordAddress, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -101,16 +103,18 @@ class GroupSession:
             is_ours=self._is_ours,
         )
         self.listener = RebalanceListener()
-        self.has_pending = False  #: whether the user's next call has pending work
+        self.has_pending = False  #: whether ``run_pending`` has work to do
         #: Partitions whose records are not returned, and whether the user had paused them.
         self.hidden: dict[TopicPartition, bool] = {}
         self.waiting_calls = 0  #: the number of calls that wait for records
+        #: Records between ``begin_processing`` and ``end_processing``, and when their processing began (ms).
+        self._processing: dict[RecordAddress, int] = {}
         self.is_subscribed = False
         self._cluster = cluster
         self._config = config
         self._progress = progress
         self._wake = wake
-        self._lost: dict[TopicPartition, str] = {}  # not reported to the listener yet
+        self._lost: dict[TopicPartition, str] = {}  # lost partitions not reported to the listener yet
         self._lost_because: KafkaliteError | None = None
         self._is_closing = False
         self._partition_counts: dict[str, int] = {}  # partition count of each topic at its first assignment
@@ -149,6 +153,7 @@ class GroupSession:
         self.is_subscribed = True
         self.listener = listener
         self._heartbeats.error = None
+        self._heartbeats.is_away = False
         self.membership.subscribe(topics, pattern)
         self._heartbeats.poke()
 
@@ -185,6 +190,15 @@ class GroupSession:
         """Record the time at which the user last read records (for max.poll.interval.ms)."""
         self._asked_ms = self._cluster.now_ms()
 
+    def begin_processing(self, address: RecordAddress) -> None:
+        """Suspend max.poll.interval.ms while the user processes this record."""
+        self._processing[address] = self._cluster.now_ms()
+
+    def end_processing(self, address: RecordAddress) -> None:
+        """Apply max.poll.interval.ms again after ``begin_processing`` of this record."""
+        self._processing.pop(address, None)
+        self.touch()
+
     async def close(self, *, commits: Offsets) -> None:
         """Commit ``commits``, revoke all partitions and leave the group.
 
@@ -211,6 +225,29 @@ class GroupSession:
             await self._heartbeats.stop()
         if failed is not None:
             raise failed
+
+    async def unsubscribe(self, *, commits: Offsets) -> None:
+        """Commit ``commits``, revoke all partitions and leave the group for good. May subscribe again.
+
+        Raises exceptions of the listener; the group is left even then.
+        """
+        if commits and self._config.enable_auto_commit:
+            await self._auto_commit(commits)
+        try:
+            await self._revoke_all()
+            await self._wait_queued_commits()
+        finally:
+            if self.is_subscribed:
+                self.is_subscribed = False
+                if self.membership.is_member:
+                    self._heartbeats.leave()
+                self._heartbeats.is_away = True  # until the next ``subscribe``
+                self._heartbeats.error = None
+            self._remove(self.membership.on_expelled())
+            self._cancel_reading({})
+            self._lost, self._lost_because = {}, None
+            self.listener = RebalanceListener()
+            self.has_pending = False
 
     async def _revoke_all(self) -> None:
         if self._lost:
@@ -247,7 +284,7 @@ class GroupSession:
             elif self._heartbeats.error is not None:
                 self.has_pending = True
                 raise self._heartbeats.error.with_traceback(None)
-            elif self._heartbeats.is_away:
+            elif self._heartbeats.is_away and self.is_subscribed:
                 self._heartbeats.is_away = False
                 self._heartbeats.poke()
             elif self.is_subscribed and (revoking := membership.revoking()):
@@ -564,11 +601,23 @@ class GroupSession:
         limit_ms = self._config.max_poll_interval_ms
         if self.waiting_calls or self._progress.has_moved():
             self.touch()
+        elif self._processing:
+            self._watch_processing(limit_ms)
         idle_ms = self._cluster.now_ms() - self._asked_ms
         if idle_ms >= limit_ms and self.membership.is_member and self._pending_task is None:
             self._leave_after_timeout(idle_ms)
         due_ms = max(1, min(_WATCH_MS, limit_ms // 8))
         self._watch_timer = asyncio.get_running_loop().call_later(due_ms / 1000, self._watch)
+
+    def _watch_processing(self, limit_ms: int) -> None:
+        now_ms = self._cluster.now_ms()
+        if now_ms - self._asked_ms >= limit_ms:
+            address, since_ms = next(iter(self._processing.items()))
+            logger.warning(
+                "processing takes longer than max.poll.interval.ms %s",
+                Fields(record=address, group=self._config.group_id, elapsed_ms=now_ms - since_ms),
+            )
+            self.touch()
 
     def _leave_after_timeout(self, idle_ms: int) -> None:
         limit_ms = self._config.max_poll_interval_ms

@@ -56,15 +56,17 @@ class Drained:
 class Accumulator:
     """Owns all batches of a producer that are neither acknowledged nor failed.
 
-    Invariants: ``free_bytes`` plus the reservations of the incomplete batches is buffer.memory
-    (``free_bytes`` may be negative after one record that is larger than the free memory). Every batch in
-    ``incomplete`` is open, closed or in flight, and not done.
+    Invariants: ``free_bytes``, ``parked_bytes`` and the reservations of the incomplete batches add up to
+    buffer.memory (``free_bytes`` may be negative after one record that is larger than the free memory). Every
+    batch in ``incomplete`` is open, closed or in flight, and not done.
     """
 
     def __init__(self, config: ProducerConfig) -> None:
         self.config = config
         self.backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self.free_bytes = config.buffer_memory
+        self.parked_bytes = 0  #: reserved for records whose topic's metadata is not known yet
+        self.refused_bytes = 0  #: the bytes that the last refused record needs
         #: In the order of opening, which is also the order of the deadlines.
         self.incomplete: dict[PendingBatch, None] = {}
         self._queues: dict[TopicPartition, PartitionQueue] = {}
@@ -79,8 +81,8 @@ class Accumulator:
         self.needs_producer_id = self._is_idempotent and not self._is_transactional
         #: (producer id, epoch) of the open transaction. A transactional producer sends nothing without one.
         self._transaction: tuple[int, int] | None = None
-        self._joined: list[PartitionQueue] = []  # queues that use this identity
-        #: Without sequence numbers only one batch, because a retry could otherwise reorder batches.
+        self._joined: list[PartitionQueue] = []  # the queues that use the transaction's identity
+        #: Per partition. Without sequence numbers it is 1, because a retry could otherwise reorder batches.
         self._max_in_flight = (
             min(config.max_in_flight_requests_per_connection, MAX_IN_FLIGHT) if self._is_idempotent else 1
         )
@@ -108,7 +110,8 @@ class Accumulator:
         assert queue.open is None, "close the open batch first"
         config = self.config
         need = max(config.batch_size, first_size_bytes + BATCH_OVERHEAD_BYTES)
-        if need > self.free_bytes and self.incomplete and not forced:
+        if not (forced or self.has_room(need)):
+            self.refused_bytes = need
             return None
         batch = PendingBatch(*queue.tp, limit_bytes=config.batch_size, limit_records=self._records_per_batch)
         self._accept(batch, need, now_ms)
@@ -187,8 +190,8 @@ class Accumulator:
         return flight
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether buffer.memory has room for ``size_bytes`` more. Always True if no batch is incomplete."""
-        return size_bytes <= self.free_bytes or not self.incomplete
+        """Whether buffer.memory has room for ``size_bytes`` more. Always True if it holds no record."""
+        return size_bytes <= self.free_bytes or not (self.incomplete or self.parked_bytes)
 
     def add_batch(self, queue: PartitionQueue, batch: PendingBatch, now_ms: int) -> None:
         """Append a prebuilt batch (from send_many or send_batch) to the batches of its partition."""
@@ -482,13 +485,18 @@ class Accumulator:
     def on_failed(
         self, flight: InFlightBatch, error: Exception, now_ms: int, chance: float, *, was_sent: bool = True
     ) -> list[PendingBatch]:
-        """Retry, split or fail a batch after an error or a missing response. Return the failed batches."""
+        """Retry, split or fail a batch after an error or a missing response. Return the failed batches.
+
+        ``chance`` in [0, 1) sets the jitter of the retry pause. ``was_sent`` is False if the batch was not
+        written to a connection.
+        """
         if not flight.awaits_response:
             return []  # its transaction has ended
         queue = flight.queue
-        queue.last_error = error
         live = [batch for batch in flight.batches if not batch.done]
         fate = queue.judge(flight, error, self.config.retries, was_sent=was_sent)
+        if fate is not Fate.RESEND_IN_ORDER:  # otherwise the error of the batch before it is the cause
+            queue.last_error = error
         if fate is not Fate.FAIL:
             failed = []
         else:
@@ -514,7 +522,10 @@ class Accumulator:
             self._release(queue)
 
     def _resume(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
-        """After a response or a failure, let ``queue`` resend its batches or send its next ones."""
+        """After a response or a failure, let ``queue`` resend its batches or send its next ones.
+
+        ``chance`` in [0, 1) sets the jitter of the retry pause.
+        """
         self.ready.pop(queue, None)
         if queue.must_resolve:
             if queue.resolve():
@@ -525,7 +536,10 @@ class Accumulator:
         self._maybe_ready(queue, now_ms)
 
     def _pause(self, queue: PartitionQueue, now_ms: int, chance: float) -> None:
-        """Pause ``queue`` for the longest backoff of its failed batches, or not at all if none has failed."""
+        """Pause ``queue`` for the longest backoff of its failed batches, or not at all if none has failed.
+
+        ``chance`` in [0, 1) sets the jitter.
+        """
         failures = max(flight.failures for flight in queue.in_flight)
         collisions = max(flight.collisions for flight in queue.in_flight)
         pause_ms = self.backoff.delay_ms(failures, chance) if failures else 0

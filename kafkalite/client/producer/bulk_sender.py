@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kafkalite.client.arguments import checked_int
 from kafkalite.client.producer.columns import RecordColumns, split_by_partition, split_by_size
 from kafkalite.client.producer.delivery import BatchDelivery, BatchMetadata, wait_done
 from kafkalite.client.producer.pending_batch import Encoded, PendingBatch
 from kafkalite.client.producer.placement import Placement, TopicQueues
 from kafkalite.client.producer.sender import Sender
-from kafkalite.errors import RecordTooLargeError
+from kafkalite.errors import ClientError, RecordTooLargeError
 from kafkalite.limits import MAX_RECORDS_PER_BATCH
 from kafkalite.model import TopicPartition
 from kafkalite.records.batch import RecordBatch
@@ -36,12 +37,20 @@ class BulkSender:
     async def send_columns(
         self, topic: str, columns: RecordColumns, partition: int | None, number: int
     ) -> list[BatchMetadata]:
-        """Implement ``Producer.send_many``. ``number`` is the result of ``Producer.check_may_send``."""
-        target = await self._placement.topic(topic)
-        self._check_may_send(number)
-        plan = self._plan(target, columns, partition)
+        """Send columns of records as ``Producer.send_many`` does.
+
+        ``number`` is the result of ``Producer.check_may_send``: the number of the open transaction.
+        """
+        plan: list[tuple[int | None, RecordColumns]] = [(partition, columns)]
         batches: list[PendingBatch] = []
         try:
+            target = await self._placement.topic(topic)
+            self._check_may_send(number)
+            try:
+                plan = self._plan(target, columns, partition)
+            except (TypeError, ValueError, AttributeError):
+                columns.check_items()  # checking before would read every record twice
+                raise
             for chosen, part in plan:
                 encoded = build_batch(
                     part.values,
@@ -53,13 +62,20 @@ class BulkSender:
                     is_sealed=not self.config.enable_idempotence,  # else sealed when the sequence is known
                 )
                 if chosen is None:
-                    chosen = self._placement.next_partition(target)
+                    chosen = self._placement.next_partition(target, len(part))
                 first_ms = (
                     part.timestamps_ms if isinstance(part.timestamps_ms, int) else part.timestamps_ms[0]
                 )
                 batches.append(
                     await self._send_built(topic, chosen, encoded, len(part), first_ms, is_own=True)
                 )
+        except BaseException as error:
+            if self._sender.on_done is not None:
+                cancelled = ClientError("send_many was cancelled before it sent the record")
+                reason = error if isinstance(error, Exception) else cancelled
+                for chosen, part in plan[len(batches) :]:
+                    self._sender.on_done(_refused(topic, chosen, part, reason))
+            raise
         finally:
             for batch in batches:
                 await wait_done(batch)
@@ -68,7 +84,7 @@ class BulkSender:
         return [BatchDelivery(batch).result() for batch in batches]
 
     async def queue(self, topic: str, partition: int, batch: AnyBatch) -> PendingBatch:
-        """Implement ``Producer.queue_batch``."""
+        """Queue one prebuilt batch as ``Producer.queue_batch`` does, and return it."""
         number = self._check_may_send(0)
         encoded: Encoded
         is_own = isinstance(batch, RecordBatchBuilder)
@@ -76,9 +92,15 @@ class BulkSender:
             encoded = batch.build()
         elif isinstance(batch, RecordBatch):
             encoded = batch.buffer
-        else:
+        elif isinstance(batch, bytes | bytearray | memoryview):
             encoded = batch
+        else:
+            raise ClientError(
+                f"{type(batch).__name__} is not a record batch",
+                hint="pass a RecordBatchBuilder, a RecordBatch, or the bytes of a batch",
+            )
         header = parse_header(encoded)
+        checked_int("partition", partition)
         if len(encoded) > self.config.max_request_size:
             raise RecordTooLargeError(
                 f"a batch of {len(encoded)} bytes; max.request.size is {self.config.max_request_size}",
@@ -143,3 +165,17 @@ class BulkSender:
         sender.accumulator.add_batch(queue, batch, sender.now_ms())
         sender.drain()
         return batch
+
+
+def _refused(topic: str, partition: int | None, columns: RecordColumns, error: Exception) -> PendingBatch:
+    """Return a failed batch of records that are not sent."""
+    stamps = columns.timestamps_ms
+    return PendingBatch(
+        topic,
+        -1 if partition is None else partition,
+        timestamps=[stamps] * len(columns) if isinstance(stamps, int) else list(stamps),
+        record_count=len(columns),
+        closed=True,
+        done=True,
+        error=error,
+    )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from kafkalite.client.producer.pending_batch import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, record_size
 from kafkalite.errors import RecordError, RecordTooLargeError
-from kafkalite.model import Headers
+from kafkalite.model import RecordHeaders
+from kafkalite.records.builder import own_bytes
+from kafkalite.records.columns import checked_headers
 
 Item = bytes | None
 
@@ -22,23 +24,37 @@ class RecordColumns:
     values: Sequence[Item]
     keys: Sequence[Item] | None
     timestamps_ms: int | Sequence[int]
-    headers: Sequence[Headers] | None
+    headers: Sequence[RecordHeaders] | None
 
     def __len__(self) -> int:
         return len(self.values)
 
     def check(self) -> None:
-        """Raise RecordError if the columns differ in length."""
-        count = len(self.values)
-        for name, column in (
-            ("keys", self.keys),
-            ("timestamps", self.timestamps_ms),
-            ("headers", self.headers),
-        ):
-            if column is not None and not isinstance(column, int) and len(column) != count:
+        """Raise RecordError if the columns differ in length, or if one of them is no sequence."""
+        columns: dict[str, Any] = {"values": self.values}
+        if self.keys is not None:
+            columns["keys"] = self.keys
+        if not isinstance(self.timestamps_ms, int):
+            columns["timestamps"] = self.timestamps_ms
+        if self.headers is not None:
+            columns["headers"] = self.headers
+        for name, column in columns.items():
+            if not hasattr(column, "__len__") or isinstance(column, str | Mapping):
+                kind = type(column).__name__
+                raise RecordError(f"the {name} are {kind}, but must be a sequence, such as a list of bytes")
+            count = len(self.values)
+            if len(column) != count:
                 raise RecordError(
                     f"{len(column)} {name} for {count} values", hint="give one per value, or none"
                 )
+
+    def check_items(self) -> None:
+        """Raise RecordError for the first key, value or header of a wrong type. This reads every record."""
+        for name, column in (("key", self.keys), ("value", self.values)):
+            for item in column or ():
+                own_bytes(item, name)
+        for headers in self.headers or ():
+            checked_headers(headers)
 
     def part(self, start: int, stop: int) -> RecordColumns:
         """Return the records from ``start`` (inclusive) to ``stop`` (exclusive)."""
@@ -99,11 +115,17 @@ def _total_bytes(column: Sequence[Item] | None) -> int:
     try:
         return sum(map(len, column))  # type: ignore[arg-type]
     except TypeError:  # some values are None
+        wrong = next((item for item in column if item is not None and not hasattr(item, "__len__")), None)
+        if wrong is not None:
+            raise RecordError(
+                f"a key or value is {type(wrong).__name__}, but must be bytes or None",
+                hint="encode it first, for example str(number).encode()",
+            ) from None
         return sum(len(item) for item in column if item is not None)
 
 
 def _record_sizes(columns: RecordColumns) -> list[int]:
     count = len(columns)
     keys = columns.keys if columns.keys is not None else [None] * count
-    headers = columns.headers if columns.headers is not None else [()] * count
+    headers = [()] * count if columns.headers is None else [item or () for item in columns.headers]
     return [record_size(*record) for record in zip(columns.values, keys, headers, strict=True)]

@@ -96,7 +96,7 @@ class Delivery(PendingResult[RecordMetadata]):
         if batch.error is not None:
             state = f"failed: {batch.error}"
         elif batch.done:
-            state = f"acknowledged at offset {self._offset()}"
+            state = f"acknowledged at offset {self._metadata().offset}"
         where = batch.topic if batch.partition < 0 else f"{batch.topic}-{batch.partition}"
         return f"<Delivery to {where}, {state}>"
 
@@ -108,13 +108,14 @@ class Delivery(PendingResult[RecordMetadata]):
         else:
             self.batch.listeners.append((self.index, partial(callback, self)))
 
-    def _offset(self) -> int:
-        base_offset = self.batch.base_offset
-        return base_offset if base_offset == NO_OFFSET else base_offset + self.index
-
     def _metadata(self) -> RecordMetadata:
-        batch = self.batch
-        return RecordMetadata(batch.topic, batch.partition, self._offset(), batch.timestamp_ms(self.index))
+        return record_metadata(self.batch, self.index)
+
+
+def record_metadata(batch: PendingBatch, index: int) -> RecordMetadata:
+    """Return the position of a record of a completed batch. The offset is NO_OFFSET if it failed."""
+    offset = batch.base_offset if batch.base_offset == NO_OFFSET else batch.base_offset + index
+    return RecordMetadata(batch.topic, batch.partition, offset, batch.timestamp_ms(index))
 
 
 class BatchDelivery(PendingResult[BatchMetadata]):

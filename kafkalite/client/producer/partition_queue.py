@@ -102,6 +102,7 @@ class InFlightBatch:
     encoded: Encoded | None = None
     producer: tuple[int, int, int] = NO_PRODUCER  #: id, epoch, sequence of the first record
     has_position: bool = False  #: whether it has been sent at least once
+    number: int = 0  #: how many batches of the queue were sent before it; valid once it has a position
     was_first: bool = False  #: all batches before it were decided when it was last sent
     maybe_written: bool = False  #: it has a sequence, and an attempt may have written it
     is_void: bool = False  #: certainly not written, and never to be written with its sequence
@@ -204,9 +205,9 @@ class PartitionQueue:
     #: Batches that were sent and are not decided, in the order of their sequences.
     in_flight: deque[InFlightBatch] = field(default_factory=deque)
     is_held: bool = False
-    retry_at_ms: int = 0  #: valid while held, if no response is outstanding
+    retry_at_ms: int = 0  #: when to resend; valid while held, if no response is outstanding
     node_id: int = -1  #: the node to which the in-flight batches were sent
-    last_error: Exception | None = None  #: of the last attempt, if it failed
+    last_error: Exception | None = None  #: the error of the last attempt, if it failed
     #: False after the broker refused a coalesced batch as too large (the topic's max.message.bytes).
     coalesce: bool = True
     # The identity of the next batch. Each partition has its own epochs: leaders compare epochs by partition,
@@ -214,6 +215,7 @@ class PartitionQueue:
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
     next_sequence: int = NO_SEQUENCE
+    sent_count: int = 0  #: batches that got a position
     needs_producer_id: bool = False  #: the current producer id cannot be used any more
     is_transactional: bool = False  #: the identity belongs to a transaction
 
@@ -227,6 +229,15 @@ class PartitionQueue:
     @property
     def _has_abandoned(self) -> bool:
         return any(flight.is_abandoned for flight in self.in_flight)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether a new batch must wait until the first in-flight batch is decided.
+
+        Acknowledged batches after the first one count, too: if the first one is resent, the leader recognises
+        the duplicate only among the last MAX_IN_FLIGHT batches (R28).
+        """
+        return self.sent_count - self.in_flight[0].number >= self.max_in_flight
 
     @property
     def must_resolve(self) -> bool:
@@ -244,7 +255,7 @@ class PartitionQueue:
                 return False
             if self.next_resend() is not None:
                 return True
-            if len(self.in_flight) >= self.max_in_flight or not self._has_full_batch():
+            if self._is_full or not self._has_full_batch():
                 return False
             if self._has_abandoned or self.needs_producer_id:
                 return False
@@ -299,6 +310,8 @@ class PartitionQueue:
                 flight.producer = (self.producer_id, self.producer_epoch, self.next_sequence)
                 self.next_sequence = flight.next_sequence
             flight.has_position = True
+            flight.number = self.sent_count
+            self.sent_count += 1
             self.in_flight.append(flight)
         flight.was_first = self._is_first(flight)
         flight.awaits_response = True
@@ -330,7 +343,8 @@ class PartitionQueue:
     def judge(self, flight: InFlightBatch, error: Exception, retries: int, *, was_sent: bool) -> Fate:
         """Return the next step for a batch after ``error``, and hold the partition's in-flight batches.
 
-        ``was_sent`` is False if the batch was not written to a connection.
+        ``retries`` is the option of that name. ``was_sent`` is False if the batch was not written to a
+        connection.
         """
         flight.awaits_response = False
         self.is_held = True

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Headers
+from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, Headers, RecordHeaders
 
 # Upper bound of a record's overhead: 8 bytes timestamp, 4 + 4 column offsets, 2 validity bits, 1 byte for
 # absent headers. If it were too low, a batch could exceed max.request.size.
@@ -124,7 +124,7 @@ class PendingBatch:
         self.observed.update(range(self.record_count) if index == WHOLE_BATCH else (index,))
 
 
-def record_size(value: bytes | None, key: bytes | None, headers: Headers = ()) -> int:
+def record_size(value: bytes | None, key: bytes | None, headers: RecordHeaders = ()) -> int:
     """Return an upper bound of one record's size on the wire in bytes, uncompressed."""
     size = RECORD_OVERHEAD_BYTES
     if value is not None:
@@ -132,7 +132,8 @@ def record_size(value: bytes | None, key: bytes | None, headers: Headers = ()) -
     if key is not None:
         size += len(key)
     for name, content in headers:
-        # A name of n characters is at most 4n bytes of UTF-8.
+        # A text of n characters is at most 4n bytes of UTF-8.
         size += HEADER_OVERHEAD_BYTES + (len(name) if name.isascii() else 4 * len(name))
-        size += len(content) if content is not None else 0
+        if content is not None:
+            size += len(content) if not isinstance(content, str) or content.isascii() else 4 * len(content)
     return size

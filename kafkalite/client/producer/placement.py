@@ -1,6 +1,7 @@
 """Chooses the partition and batch of each record. Records wait here until their topic's metadata is known.
 
-The producer's fast path reads ``keyless`` and ``keyed``. Their entries stay valid while the batch has room.
+The producer's fast path reads ``keyless`` (topic to batch) and ``keyed`` (topic and key to queue). An entry
+stays valid while the open batch has room.
 """
 
 # Tests: tests/client/test_producer.py
@@ -106,7 +107,7 @@ class Placement:
         if flight is None:
             return None
         if key is None:
-            self._partitioner.on_batch_closed(name, partition)
+            self._partitioner.on_batch_closed(name, partition, 1)
         batch = flight.batches[0]
         sender.send_alone(connection, flight)
         return batch
@@ -164,11 +165,11 @@ class Placement:
         partition_of = {key: self.choose(topic, key, None, None) for key in set(keys)}
         return [partition_of[key] for key in keys]
 
-    def next_partition(self, topic: TopicQueues) -> int:
+    def next_partition(self, topic: TopicQueues, record_count: int) -> int:
         """Return a partition for a batch of keyless records. The next batch goes to another partition."""
         partition = self.choose(topic, None, None, None)
         self._last_keyless.pop(topic.name, None)
-        self._partitioner.on_batch_closed(topic.name, partition)
+        self._partitioner.on_batch_closed(topic.name, partition, record_count)
         return partition
 
     def _note_closed(self, topic: str) -> None:
@@ -176,7 +177,7 @@ class Placement:
         batch = self._last_keyless.get(topic)
         if batch is not None and batch.closed:
             del self._last_keyless[topic]
-            self._partitioner.on_batch_closed(topic, batch.partition)
+            self._partitioner.on_batch_closed(topic, batch.partition, batch.record_count)
 
     def _remember_key(self, topic: str, key: bytes, queue: PartitionQueue) -> None:
         queues = self.keyed.setdefault(topic, {})
@@ -228,15 +229,21 @@ class Placement:
     def parked_batches(self) -> list[PendingBatch]:
         return [parked.batch for parked in self._parked.values()]
 
+    def parked_counts(self) -> dict[str, int]:
+        """Return the number of parked records of each topic."""
+        return {topic: len(parked.records) for topic, parked in self._parked.items()}
+
     def _park(self, topic: str, record: OutgoingRecord) -> Delivery:
         accumulator = self._accumulator
-        if record.size_bytes > accumulator.free_bytes and (accumulator.incomplete or self._parked):
+        if not accumulator.has_room(record.size_bytes):
+            accumulator.refused_bytes = record.size_bytes
             raise self._buffer_full()
         parked = self._parked.get(topic)
         if parked is None:
             parked = self._parked[topic] = _Parked(PendingBatch(topic, -1), self._give_up_later(topic))
             self._cluster.request_refresh(urgent=True)
         accumulator.free_bytes -= record.size_bytes
+        accumulator.parked_bytes += record.size_bytes
         parked.reserved_bytes += record.size_bytes
         delivery = Delivery(parked.batch, len(parked.records))
         parked.records.append((delivery, record))
@@ -252,6 +259,7 @@ class Placement:
         parked = self._parked.pop(name)
         parked.timer.cancel()
         self._accumulator.free_bytes += parked.reserved_bytes
+        self._accumulator.parked_bytes -= parked.reserved_bytes
         return parked
 
     def _unpark(self, name: str, topic: TopicQueues) -> None:

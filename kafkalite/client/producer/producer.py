@@ -5,16 +5,28 @@
 with room) in one function without calls into other modules. ``_put`` handles all other cases.
 """
 
+# Long because Producer is one class: its methods repeat the arguments of a record.
+
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Self, Unpack
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, Self, Unpack, cast
 
-from kafkalite.client.config import BootstrapServers, ProducerSettings, merged, producer_config
+from kafkalite.client.arguments import checked_int, checked_name, checked_number, takes_one
+from kafkalite.client.config import (
+    PRODUCER_OPTIONS,
+    BootstrapServers,
+    ConfigSource,
+    ProducerSettings,
+    merged,
+    producer_config,
+)
+from kafkalite.client.forgotten import Forgettable, guard
+from kafkalite.client.interceptors import ProducerInterceptor
 from kafkalite.client.producer.bulk_sender import AnyBatch, BulkSender
 from kafkalite.client.producer.columns import RecordColumns
 from kafkalite.client.producer.delivery import (
@@ -24,6 +36,7 @@ from kafkalite.client.producer.delivery import (
     DeliveryCallback,
     wait_done,
 )
+from kafkalite.client.producer.outgoing import Outgoing
 from kafkalite.client.producer.pending_batch import RECORD_OVERHEAD_BYTES, record_size
 from kafkalite.client.producer.placement import OutgoingRecord, Placement
 from kafkalite.client.producer.sender import ProducerStatistics, Sender
@@ -37,33 +50,33 @@ from kafkalite.clock import Clock
 from kafkalite.errors import (
     BufferFullError,
     ClientClosedError,
+    ClientError,
     KafkaliteError,
     RecordTooLargeError,
     TransactionStateError,
 )
 from kafkalite.log_fields import Fields
-from kafkalite.model import GroupMetadata, Headers, RecordMetadata, TopicPartition
+from kafkalite.model import GroupMetadata, ProducerRecord, RecordHeaders, RecordMetadata, TopicPartition
 from kafkalite.records.builder import own_bytes
 from kafkalite.records.columns import checked_headers
 from kafkalite.records.partitioners import PartitionFunction, make_partitioner
 from kafkalite.rng import Rng, system_rng
+from kafkalite.serde import AnySerializer, K, V
 
 logger = logging.getLogger(__name__)
 
 PartitionerChoice = str | PartitionFunction
-"""``roundrobin``, ``sticky``, ``random``, ``hash``, or a function that returns a partition.
+"""The name of a partitioner (``records.partitioners``), or a function that returns a partition.
 
 The function receives (topic, key, value, partition count).
 """
-
-RecordHeaders = Sequence[tuple[str, bytes | None]]
 
 # After an exception in the body of ``async with``, accepted records may be delivered for this time. It is
 # enough for a healthy cluster, and it does not delay the exception or Ctrl-C much if the cluster fails.
 CLOSE_AFTER_ERROR_MS: Final = 1_000
 
 
-class Producer:
+class Producer(Generic[K, V]):
     """Sends records to topics.
 
     ::
@@ -73,46 +86,71 @@ class Producer:
             delivery = producer.send_nowait("orders", b"...")               # batched; await it or flush()
 
     Settings are those of ``config.PRODUCER_OPTIONS``, given as keyword arguments or, by dotted name, in
-    ``config``. Keyword arguments take precedence.
+    ``config``, which may also be "environment": the variables ``KAFKALITE_CLIENT_LINGER_MS`` and so on.
+    Keyword arguments take precedence.
+
+    ``key_serializer`` and ``value_serializer`` are functions that return bytes, or objects such as those of
+    ``kafkalite.serde``; without them, keys and values are bytes. ``interceptors`` see every record before it
+    is serialized, and its result. A ``ProducerRecord`` may take the place of ``send``'s arguments.
 
     No failure is silent: ``flush`` and ``close`` raise DeliveryFailedError for failed records that were not
     awaited and had no callback. Leaving ``async with`` normally flushes and closes. After an exception,
     accepted records may be delivered for CLOSE_AFTER_ERROR_MS, and a note on the exception gives the number
-    of undelivered records.
+    of undelivered records. A producer that is never closed is closed at the end of ``asyncio.run``, with a
+    ResourceWarning.
 
     With a ``transactional_id``, records are sent only in transactions (see ``transaction``): consumers with
     ``read_committed`` receive either all records of a transaction or none.
     """
 
+    @takes_one('Producer("{servers}"), and send("{topic}", ...) with it')
     def __init__(
         self,
         bootstrap_servers: BootstrapServers | None = None,
         *,
         partitioner: PartitionerChoice | None = None,
         on_delivery: DeliveryCallback | None = None,
-        config: Mapping[str, Any] | None = None,
+        key_serializer: AnySerializer[K] | None = None,
+        value_serializer: AnySerializer[V] | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        config: ConfigSource | None = None,
         clock: Clock | None = None,
         rng: Rng | None = None,
         **settings: Unpack[ProducerSettings],
     ) -> None:
-        named = partitioner if isinstance(partitioner, str) else None
+        named = None if callable(partitioner) else partitioner
         self.config = producer_config(
-            merged(config, {"bootstrap_servers": bootstrap_servers, "partitioner": named, **settings})
+            merged(
+                config,
+                {"bootstrap_servers": bootstrap_servers, "partitioner": named, **settings},
+                PRODUCER_OPTIONS,
+            )
         )
+        if not (on_delivery is None or callable(on_delivery)):
+            raise ClientError(f"on_delivery {on_delivery!r} is not a function")
         rng = rng or system_rng()
         chosen = partitioner if callable(partitioner) else self.config.partitioner
         self._sender = Sender(self.config, on_delivery=on_delivery, on_change=self._on_change, rng=rng)
-        self._placement = Placement(self._sender, make_partitioner(chosen, rng))
+        chooser = make_partitioner(
+            chosen, rng, switch_ms=self.config.partitioner_switch_ms, now_ms=self._sender.now_ms
+        )
+        self._placement = Placement(self._sender, chooser)
         self._bulk = BulkSender(self._sender, self._placement, self.check_may_send)
         self._transactions: TransactionManager | None = None
         if self.config.transactional_id is not None:
             self._transactions = self._manager(self.config.transactional_id)
         self._time_ns = time.time_ns if clock is None else lambda: clock.wall_ms() * 1_000_000
         self._state = "new"
+        self._guard: asyncio.Task[None] | None = None
         self._sends_alone = False  # False until the producer is open
-        # Read by the fast path. The dictionaries live as long as the placement; closing empties them.
-        self._keyless = self._placement.keyless
-        self._keyed = self._placement.keyed
+        # The dictionaries that the fast path reads. They belong to the placement; closing empties them.
+        self._keyless: dict[Any, Any] = self._placement.keyless
+        self._keyed: dict[Any, Any] = self._placement.keyed
+        self.outgoing: Outgoing | None = None  #: None without serializers and interceptors
+        if key_serializer is not None or value_serializer is not None or interceptors:
+            self.outgoing = Outgoing(key_serializer, value_serializer, interceptors)
+            self._sender.on_done = self.outgoing.on_done
+            self._keyless, self._keyed = {}, {}  # no record takes the fast path
 
     def _manager(self, transactional_id: str) -> TransactionManager:
         return TransactionManager(self._sender, self._placement, transactional_id)
@@ -122,10 +160,6 @@ class Producer:
         waiting = len(self._sender.accumulator.incomplete)
         topics = len(self._placement.topics)
         return f"<Producer {self._state}, {topics} topics @ {brokers} brokers, {waiting} batches waiting>"
-
-    def __del__(self, _warn: Any = warnings.warn) -> None:
-        if getattr(self, "_state", "new") == "open":
-            _warn(f"{self!r} was never closed; use 'async with'", ResourceWarning, source=self, stacklevel=2)
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -148,7 +182,13 @@ class Producer:
                 await self._sender.close(ClientClosedError(f"the producer did not open: {error}"))
             raise
         self._state = "open"
-        self._sends_alone = self._placement.sends_alone and self._transactions is None
+        self._guard = guard(Forgettable("producer", self, lambda: self.is_open, self.close, self.undelivered))
+        try:
+            await asyncio.sleep(0)  # the guard begins to wait; a task that has not begun can't handle its end
+        except BaseException:
+            await self.close(timeout_ms=0)
+            raise
+        self._sends_alone = self._placement.sends_alone and not (self._transactions or self.outgoing)
         return self
 
     async def __aenter__(self) -> Self:
@@ -172,13 +212,15 @@ class Producer:
         """
         if self._state != "open":
             return
+        limit_s = None if timeout_ms is None else checked_number("timeout_ms", timeout_ms) / 1000
         self._state = "closing"
         self._sends_alone = False
         try:
-            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+            async with asyncio.timeout(limit_s):
                 if self._transactions is not None:
                     await self._close_transactions(self._transactions)
                 await self._wait_all()
+                await self._sender.wait_answered()
         except TimeoutError:
             pass
         finally:
@@ -188,7 +230,26 @@ class Producer:
             await self._sender.close(error)
             self._keyless.clear()
             self._keyed.clear()
+            if self._guard is not None and self._guard is not asyncio.current_task():
+                self._guard.cancel()
+                await asyncio.wait({self._guard})
         self._sender.failures.raise_unseen()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether records are accepted: after ``start`` and before ``close``."""
+        return self._state == "open"
+
+    def undelivered(self) -> dict[str, int]:
+        """Return the number of records of each topic that are neither acknowledged nor failed."""
+        counts = Counter(self._placement.parked_counts())
+        for batch in self._sender.accumulator.incomplete:
+            counts[batch.topic] += len(batch.values) or batch.record_count
+        return dict(counts)
+
+    async def stop(self) -> None:
+        """Close the producer, as ``close`` does. This is aiokafka's name."""
+        await self.close()
 
     async def flush(self) -> None:
         """Send all records accepted so far without lingering, and return when they are acknowledged.
@@ -274,14 +335,14 @@ class Producer:
         transactions = self._transactional()
         self._check_open()
         await transactions.begin()
-        self._sends_alone = self._placement.sends_alone
+        self._sends_alone = self._placement.sends_alone and not self.outgoing
 
     async def commit_transaction(self) -> None:
         """Deliver all records of the transaction and commit it.
 
-        Raises TransactionAbortableError if a part failed: nothing is committed, and ``abort_transaction``
-        must be called. Raises ProducerFencedError, TransactionStateError. Raises RequestTimeoutError if the
-        outcome is unknown: call this method again, which never commits twice.
+        Raises TransactionAbortableError if a record or ``send_offsets`` has failed: nothing is committed, and
+        ``abort_transaction`` must be called. Raises ProducerFencedError, TransactionStateError. Raises
+        RequestTimeoutError if the outcome is unknown: call this method again, which never commits twice.
         """
         transactions = self._transactional()
         self._check_open()
@@ -314,6 +375,12 @@ class Producer:
         self._check_open()
         await transactions.send_offsets(offsets, group)
 
+    async def send_offsets_to_transaction(
+        self, offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None = None
+    ) -> None:
+        """Commit consumed offsets in the transaction, as ``send_offsets`` does. This is Kafka's name."""
+        await self.send_offsets(offsets, group)
+
     def _transactional(self) -> TransactionManager:
         if self._transactions is None:
             raise TransactionStateError(
@@ -325,9 +392,9 @@ class Producer:
 
     async def send(
         self,
-        topic: str,
-        value: bytes | None = None,
-        key: bytes | None = None,
+        topic: str | ProducerRecord,
+        value: V | None = None,
+        key: K | None = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -335,37 +402,70 @@ class Producer:
     ) -> RecordMetadata:
         """Send one record and return when it is acknowledged according to ``acks``.
 
-        Waits up to max.block.ms for room in the buffer, and then raises BufferFullError. Raises the
-        BrokerError or DeliveryTimeoutError of its batch. Cancelling the wait does not cancel the record.
+        If ``partition`` is None, the partitioner chooses the partition, by default from ``key``. If
+        ``timestamp_ms`` is None, the record gets the current time. Waits up to max.block.ms for room in the
+        buffer, and then raises BufferFullError. Raises the BrokerError or DeliveryTimeoutError of its batch.
+        Cancelling the wait does not cancel the record.
         """
         if (
             self._sends_alone
+            and topic.__class__ is _str
             and partition is None
             and timestamp_ms is None
             and not headers
-            and value.__class__ is bytes
-            and (key is None or key.__class__ is bytes)
+            and value.__class__ is _bytes
+            and (key is None or key.__class__ is _bytes)
         ):
-            batch = self._placement.send_alone(topic, value, key, self._time_ns() // 1_000_000)
+            batch = self._placement.send_alone(
+                cast(Any, topic), cast(Any, value), cast(Any, key), self._time_ns() // 1_000_000
+            )
             if batch is not None:
                 return await Delivery(batch, 0)
-        while True:
-            try:
-                delivery = self.send_nowait(
-                    topic, value, key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
-                )
-            except BufferFullError:
-                number = self.check_may_send()
-                await self.wait_for_room()
-                self.check_may_send(number)
-            else:
-                return await delivery
+        put: Callable[..., Delivery] = self.send_nowait
+        record: ProducerRecord | None = None
+        if self.outgoing is not None or isinstance(topic, ProducerRecord):
+            record = self.prepare_record(topic, value, key, partition, timestamp_ms, headers)
+            topic, value, key, partition, timestamp_ms, headers = record
+            put = self.put_prepared
+        try:
+            while True:
+                try:
+                    delivery = put(
+                        topic, value, key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
+                    )
+                    break
+                except BufferFullError:
+                    number = self.check_may_send()
+                    await self.wait_for_room()
+                    self.check_may_send(number)
+        except KafkaliteError as error:
+            self._on_refused(record, error)
+            raise
+        except asyncio.CancelledError:
+            self._on_refused(record, ClientError("the send was cancelled while it waited for room"))
+            raise
+        return await delivery
+
+    async def send_and_wait(
+        self,
+        topic: str | ProducerRecord,
+        value: V | None = None,
+        key: K | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: RecordHeaders = (),
+    ) -> RecordMetadata:
+        """Send one record and return when it is acknowledged, as ``send`` does. This is aiokafka's name."""
+        return await self.send(
+            topic, value, key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
+        )
 
     def send_nowait(
         self,
-        topic: str,
-        value: bytes | None = None,
-        key: bytes | None = None,
+        topic: str | ProducerRecord,
+        value: V | None = None,
+        key: K | None = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -373,17 +473,18 @@ class Producer:
     ) -> Delivery:
         """Add one record to its partition's batch, which is sent after linger.ms or when it is full.
 
-        Returns without waiting. Raises BufferFullError (see ``wait_for_room``), RecordTooLargeError,
-        ClientClosedError, RecordError. Later failures are raised by the delivery, or by flush() and close().
+        The arguments are those of ``send``. Returns without waiting. Raises BufferFullError (see
+        ``wait_for_room``), RecordTooLargeError, ClientClosedError, RecordError. Later failures are raised by
+        the delivery, or by flush() and close().
         """
-        if partition is None and timestamp_ms is None and not headers and value.__class__ is bytes:
+        if partition is None and timestamp_ms is None and not headers and value.__class__ is _bytes:
             try:
                 if key is None:
                     batch: Any = self._keyless[topic]
-                    size_bytes = batch.size_bytes + len(value) + _OVERHEAD
+                    size_bytes = batch.size_bytes + len(value) + _OVERHEAD  # type: ignore[arg-type]
                 else:
                     batch = self._keyed[topic][key].open
-                    size_bytes = batch.size_bytes + len(value) + len(key) + _OVERHEAD
+                    size_bytes = batch.size_bytes + len(value) + len(key) + _OVERHEAD  # type: ignore[arg-type]
                 values = batch.values
                 index = len(values)
                 if size_bytes <= batch.limit_bytes and index < batch.limit_records and batch.is_plain:
@@ -402,24 +503,73 @@ class Producer:
                     return delivery
             except (KeyError, AttributeError, TypeError):
                 pass  # a new topic or key, no open batch, or a key that is not bytes; ``_put`` handles these
-        return self._put(topic, value, key, partition, timestamp_ms, headers)
+        if self.outgoing is None and not isinstance(topic, ProducerRecord):
+            return self._put(topic, value, key, partition, timestamp_ms, headers)
+        record = self.prepare_record(topic, value, key, partition, timestamp_ms, headers)
+        try:
+            return self._put(*record)
+        except KafkaliteError as error:
+            self._on_refused(record, error)
+            raise
 
-    def _put(
+    def _on_refused(self, record: ProducerRecord | None, error: KafkaliteError) -> None:
+        if self.outgoing is not None and record is not None:
+            self.outgoing.on_refused(record, error)
+
+    def prepare_record(
+        self,
+        topic: str | ProducerRecord,
+        value: Any,
+        key: Any,
+        partition: int | None,
+        timestamp_ms: int | None,
+        headers: RecordHeaders,
+    ) -> ProducerRecord:
+        """Return the record to send after interceptors and serializers. Raises SerializationError."""
+        if isinstance(topic, ProducerRecord):
+            record = topic
+        else:
+            record = ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
+        return record if self.outgoing is None else self.outgoing.prepare(record)
+
+    def put_prepared(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None,
+        value: Any,
+        key: Any,
+        *,
         partition: int | None,
         timestamp_ms: int | None,
         headers: RecordHeaders,
     ) -> Delivery:
-        """Implement ``send_nowait`` for all cases, such as unknown topics, full batches and other buffers."""
+        """Add a record that ``prepare_record`` has returned. Raises the errors of ``send_nowait``.
+
+        These errors are not reported to the interceptors: the caller either tries again or reports them.
+        """
+        return self._put(topic, value, key, partition, timestamp_ms, headers)
+
+    def _put(
+        self,
+        topic: Any,
+        value: Any,
+        key: Any,
+        partition: int | None,
+        timestamp_ms: int | None,
+        headers: RecordHeaders,
+    ) -> Delivery:
+        """Implement ``send_nowait`` for all cases, such as unknown topics, full batches and bytearrays."""
         if self._state != "open" or self._transactions is not None:
             self.check_may_send()
         if value.__class__ is not bytes:
             value = own_bytes(value, "value")
         if key is not None and key.__class__ is not bytes:
             key = own_bytes(key, "key")
+        if topic.__class__ is not str:
+            topic = checked_name("topic", topic)
+        if partition is not None:
+            checked_int("partition", partition)
+        if timestamp_ms is not None:
+            checked_int("timestamp_ms", timestamp_ms)
         pairs = checked_headers(headers) if headers else ()
         size_bytes = record_size(value, key, pairs)
         if size_bytes > self.config.max_request_size:
@@ -444,37 +594,48 @@ class Producer:
         return self._placement.refuse(topic, error)
 
     async def wait_for_room(self, timeout_ms: int | None = None) -> None:
-        """Wait for room for one batch. Raises BufferFullError after ``timeout_ms`` (None: max.block.ms)."""
+        """Wait for room for one batch, or for the record that was refused last, if that is larger.
+
+        Raises BufferFullError after ``timeout_ms`` (None: max.block.ms).
+        """
         self._check_open()
-        await self._sender.wait_for_bytes(self.config.batch_size, timeout_ms)
+        if timeout_ms is not None:
+            checked_number("timeout_ms", timeout_ms)
+        accumulator = self._sender.accumulator
+        needed, accumulator.refused_bytes = max(self.config.batch_size, accumulator.refused_bytes), 0
+        await self._sender.wait_for_bytes(needed, timeout_ms)
 
     # --- many records --------------------------------------------------------------------------
 
     async def send_many(
         self,
         topic: str,
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None = None,
+        values: Sequence[V | None],
+        keys: Sequence[K | None] | None = None,
         *,
         partition: int | None = None,
         timestamps_ms: int | Sequence[int] | None = None,
-        headers: Sequence[Headers] | None = None,
+        headers: Sequence[RecordHeaders] | None = None,
     ) -> list[BatchMetadata]:
         """Send columns of records, and return when all are acknowledged.
 
         This is the fast path for many records: they become batches of up to max.request.size without an
         object per record. Keyless records go to one partition per batch, and keyed records to the partition
         of their key, in order. Waits for room as ``send`` does. Returns one entry per batch. Raises
-        RecordError and RecordTooLargeError before anything is sent. If a batch fails, waits until all batches
-        are done and raises the first error; the other batches are then in the log.
+        RecordError and RecordTooLargeError before anything is sent. If a batch cannot be sent or fails,
+        waits for the batches sent so far and raises an error; other batches may be in the log.
         """
         number = self.check_may_send()
         if timestamps_ms is None:
             timestamps_ms = self._time_ns() // 1_000_000
-        columns = RecordColumns(values, keys, timestamps_ms, headers)
+        if partition is not None:
+            checked_int("partition", partition)
+        columns = RecordColumns(cast(Any, values), cast(Any, keys), timestamps_ms, headers)
         columns.check()
         if not len(columns):
             return []
+        if self.outgoing is not None:
+            columns = self.outgoing.prepare_columns(topic, columns, partition)
         return await self._bulk.send_columns(topic, columns, partition, number)
 
     async def send_batch(self, topic: str, partition: int, batch: AnyBatch) -> BatchMetadata:
@@ -498,3 +659,5 @@ class Producer:
 # As module globals, they cost the fast path only one cached lookup.
 _OVERHEAD: Final = RECORD_OVERHEAD_BYTES
 _new: Final = object.__new__
+_str: Final[Any] = str
+_bytes: Final[Any] = bytes  # Any, because a type checker knows only the types K and V

@@ -17,7 +17,7 @@ from typing import Any, Final
 from kafkalite.client.cluster.client import ClusterClient
 from kafkalite.client.cluster.connection import Connection
 from kafkalite.client.cluster.retry import is_retriable, needs_metadata
-from kafkalite.client.cluster.signal import wake
+from kafkalite.client.cluster.signal import Signal, wake
 from kafkalite.client.config import ProducerConfig
 from kafkalite.client.producer.accumulator import Accumulator
 from kafkalite.client.producer.delivery import Delivery, DeliveryCallback
@@ -52,6 +52,7 @@ class ProducerStatistics:
     requests: int  #: produce requests sent
     batches: int  #: record batches in these requests, including resent batches
     acknowledged_batches: int  #: batches as filled by send(); several may be sent as one record batch
+    acknowledged_records: int
     failed_batches: int
     retries: int
     waiting_batches: int  #: batches that are neither acknowledged nor failed
@@ -111,6 +112,8 @@ class Sender:
         self.failures = FailureLedger()
         #: Called with each failure, before the listeners of the batch are called. It may fail other batches.
         self.on_failure: Callable[[Exception], None] | None = None
+        #: Called with each batch that is acknowledged or has failed, for interceptors.
+        self.on_done: Callable[[PendingBatch], None] | None = None
         #: Converts an error to the error that callers receive, if set.
         self.translate: Callable[[Exception], Exception] | None = None
         self._on_delivery = on_delivery
@@ -121,11 +124,14 @@ class Sender:
         self._room_waiters: deque[asyncio.Future[None]] = deque()
         self._generation = 0  # the generation of the metadata at the last change
         self._acks = int(config.acks)
+        self._unanswered = 0  #: with acks=0, the requests whose response has not arrived
+        self._answered = Signal()  #: fired when ``_unanswered`` becomes 0
         self._transactional_id = config.transactional_id
         self._max_in_flight = config.max_in_flight_requests_per_connection
         self._request_timeout_ms = config.request_timeout_ms
         self._is_asking_for_id = False
-        self.request_count = self._batches = self._acknowledged = self._failed = self._retries = 0
+        self.request_count = self._batches = self._acknowledged = self._acknowledged_records = 0
+        self._failed = self._retries = 0
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -153,6 +159,7 @@ class Sender:
             requests=self.request_count,
             batches=self._batches,
             acknowledged_batches=self._acknowledged,
+            acknowledged_records=self._acknowledged_records,
             failed_batches=self._failed,
             retries=self._retries,
             waiting_batches=len(self.accumulator.incomplete),
@@ -254,7 +261,7 @@ class Sender:
         entries: list[ProducePartition],
     ) -> None:
         timeout_ms = self._request_timeout_ms
-        on_response = partial(self._on_response, flights) if self._acks else _ignore
+        on_response = partial(self._on_response, flights) if self._acks else self._on_unawaited_response
         try:
             if connection is None:  # lost after ``drain`` had checked it
                 raise ConnectionFailedError("the connection was lost")
@@ -271,6 +278,7 @@ class Sender:
         self.request_count += 1
         self._batches += len(flights)
         if not self._acks:
+            self._unanswered += 1
             for flight in flights:
                 self._acknowledge(flight, NO_OFFSET, NO_TIMESTAMP)
 
@@ -291,6 +299,28 @@ class Sender:
         if self.accumulator.ready or not self.accumulator.deadlines_only_recede:
             self.drain()
 
+    def _on_unawaited_response(self, message: Any, _: memoryview, error: Exception | None) -> None:
+        """Handle the response to a request with acks=0: the broker then accepts another request.
+
+        The request's batches were completed when it was sent. An error is not reported, but causes a metadata
+        refresh, because another broker may lead now.
+        """
+        self._unanswered -= 1
+        if error is not None or any(outcome.error_code for outcome in message.partitions):
+            self.cluster.request_refresh()
+        if self.accumulator.ready:
+            self.drain()
+        if not self._unanswered:
+            self._answered.fire()
+
+    async def wait_answered(self) -> None:
+        """Return when no request with acks=0 awaits its response.
+
+        Called before the connections are closed, because closing one could drop such a request.
+        """
+        while self._unanswered:
+            await self._answered.wait()
+
     def _on_outcome(self, flight: InFlightBatch, outcome: ProducedPartition) -> None:
         topic, partition, error_code, error_message, base_offset, log_append_time_ms, _ = outcome
         if (topic, partition) != flight.queue.tp:
@@ -304,6 +334,10 @@ class Sender:
     def _acknowledge(self, flight: InFlightBatch, base_offset: int, log_append_time_ms: int) -> None:
         done = self.accumulator.on_acknowledged(flight, base_offset, log_append_time_ms, self.now_ms())
         self._acknowledged += len(done)
+        for batch in done:
+            self._acknowledged_records += batch.record_count
+        if self.cluster.setbacks:
+            self.cluster.setbacks.clear(flight.queue.tp)
         self.finish(done)
 
     def _fail_flight(self, flight: InFlightBatch, error: Exception, *, was_sent: bool = True) -> None:
@@ -316,6 +350,9 @@ class Sender:
         )
         if not failed:
             self._retries += 1
+            last_error = flight.queue.last_error
+            if last_error is not None:
+                self.cluster.setbacks.note(flight.queue.tp, last_error, self.now_ms())
         self.finish(failed)
 
     # --- identity ------------------------------------------------------------------------------
@@ -326,6 +363,14 @@ class Sender:
         self.cluster.spawn(self._get_producer_id())
 
     async def _get_producer_id(self) -> None:
+        try:
+            await self._call_for_producer_id()
+        finally:
+            self._is_asking_for_id = False
+        if not self.cluster.is_closed:
+            self.drain()
+
+    async def _call_for_producer_id(self) -> None:
         request = InitProducerIdRequest(None, 0, NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
         failures = 0
         while True:
@@ -341,8 +386,6 @@ class Sender:
                 await asyncio.sleep(pause_ms / 1000)
             else:
                 self.accumulator.on_producer_id(response.message.producer_id)
-                self._is_asking_for_id = False
-                self.drain()
                 return
 
     def finish(self, batches: list[PendingBatch]) -> None:
@@ -355,6 +398,8 @@ class Sender:
             if batch.error is not None:
                 self._failed += 1
                 self.failures.add(batch)
+            if self.on_done is not None:
+                self.on_done(batch)
             listeners, batch.listeners = batch.listeners, []
             for _, listener in listeners:
                 self._call_listener(listener)
@@ -446,7 +491,3 @@ _NO_OUTCOME: Final = ProducedPartition("", -1, 0, None, NO_OFFSET, NO_TIMESTAMP,
 
 #: DUPLICATE_SEQUENCE_NUMBER means a duplicate so old that the leader no longer knows its offset.
 _WRITTEN: Final = frozenset({0, int(DuplicateSequenceNumberError.code)})
-
-
-def _ignore(message: Any, payload: memoryview, error: Exception | None) -> None:
-    """Ignore the call. With acks=0 there is no response."""

@@ -18,13 +18,21 @@ writers that join it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple, NoReturn, Self, Unpack
 
 from kafkalite.client.cluster.client import ClusterClient
 from kafkalite.client.cluster.coordinator import TRANSACTION_KEY, CoordinatorLink
 from kafkalite.client.cluster.retry import CONCURRENT_BACKOFF
-from kafkalite.client.config import BootstrapServers, CommonSettings, ProducerSettings, admin_config, merged
+from kafkalite.client.config import (
+    ADMIN_OPTIONS,
+    BootstrapServers,
+    CommonSettings,
+    ConfigSource,
+    ProducerSettings,
+    admin_config,
+    merged,
+)
 from kafkalite.client.producer.placement import Placement
 from kafkalite.client.producer.producer import Producer
 from kafkalite.client.producer.sender import Sender
@@ -56,9 +64,9 @@ class GroupResult(NamedTuple):
     """The decided outcome of a batch, as returned by ``TransactionGroup.finish``."""
 
     batch_id: int
-    winners: tuple[str, ...]  #: the winners of the call that decided
+    winners: tuple[str, ...]  #: the writers that were committed: the winners of the call that decided
     is_repeated: bool  #: whether an earlier call decided the batch
-    is_complete: bool  #: whether every partition has its markers
+    is_complete: bool  #: whether every partition has its transaction markers
 
 
 class _GroupTransaction(TransactionManager):
@@ -125,7 +133,7 @@ class TransactionGroupWriter(Producer):
         writer: str,
         bootstrap_servers: BootstrapServers | None = None,
         *,
-        config: Mapping[str, Any] | None = None,
+        config: ConfigSource | None = None,
         clock: Clock | None = None,
         rng: Rng | None = None,
         **settings: Unpack[ProducerSettings],
@@ -183,20 +191,21 @@ class TransactionGroupWriter(Producer):
 
 
 class TransactionGroup:
-    """Decides the batches of one application. Its settings are those of an Admin."""
+    """Commits batches of one application, which TransactionGroupWriters write. Has an Admin's settings."""
 
     def __init__(
         self,
         application_id: str,
         bootstrap_servers: BootstrapServers | None = None,
         *,
-        config: Mapping[str, Any] | None = None,
+        config: ConfigSource | None = None,
         rng: Rng | None = None,
         **settings: Unpack[CommonSettings],
     ) -> None:
         self.application_id = application_id
         self._cluster = ClusterClient(
-            admin_config(merged(config, {"bootstrap_servers": bootstrap_servers, **settings})), rng=rng
+            admin_config(merged(config, {"bootstrap_servers": bootstrap_servers, **settings}, ADMIN_OPTIONS)),
+            rng=rng,
         )
         self._coordinator = CoordinatorLink(self._cluster, TRANSACTION_KEY, application_id)
 

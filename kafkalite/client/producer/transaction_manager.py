@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, Protocol, Self, TypeVar
 
+from kafkalite.client.arguments import checked_offsets
 from kafkalite.client.cluster.client import ClusterClient, Purpose
 from kafkalite.client.cluster.coordinator import GROUP_KEY, TRANSACTION_KEY, CoordinatorLink
 from kafkalite.client.cluster.retry import CONCURRENT_BACKOFF
@@ -169,9 +170,9 @@ class TransactionManager:
     async def commit(self, flush: Callable[[], Awaitable[None]]) -> None:
         """Deliver all records with ``flush``, then commit.
 
-        Raises TransactionAbortableError if a part failed: nothing is committed, and the transaction must be
-        aborted. Raises ProducerFencedError, TransactionStateError, and RequestTimeoutError if the outcome is
-        unknown; the caller must then commit again.
+        Raises TransactionAbortableError if a record or ``send_offsets`` has failed: nothing is committed, and
+        the transaction must be aborted. Raises ProducerFencedError, TransactionStateError, and
+        RequestTimeoutError if the outcome is unknown; the caller must then commit again.
         """
         try:
             await self._deliver(flush)
@@ -285,7 +286,7 @@ class TransactionManager:
     # --- offsets ---------------------------------------------------------------------------------
 
     async def send_offsets(self, offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None) -> None:
-        """Implement ``Producer.send_offsets``."""
+        """Commit consumed offsets as part of the open transaction, as ``Producer.send_offsets`` documents."""
         state = self.state
         state.check_may_send()
         who, positions = _committer_and_offsets(offsets, group)
@@ -365,7 +366,7 @@ def _committer_and_offsets(
             raise TransactionStateError(
                 "send_offsets() of a mapping needs the group", hint="pass its group_id"
             )
-        return lambda: given, offsets
+        return lambda: given, checked_offsets(offsets)
     config = getattr(offsets, "config", None)
     if config is not None and config.enable_auto_commit:
         raise TransactionStateError(
@@ -429,7 +430,7 @@ class Transaction:
     async def send_offsets(
         self, offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None = None
     ) -> None:
-        """Implement ``Producer.send_offsets``."""
+        """Commit consumed offsets as part of this transaction, as ``Producer.send_offsets`` does."""
         await self._manager.send_offsets(offsets, group)
 
     async def abort(self) -> None:

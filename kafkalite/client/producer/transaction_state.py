@@ -154,11 +154,14 @@ class TransactionState:
         self.phase = Phase.READY
 
     def translate(self, error: Exception) -> Exception:
-        """Return the error to raise for a record that failed with ``error``. Converts errors of fencing."""
+        """Return the error to raise for a record that failed with ``error``.
+
+        An error of fencing (see ``is_fencing``) is converted, usually to ProducerFencedError.
+        """
         return self._fenced(error) if is_fencing(error) else error
 
     def on_failure(self, error: Exception) -> Exception | None:
-        """Record the final failure of a part of the transaction.
+        """Record the final failure of a record or of an offset commit in the transaction.
 
         Returns the error for all its other parts, or None if the transaction had failed before.
         """

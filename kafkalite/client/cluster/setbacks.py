@@ -1,0 +1,73 @@
+"""Warns while the work of a client is delayed by retriable errors, with the last error.
+
+Retries are silent, because most succeed at once. If the same piece of work, such as the batches of one
+partition, one request or one connection, fails for LATE_MS, the error is logged as a warning. So an
+application that waits shows what it waits for: a full disk, a lost quorum, a missing topic, or a server that
+is no broker. ``kl`` prints these warnings, and repeats the last one when a time limit passes.
+"""
+
+# Tests: tests/client/test_setbacks.py
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable
+from typing import Final, NamedTuple
+
+from kafkalite.errors import ClientClosedError, KafkaliteError
+
+logger = logging.getLogger(__name__)
+
+#: If work has been failing for this time, the next failure logs a warning: with the pauses between retries,
+#: within two seconds of the first failure.
+LATE_MS: Final = 700
+#: A warning is logged if a server has not responded for this time while a connection is opened.
+SILENT_MS: Final = 1_000
+#: The same warning is repeated after this time, while the work still fails.
+REPEAT_MS: Final = 10_000
+#: If the last failure of some work is older than this, the next failure counts as its first.
+_FORGOTTEN_MS: Final = 5_000
+
+
+class _Setback(NamedTuple):
+    first_ms: int
+    last_ms: int
+
+
+class Setbacks:
+    """Tracks the pieces of work that have failed and are being retried. ``bool`` is False if there are none.
+
+    All times are milliseconds of the client's monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self._failing: dict[Hashable, _Setback] = {}
+        self._warned: dict[str, int] = {}  # when each text was logged
+
+    def __bool__(self) -> bool:
+        return bool(self._failing)
+
+    def note(self, work: Hashable, error: object, now_ms: int, *, late_ms: int = LATE_MS) -> None:
+        """Record that ``work`` failed with ``error`` and is retried.
+
+        Logs a warning if the first failure was at least ``late_ms`` ago; with 0, logs it at once.
+        """
+        if isinstance(error, ClientClosedError):
+            return
+        known = self._failing.get(work)
+        is_new = known is None or now_ms - known.last_ms > _FORGOTTEN_MS
+        first_ms = now_ms if is_new or known is None else known.first_ms
+        self._failing[work] = _Setback(first_ms, now_ms)
+        if now_ms - first_ms >= late_ms:
+            self.warn(error.message if isinstance(error, KafkaliteError) else str(error), now_ms)
+
+    def clear(self, work: Hashable) -> None:
+        """Record that ``work`` has succeeded, failed for good, or is no longer wanted."""
+        self._failing.pop(work, None)
+
+    def warn(self, text: str, now_ms: int) -> None:
+        """Log ``text`` as a warning, but at most once in REPEAT_MS."""
+        self._warned = {known: ms for known, ms in self._warned.items() if now_ms - ms < REPEAT_MS}
+        if text not in self._warned:
+            self._warned[text] = now_ms
+            logger.warning("waiting: %s", text)

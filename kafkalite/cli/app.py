@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
@@ -10,9 +11,10 @@ from typing import Any, Final
 import click
 
 from kafkalite.cli import exit_codes
-from kafkalite.cli.invocation import Invocation, listing_options
+from kafkalite.cli.habits import translate
+from kafkalite.cli.invocation import Invocation, Terminated, listing_options
 from kafkalite.cli.lazy_group import LazyCommand, LazyGroup
-from kafkalite.errors import ConfigError, KafkaliteError
+from kafkalite.errors import ConfigError, KafkaliteError, MissingExtraError
 
 _DAILY: Final = "Every day"
 _CLUSTER: Final = "Topics and brokers"
@@ -35,10 +37,13 @@ COMMANDS: Final = {
     ),
     "metadata": LazyCommand("The metadata as a tree, and its quorum.", _CLUSTER),
     "server": LazyCommand("Start a broker; format its data directory.", _CLUSTER),
-    "config": LazyCommand("Every option: value, source, meaning.", _CLUSTER),
+    "config": LazyCommand("Every option; settings of topics and brokers.", _CLUSTER),
+    "context": LazyCommand("Names of clusters, instead of addresses.", _CLUSTER),
     "pipeline": LazyCommand("Spark pipelines from a file.", _TOOLS),
     "log": LazyCommand("Inspect log files without a broker.", _TOOLS),
     "bench": LazyCommand("Measure produce, consume, end to end.", _TOOLS),
+    "cheat": LazyCommand("Commands of other tools beside those of kl.", _TOOLS),
+    "conformance": LazyCommand("Check that a server speaks the protocol.", _TOOLS),
     "completion": LazyCommand("Tab completion for a shell.", _TOOLS),
     "version": LazyCommand("Versions of kafkalite and its dependencies.", _TOOLS),
 }
@@ -52,7 +57,8 @@ Try:
 
 \b
 Exit codes: 0 ok, 1 failed, 2 usage, 3 cannot connect, 4 not found, 5 exists,
-6 not allowed, 7 timed out, 8 partial failure, 9 check failed, 130 interrupted."""
+6 not allowed, 7 timed out, 8 partial failure, 9 check failed, 129 SIGHUP,
+130 Ctrl-C, 143 SIGTERM."""
 
 _CONTEXT_SETTINGS: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -90,7 +96,10 @@ def run(arguments: Sequence[str], *, command: click.Command | None = None, name:
     """
     invocation = Invocation(debug="--debug" in arguments)
     try:
-        code = _invoke(command or root, name, list(arguments), invocation)
+        words = translate(arguments, COMMANDS) if command is None else list(arguments)
+        if words != list(arguments) and sorted(words) != sorted(arguments):
+            _echo(f"kl: in kl's words: {name} {shlex.join(words)}")
+        code = _invoke(command or root, name, words, invocation)
         sys.stdout.flush()
         return code
     except click.exceptions.Exit as done:
@@ -100,6 +109,8 @@ def run(arguments: Sequence[str], *, command: click.Command | None = None, name:
         return exit_codes.USAGE if isinstance(problem, click.UsageError) else exit_codes.FAILED
     except (KeyboardInterrupt, click.Abort):
         return exit_codes.INTERRUPTED
+    except Terminated as terminated:
+        return terminated.exit_code
     except BrokenPipeError:
         return _pipe_closed()
     except Exception as error:
@@ -170,9 +181,11 @@ def _explained(error: Exception) -> list[str]:
         command = _next_command(error)
         attempt = [f"    try: {command}"] if command and command not in error.hint else []
         return [f"kl: {error.message}", *hint, *attempt]
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("kafkalite"):
+        return _explained(MissingExtraError("this command", error.name or "", "all"))
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return [f"kl: {where}{error.strerror or error}"]
+        return [f"kl: {where}{error.strerror or error or type(error).__name__}"]
     return [
         f"kl: unexpected {type(error).__name__}: {error}",
         "    this is a bug in kafkalite: please report it with the output of the same command with --debug",
@@ -181,7 +194,7 @@ def _explained(error: Exception) -> list[str]:
 
 def _next_command(error: KafkaliteError) -> str:
     if isinstance(error, ConfigError):
-        from kafkalite.cli.config import registries
+        from kafkalite.cli.registries import registries
 
         known = any(error.key in registry for registry in registries().values())
         return f"kl config explain {error.key}" if known else ""

@@ -52,7 +52,7 @@ class Outcome:
     latencies: list[float] = field(default_factory=list)
 
     def document(self, what: str, broker: str, workload: Workload) -> dict[str, Any]:
-        """Return the results as a document, unrounded. mib_per_second counts the bytes of values only."""
+        """Return the results to print, not rounded. ``mib_per_second`` counts the bytes of values only."""
         document: dict[str, Any] = {
             "benchmark": what,
             "broker": broker,

@@ -1,4 +1,8 @@
-"""Prints the client library's warnings on stderr, at a limited rate."""
+"""Prints the client library's warnings on stderr, at a limited rate, and remembers the last one.
+
+The library warns while its work is late (``kafkalite.client.cluster.setbacks``), so a command that waits
+prints the reason within two seconds, and repeats it when its time limit passes.
+"""
 
 # Tests: tests/cli/test_stderr.py
 
@@ -7,32 +11,66 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import Final
 
 _QUIET_SECONDS: Final = 10.0
+_CHANGE_SECONDS: Final = 2.0
+#: A warning that is older than this many seconds does not explain a current delay.
+_CURRENT_SECONDS: Final = 12.0
+
+
+def print_line(line: str) -> None:
+    """Print a line on stderr."""
+    sys.stderr.write(f"{line}\n")
 
 
 class SparseHandler(logging.Handler):
-    """Prints a warning at most every ten seconds, instead of at each retry to an unreachable broker."""
+    """Prints a warning at most every ten seconds, or every two if its text differs in more than digits.
+
+    Errors are always printed.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._silent_until = 0.0
+        #: Prints a line. A progress bar replaces it, so that the line does not break the bar.
+        self.write: Callable[[str], object] = print_line
+        self._printed = ""
+        self._printed_at = -_QUIET_SECONDS
+        self._last = ""
+        self._last_at = -_CURRENT_SECONDS
 
     def emit(self, record: logging.LogRecord) -> None:
         now = time.monotonic()
-        if now < self._silent_until and record.levelno < logging.ERROR:
+        text = record.getMessage()
+        self._last, self._last_at = text, now
+        is_new = _without_digits(text) != _without_digits(self._printed)
+        pause = _CHANGE_SECONDS if is_new else _QUIET_SECONDS
+        if now - self._printed_at < pause and record.levelno < logging.ERROR:
             return
-        self._silent_until = now + _QUIET_SECONDS
-        sys.stderr.write(f"kl: {record.getMessage()}\n")
+        self._printed, self._printed_at = text, now
+        self.write(f"kl: {text}")
+
+    @property
+    def current(self) -> str:
+        """The last warning, if it is recent, without its prefix; otherwise the empty string."""
+        is_recent = time.monotonic() - self._last_at <= _CURRENT_SECONDS
+        return self._last.removeprefix("waiting: ") if is_recent else ""
+
+
+def _without_digits(text: str) -> str:
+    return "".join(character for character in text if not character.isdigit())
+
+
+def installed() -> SparseHandler | None:
+    """Return the handler that ``install`` has added, or None."""
+    handlers = logging.getLogger("kafkalite").handlers
+    return next((each for each in handlers if isinstance(each, SparseHandler)), None)
 
 
 def install(*, debug: bool) -> None:
     """Send the library's log records to stderr: rate-limited warnings, or all records with ``debug``."""
-    logger = logging.getLogger("kafkalite")
-    if any(isinstance(handler, SparseHandler) for handler in logger.handlers):
-        return
     if debug:
         logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
-        return
-    logger.addHandler(SparseHandler())
+    if installed() is None:
+        logging.getLogger("kafkalite").addHandler(SparseHandler())

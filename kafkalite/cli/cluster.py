@@ -24,7 +24,6 @@ from kafkalite.client.admin.cluster_health import (
     look_at_quorum,
     look_at_recovery,
     problems,
-    state_of,
 )
 from kafkalite.client.cluster.authentication import call_with_secret
 from kafkalite.client.cluster.routing import NO_NODE
@@ -87,7 +86,7 @@ def cluster() -> None:
 async def _view_of_all(
     client: ClusterClient,
 ) -> tuple[ClusterView, DescribeQuorumResponse | None, list[RecoveringPartition], list[str]]:
-    """Return (cluster view, controller quorum, partitions in recovery, result of ``look_at_disks``).
+    """Return (cluster view, controller quorum, partitions in recovery, why logs refuse records, as text).
 
     Without an active controller, the quorum is None and the list of partitions is empty. Each of the two also
     has this value if its request fails.
@@ -114,7 +113,7 @@ def _broker_rows(view: ClusterView) -> list[dict[str, Any]]:
     return [
         {
             "node_id": broker.node_id,
-            "state": state_of(broker),
+            "state": view.state_of(broker),
             "address": broker.address,
             "controller": broker.node_id == view.controller_id,
             "rack": broker.rack,
@@ -193,11 +192,13 @@ def _status_document(
 
 def _print_status(view: ClusterView, found: list[str]) -> None:
     controller = "none" if view.controller_id < 0 else f"node {view.controller_id}"
+    internal = sum(each.name.topic in view.internal_topics for each in view.partitions)
     lines = [
         f"cluster     {view.cluster_id}",
         f"controller  {controller}, metadata offset {view.metadata_offset:,}",
         f"brokers     {len(view.live)} of {len(view.brokers)} live",
-        f"partitions  {plural(len(view.partitions), 'partition')} of {plural(view.topic_count, 'topic')}, "
+        f"partitions  {plural(len(view.partitions) - internal, 'partition')} of "
+        f"{plural(view.topic_count - len(view.internal_topics), 'topic')} and {internal:,} internal, "
         f"{len(view.leaderless):,} without a leader, {len(view.under_replicated):,} under-replicated, "
         f"{len(view.led_by_others):,} not led by the preferred replica",
     ]
@@ -407,8 +408,8 @@ def shutdown(node_id: int, no_wait: bool, secret_file: Path | None) -> None:
         if node_id not in known:
             numbers = ", ".join(map(str, known))
             raise NotFoundError(f"there is no broker {node_id}", hint=f"the brokers are {numbers}")
-        if state_of(known[node_id]) != LIVE:
-            invocation.say(f"node {node_id} is {state_of(known[node_id])} already")
+        if view.state_of(known[node_id]) != LIVE:
+            invocation.say(f"node {node_id} is {view.state_of(known[node_id])} already")
             return
         secret = connect.cluster_secret(secret_file)
         await call_with_secret(client, secret, ControlledShutdownRequest(node_id), node_id=node_id)

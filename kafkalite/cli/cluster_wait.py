@@ -138,7 +138,7 @@ class _Reasons:
 
 
 async def _until_answered(address: str, progress: _Reasons) -> None:
-    """Wait until the controller at ``address`` completes a handshake. It accepts no other request."""
+    """Wait until the controller at ``address`` completes a handshake, the only request it accepts from kl."""
     import asyncio
 
     from kafkalite.client.cluster.connection import connect

@@ -1,47 +1,33 @@
-"""``kl config``: every option, its meaning, its current value, and the source of that value."""
+"""``kl config``: every option, its meaning, its value and its source; settings of topics and brokers."""
 
 from __future__ import annotations
 
 import os
 import textwrap
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_topics
-from kafkalite.cli.exit_codes import NotFoundError
-from kafkalite.cli.invocation import Invocation, listing_options, parse_settings
+from kafkalite.cli.exit_codes import NotFoundError, UsageError
+from kafkalite.cli.invocation import Invocation, client_options, listing_options, parse_settings
 from kafkalite.cli.output import Column, print_document, print_listing
+from kafkalite.cli.registries import complete_setting, registries
 from kafkalite.options import Option, OptionRegistry
+from kafkalite.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from kafkalite.client.admin.admin import Admin
+    from kafkalite.client.admin.descriptions import ConfigValue
 
 KINDS: Final = ("topic", "broker", "producer", "consumer", "admin")
 
 
-def registries() -> dict[str, OptionRegistry]:
-    from kafkalite.broker.config import BROKER_OPTIONS
-    from kafkalite.client.config import ADMIN_OPTIONS, CONSUMER_OPTIONS, PRODUCER_OPTIONS
-    from kafkalite.metadata.topic_config import TOPIC_OPTIONS
-
-    return {
-        "topic": TOPIC_OPTIONS,
-        "broker": BROKER_OPTIONS,
-        "producer": PRODUCER_OPTIONS,
-        "consumer": CONSUMER_OPTIONS,
-        "admin": ADMIN_OPTIONS,
-    }
-
-
-def _complete_options(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    names = {option.name for registry in registries().values() for option in registry}
-    return sorted(name for name in names if name.startswith(incomplete))
-
-
 @click.group()
 def config() -> None:
-    """Describe the options of topics, brokers and clients."""
+    """Describe options; show and change settings of topics and brokers."""
 
 
 @config.command("list")
@@ -72,7 +58,7 @@ Examples:
   kl config explain retention.ms --topic events      its value for the topic, and the source
   kl config explain log.retention.ms -f server.toml  its value for that broker"""
 )
-@click.argument("names", nargs=-1, required=True, metavar="NAME…", shell_complete=_complete_options)
+@click.argument("names", nargs=-1, required=True, metavar="NAME…", shell_complete=complete_setting())
 @click.option("--topic", help="Ask the broker for the value of this topic.", shell_complete=complete_topics)
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="A broker's TOML file to read.")
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="As in kl server start.")
@@ -104,12 +90,106 @@ def explain(names: tuple[str, ...], topic: str | None, file: Path | None, overri
         )
 
 
+# --- show, set -------------------------------------------------------------------------------------
+
+_RESOURCES: Final = click.Choice(("topic", "broker"))
+
+
+@config.command(
+    epilog="""\b
+Examples:
+  kl config show broker 1                 the settings that differ from the defaults
+  kl config show broker 1 --all -o wide
+  kl config show topic events retention.ms"""
+)
+@click.argument("kind", type=_RESOURCES)
+@click.argument("name", metavar="NAME|NODE")
+@click.argument(
+    "settings", nargs=-1, metavar="[SETTING]…", shell_complete=complete_setting("topic", "broker")
+)
+@click.option("--all", "shows_all", is_flag=True, help="Defaults, too.")
+@listing_options
+def show(kind: Literal["topic", "broker"], name: str, settings: tuple[str, ...], shows_all: bool) -> None:
+    """Show the settings that a topic or a running broker uses."""
+
+    async def main(admin: Admin) -> dict[str, ConfigValue]:
+        if kind == "broker":
+            await connect.check_brokers(admin, [name])
+        return await admin.describe_configs(kind, name)
+
+    entries = connect.ask_admin(main)
+    missing = [each for each in settings if each not in entries]
+    if missing:
+        owners = [of for of, registry in registries().items() if missing[0] in registry]
+        if owners:
+            raise NotFoundError(
+                f"{missing[0]} is no setting of a {kind}, but of: {', '.join(owners)}",
+                hint=f"kl config list {kind}",
+            )
+        raise _unknown(missing[0], registries())
+    rows = [
+        {"name": entry.name, "value": entry.value, "from": entry.source, "doc": entry.documentation}
+        for entry in sorted(entries.values(), key=lambda entry: entry.name)
+        if (entry.name in settings if settings else shows_all or entry.source != "default")
+    ]
+    columns = (Column("name", "NAME"), Column("value", "VALUE"), Column("from", "FROM"))
+    print_listing(
+        rows,
+        (*columns, Column("doc", "MEANING", wide=True)),
+        invocation.current().output,
+        if_empty=f"{kind} {name} has only defaults; --all shows them",
+    )
+
+
+@config.command(
+    "set",
+    epilog="""\b
+Examples:
+  kl config set topic events retention.ms=7d
+  kl config set broker 1 log.retention.ms=7d    at once, until it is unset; also after a restart
+  kl config set broker 1 --unset log.retention.ms""",
+)
+@click.argument("kind", type=_RESOURCES)
+@click.argument("name", metavar="NAME|NODE")
+@click.argument(
+    "changes",
+    nargs=-1,
+    metavar="[SETTING=VALUE]…",
+    shell_complete=complete_setting("topic", "broker", suffix="="),
+)
+@click.option("--unset", multiple=True, metavar="SETTING", shell_complete=complete_setting("topic", "broker"))
+@click.option("--dry-run", is_flag=True, help="Let the broker check the request, change nothing.")
+@client_options
+def set_(
+    kind: Literal["topic", "broker"],
+    name: str,
+    changes: tuple[str, ...],
+    unset: tuple[str, ...],
+    dry_run: bool,
+) -> None:
+    """Change settings of a topic or a running broker."""
+    wanted = invocation.parse_changes(changes, unset, "retention.ms=7d")
+    if not wanted:
+        raise UsageError("nothing to change: give SETTING=VALUE or --unset SETTING")
+
+    async def main(admin: Admin) -> None:
+        if kind == "broker":
+            await connect.check_brokers(admin, [name])
+        await admin.alter_configs(kind, name, wanted, validate_only=dry_run)
+
+    connect.ask_admin(main)
+    verb = "would be changed" if dry_run else "changed"
+    click.echo(f"{kind} {name}: {', '.join(wanted)} {verb}")
+
+
 def _unknown(name: str, known: dict[str, OptionRegistry]) -> NotFoundError:
+    from kafkalite.client.config import elsewhere
+
     names = {option.name for registry in known.values() for option in registry}
-    near = get_close_matches(name.replace("_", "."), names, n=1)
+    everything = "kl config list shows them all"
     return NotFoundError(
         f"there is no option {name!r}",
-        hint=f"did you mean {near[0]}?" if near else "kl config list shows them all",
+        hint=elsewhere(name) or did_you_mean(name.replace("_", "."), names, otherwise=everything),
     )
 
 
@@ -151,7 +231,7 @@ def _value_of(
 
 
 def _client_value(option: Option, current: Invocation) -> tuple[Any, str]:
-    for name, text in current.properties.items():
+    for name, text in current.all_properties.items():
         if name in {option.name, option.python_name, *option.aliases}:
             return option.parse(text, source="-X"), "flag -X"
     if option.name == "bootstrap.servers":

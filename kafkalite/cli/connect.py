@@ -5,14 +5,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kafkalite.cli.exit_codes import NotFoundError, UsageError
 from kafkalite.cli.invocation import Invocation, current, run_command
+from kafkalite.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
@@ -26,7 +26,10 @@ T = TypeVar("T")
 SECRET_VARIABLE: Final = "KAFKALITE_CLUSTER_SECRET"
 
 # If no broker is reachable, fail after 5 s instead of Kafka's minute, because a person is waiting.
-IMPATIENT: Final[dict[str, Any]] = {"default.api.timeout.ms": 5_000}
+IMPATIENT: Final[dict[str, Any]] = {
+    "default.api.timeout.ms": 5_000,
+    "socket.connection.setup.timeout.ms": 5_000,
+}
 
 
 def _config(invocation: Invocation, registry: OptionRegistry, defaults: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +37,7 @@ def _config(invocation: Invocation, registry: OptionRegistry, defaults: dict[str
     config = {"client.id": "kl", **IMPATIENT, **defaults, "bootstrap.servers": invocation.bootstrap_servers}
     if invocation.timeout_ms is not None:
         config["default.api.timeout.ms"] = max(1, invocation.timeout_ms)
-    for name, text in invocation.properties.items():
+    for name, text in invocation.all_properties.items():
         if name in registry:
             option = registry.get(name)
             config[option.name] = option.parse(text, source="-X")
@@ -45,15 +48,15 @@ def _config(invocation: Invocation, registry: OptionRegistry, defaults: dict[str
 
 def _check_known(name: str) -> None:
     """Raise UsageError unless a producer or consumer defines the property ``name``."""
-    from kafkalite.client.config import CONSUMER_OPTIONS, PRODUCER_OPTIONS
+    from kafkalite.client.config import CONSUMER_OPTIONS, PRODUCER_OPTIONS, elsewhere
 
     if name in PRODUCER_OPTIONS or name in CONSUMER_OPTIONS:
         return
     names = [option.name for registry in (PRODUCER_OPTIONS, CONSUMER_OPTIONS) for option in registry]
-    near = get_close_matches(name, names, n=1)
+    everything = "'kl config list producer' and 'consumer' show them all"
     raise UsageError(
         f"-X {name}: no client has such a property",
-        hint=f"did you mean {near[0]}?" if near else "'kl config list producer' and 'consumer' show them all",
+        hint=elsewhere(name) or did_you_mean(name, names, otherwise=everything),
     )
 
 
@@ -93,12 +96,18 @@ def admin(invocation: Invocation) -> Admin:
 
 
 @asynccontextmanager
-async def cluster(invocation: Invocation, **defaults: Any) -> AsyncIterator[ClusterClient]:
-    """Yield a client for requests that any broker serves. Raises ConnectionFailedError."""
-    from kafkalite.client.cluster.client import ClusterClient
+async def cluster(
+    invocation: Invocation, *, long_poll_ms: int = 0, **defaults: Any
+) -> AsyncIterator[ClusterClient]:
+    """Yield a client for requests that any broker serves. Raises ConnectionFailedError.
+
+    A broker that holds a response for up to ``long_poll_ms`` is not reported as slow.
+    """
+    from kafkalite.client.cluster.client import ClusterClient, Purpose
     from kafkalite.client.config import ADMIN_OPTIONS, admin_config
 
     client = ClusterClient(admin_config(_config(invocation, ADMIN_OPTIONS, defaults)))
+    client.long_poll_ms[Purpose.MAIN] = long_poll_ms
     await client.start()
     try:
         yield client
@@ -117,12 +126,15 @@ def ask_admin(question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
     return run_command(ask)
 
 
-def ask_cluster(question: Callable[[ClusterClient], Coroutine[Any, Any, T]]) -> T:
-    """Return the result of ``question(client)``, with a client for any broker. --timeout applies."""
+def ask_cluster(question: Callable[[ClusterClient], Coroutine[Any, Any, T]], *, long_poll_ms: int = 0) -> T:
+    """Return the result of ``question(client)``, with a client for any broker. --timeout applies.
+
+    ``long_poll_ms`` is that of ``cluster``.
+    """
     invocation = current()
 
     async def ask() -> T:
-        async with cluster(invocation) as client:
+        async with cluster(invocation, long_poll_ms=long_poll_ms) as client:
             return await question(client)
 
     return run_command(ask)
@@ -148,3 +160,13 @@ def no_such_partition(topic: str, partition: int, count: int) -> NotFoundError:
     return NotFoundError(
         f"topic {topic!r} has no partition {partition}", hint=f"its partitions are 0 to {count - 1}"
     )
+
+
+async def check_brokers(admin: Admin, node_ids: Iterable[str]) -> None:
+    """Raise NotFoundError unless each of ``node_ids`` is the node id of a broker in the cluster."""
+    known = [str(broker.node_id) for broker in (await admin.describe_cluster()).brokers]
+    for node_id in node_ids:
+        if node_id not in known:
+            raise NotFoundError(
+                f"there is no broker {node_id!r}", hint=f"the node ids are: {', '.join(known)}"
+            )

@@ -12,14 +12,15 @@ import click
 
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_groups, complete_topics
-from kafkalite.cli.exit_codes import UsageError
+from kafkalite.cli.exit_codes import PartialFailureError, UsageError
 from kafkalite.cli.group_consume import GroupJob, patience_ms, timed_out
-from kafkalite.cli.invocation import Invocation, client_options, topic_names
-from kafkalite.cli.offset_queries import Span, partitions_of, spans
+from kafkalite.cli.invocation import Invocation, Terminated, client_options, topic_names
+from kafkalite.cli.offset_queries import Span, matching_topics, partitions_of, spans
 from kafkalite.cli.output import plural
 from kafkalite.cli.printers import RECORD_OUTPUTS, Printer, make_printer
 from kafkalite.cli.ranges import END, START, OffsetRange, parse_limit, parse_range
 from kafkalite.cli.stdio import printing, until_pipe_closes
+from kafkalite.errors import KafkaStorageError, NoOffsetError, RecordError
 from kafkalite.model import Record, TopicPartition
 
 if TYPE_CHECKING:
@@ -59,11 +60,11 @@ Examples:
   kl consume events                 from the start, then live; Ctrl-C ends
   kl consume events -e | sort       all records there are
   kl consume events -r -10:end      the last ten of each partition
+  kl consume 'orders-.*' -e         the topics that match a regular expression
   kl consume a -e -o jsonl | kl produce b -i jsonl
   kl consume orders -g billing      share the work with the other members of the group"""
 )
 @click.argument("topics", nargs=-1, shell_complete=complete_topics)
-@click.option("--topic", "topic_flags", multiple=True, hidden=True)
 @invocation.number_option("-n", "--count", help="Stop after this many records.", minimum=0)
 @click.option("-e", "--exit", "exit_at_end", is_flag=True, help="Stop at the end of the log as it is now.")
 @click.option("-r", "--range", "range_text", metavar="RANGE", help="Offsets to read.  [default: start]")
@@ -94,7 +95,6 @@ Examples:
 @client_options
 def consume(
     topics: tuple[str, ...],
-    topic_flags: tuple[str, ...],
     count: int | None,
     exit_at_end: bool,
     range_text: str | None,
@@ -108,7 +108,7 @@ def consume(
     output: str | OffsetRange,
 ) -> None:
     """Print the records of TOPICS."""
-    topics = topic_names(topics, topic_flags, "kl consume")
+    topics = topic_names(topics)
     if isinstance(output, OffsetRange):
         if range_text is not None:
             raise UsageError("both -o and -r give a range; -o is the output format")
@@ -133,7 +133,7 @@ def consume(
     invocation.listen_to_clients()
     try:
         invocation.run(lambda: until_pipe_closes(job.run(current)))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         invocation.say(f"{plural(job.printed_count, 'record')}")
         raise
 
@@ -164,21 +164,32 @@ class _Job:
     printer: Printer
     printed_count: int = 0
     _open: dict[TopicPartition, Span] = field(default_factory=dict)  #: spans that are not finished
+    _partition_count: int = 0
+    _unreadable: list[TopicPartition] = field(default_factory=list)  #: not read to the end of their spans
 
     async def run(self, current: Invocation) -> None:
-        """Print the records. Raises TimedOutError if --timeout passes before the count or end is reached."""
+        """Print the records.
+
+        Raises TimedOutError if --timeout passes before the count or end is reached. If one of several
+        partitions cannot be read to the end of its range, the others are read before PartialFailureError is
+        raised.
+        """
         deadline = None if self.timeout_ms is None else time.monotonic() + self.timeout_ms / 1000
         async with connect.admin(current) as admin:
-            partitions = await partitions_of(admin, self.topics, self.wanted)
+            partitions = await partitions_of(admin, await matching_topics(admin, self.topics), self.wanted)
             found = await spans(admin, partitions, self.range)
         self._open = {
             partition: span
             for partition, span in found.items()
             if span.stop_offset is None or span.first_offset < span.stop_offset
         }
+        self._partition_count = len(found)
         settings = {"auto.offset.reset": "none", "max.poll.records": _POLL_RECORDS, **self.settings}
         async with connect.consumer(current, **settings) as consumer:
             await self._read(consumer, deadline)
+        if self._unreadable:
+            count = plural(self._partition_count, "partition")
+            raise PartialFailureError(f"{len(self._unreadable)} of {count} could not be read to the end")
 
     async def _read(self, consumer: Consumer, deadline: float | None) -> None:
         with printing(self.printer) as show:
@@ -192,8 +203,51 @@ class _Job:
                     if self.count is None and self.range.stop is None:
                         return  # the range is open-ended: the records that arrived in time were printed
                     raise timed_out(self.printed_count, self.count, self.settings)
-                show(self._take(await consumer.get_many(_POLL_RECORDS, timeout_ms=left_ms)))
+                try:
+                    records = await consumer.get_many(_POLL_RECORDS, timeout_ms=left_ms)
+                except (KafkaStorageError, RecordError) as error:
+                    self._give_up(consumer, error)
+                    continue
+                except NoOffsetError as error:
+                    await self._go_on(consumer, error)
+                    continue
+                show(self._take(records))
                 self._close_finished(consumer)
+
+    def _give_up(self, consumer: Consumer, error: KafkaStorageError | RecordError) -> None:
+        """Print why a partition cannot be read further, and continue with the others.
+
+        Raises ``error`` if there are no others or the range is open-ended.
+        """
+        partition = error.topic_partition
+        if self.range.stop is None or self._partition_count == 1 or partition not in self._open:
+            raise error
+        invocation.say(f"{partition}: {error}")
+        self._unreadable.append(partition)
+        del self._open[partition]
+        consumer.pause([partition])
+
+    async def _go_on(self, consumer: Consumer, error: NoOffsetError) -> None:
+        """Continue at the start of a log that no longer has the position, and print why.
+
+        Raises ``error`` in a range with an end, unless its first records were deleted.
+        """
+        tp = error.topic_partition
+        position = None if tp is None else consumer.position(tp)
+        if tp is None or position is None:
+            raise error
+        start, end = (await consumer.beginning_offsets([tp]))[tp], (await consumer.end_offsets([tp]))[tp]
+        if position < start:
+            why = f"the records before offset {start} were deleted before they were read"
+        elif self.range.stop is None and end < position:
+            why = f"its log ends at {end}: the topic was created again, or its cluster lost its data"
+        elif self.range.stop is None:  # another replica leads, which has the position
+            await consumer.seek(tp, position)
+            return
+        else:
+            raise error
+        invocation.say(f"{tp}: offset {position} does not exist, {why}; going on at offset {start}")
+        await consumer.seek(tp, start)
 
     def _take(self, records: list[Record]) -> list[Record]:
         """Return the ``records`` to print: those inside the range, until -n records were printed."""
@@ -208,7 +262,9 @@ class _Job:
 
     def _is_wanted(self, record: Record) -> bool:
         span = self._open.get(TopicPartition(record.topic, record.partition))
-        return span is not None and (span.stop_offset is None or record.offset < span.stop_offset)
+        if span is None or (span.stop_offset is not None and record.offset >= span.stop_offset):
+            return False
+        return span.times is None or span.times[0] <= record.timestamp_ms < span.times[1]
 
     def _close_finished(self, consumer: Consumer) -> None:
         if self.range.stop is None:

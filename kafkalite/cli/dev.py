@@ -79,7 +79,8 @@ Examples:
     "--port",
     type=click.IntRange(0, 65535),
     metavar="N",
-    help=f"Port of the first node; the others follow. 0: any free port.  [default: {_DEFAULT_PORT}]",
+    help="Port of the first node; the others follow. The controllers of several nodes use ports that are 100 "
+    f"higher. 0: any free port.  [default: {_DEFAULT_PORT}]",
 )
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every interface."
@@ -130,11 +131,11 @@ def _dev_cluster(
     overrides: dict[str, str],
     print_env: bool,
 ) -> None:
-    from kafkalite.cli.dev_cluster import DevCluster, Home, read_or_make_layout, run
+    from kafkalite.cli.dev_cluster import DevCluster, Home, NodeEndedError, read_or_make_layout, run
 
     home = Home(data)
     try:
-        layout = read_or_make_layout(home.path, count, port, _DEFAULT_PORT)
+        layout = read_or_make_layout(home.path, count, port, _DEFAULT_PORT, host)
         cluster = DevCluster(home.path, layout, host, overrides)
         servers = ",".join(cluster.addresses)
 
@@ -152,6 +153,9 @@ def _dev_cluster(
             _greet(servers, lines, specs, print_env=print_env)
 
         invocation.run(lambda: run(cluster, when_up))
+    except NodeEndedError:
+        home.is_temporary = False  # its log files show why
+        raise
     finally:
         home.close()
     click.echo("stopped.", err=True)
@@ -181,8 +185,7 @@ def _greet(servers: str, about: list[str], specs: list[TopicSpec], *, print_env:
     if print_env:
         click.echo(f"export {BOOTSTRAP_VARIABLE}={servers}")
     topic = specs[0].name if specs else "greetings"
-    is_default = servers.partition(",")[0].replace("127.0.0.1", "localhost") == DEFAULT_BOOTSTRAP_SERVERS
-    address = "" if is_default else f" -b {servers}"
+    is_default = servers.replace("127.0.0.1", "localhost") == DEFAULT_BOOTSTRAP_SERVERS
     lines = [f"kafkalite {__version__} is up on {servers} {about[0]}", *about[1:]]
     if specs:
         names = ", ".join(
@@ -192,9 +195,10 @@ def _greet(servers: str, about: list[str], specs: list[TopicSpec], *, print_env:
     lines += [
         "",
         "In another terminal:",
-        f"  echo hello | {program_name()} produce {topic}{address}",
-        f"  {program_name()} consume {topic}{address}",
-        f"  {program_name()} topic list{address}",
+        *([] if is_default else [f"  export {BOOTSTRAP_VARIABLE}={servers}"]),
+        f"  echo hello | {program_name()} produce {topic}",
+        f"  {program_name()} consume {topic}",
+        f"  {program_name()} topic list",
         f'In Python: kafkalite.Producer("{servers}")',
         "Ctrl-C stops it.",
     ]

@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import tomllib
@@ -26,7 +27,9 @@ from kafkalite.cli.invocation import program_name
 from kafkalite.cli.server import finishes_first, stop_signals
 from kafkalite.errors import ConfigError, KafkaliteError
 from kafkalite.parent_pipe import PARENT_PIPE, stdin_for_children
-from kafkalite.transport.free_ports import free_ports
+from kafkalite.storage import layout as files
+from kafkalite.storage.disk import lock_holder
+from kafkalite.transport.free_ports import check_free, free_ports
 
 if TYPE_CHECKING:
     from kafkalite.client.admin.cluster_health import ClusterView
@@ -36,14 +39,20 @@ STOP_LIMIT_S: Final = 30.0
 #: A node's controller port minus its client port.
 CONTROLLER_PORT_DISTANCE: Final = 100
 
+_EVERY_INTERFACE: Final = {"0.0.0.0", "[::]"}
 _CLUSTER_FILE: Final = "cluster.toml"
 _POLL_S: Final = 0.05
+_WATCH_S: Final = 0.5
 _ANSWER_MS: Final = 2_000
 _LOG_LINES: Final = 15
 
 
 class NodeEndedError(KafkaliteError):
-    """A node's process ended during the start of the cluster."""
+    """A node's process ended during the start of the cluster, or all ended later and one of them failed."""
+
+
+class ForeignClusterError(KafkaliteError):
+    """Another cluster responds on a port of this cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +76,19 @@ def new_layout(count: int, port: int) -> Layout:
     return Layout(secrets.token_hex(16), secrets.token_urlsafe(32), clients, controllers)
 
 
-def read_or_make_layout(directory: Path, count: int, port: int | None, default_port: int) -> Layout:
+def read_or_make_layout(
+    directory: Path, count: int, port: int | None, default_port: int, host: str = "127.0.0.1"
+) -> Layout:
     """Return the layout stored in ``directory``, or store a new one.
 
     If ``port`` is None, a new layout has ``default_port``, and a stored layout may have any port. Raises
-    ConfigError if ``count`` or ``port`` differ from the stored layout.
+    ConfigError if ``count`` or ``port`` differ from the stored layout, and ListenError before anything is
+    stored if a port is in use.
     """
     file = directory / _CLUSTER_FILE
     if not file.exists():
         layout = new_layout(count, default_port if port is None else port)
+        _check_ports(layout, host)
         settings = {name.replace("_", "."): value for name, value in asdict(layout).items()}
         _write_private(file, _toml(settings))
         return layout
@@ -96,7 +109,15 @@ def read_or_make_layout(directory: Path, count: int, port: int | None, default_p
             value=port,
             allowed=f"{layout.client_ports[0]}, the port of the cluster in {directory}",
         )
+    _check_ports(layout, host)
     return layout
+
+
+def _check_ports(layout: Layout, host: str) -> None:
+    for port in layout.client_ports:
+        check_free(f"{host}:{port}")
+    for port in layout.controller_ports:
+        check_free(f"127.0.0.1:{port}")
 
 
 def node_settings(
@@ -117,7 +138,7 @@ def node_settings(
         "default.replication.factor": min(3, count),
         "min.insync.replicas": 2 if count >= 3 else 1,
     }
-    if host in {"0.0.0.0", "[::]"}:
+    if host in _EVERY_INTERFACE:
         settings["advertised.listeners"] = f"127.0.0.1:{port}"
     return settings | dict(overrides)
 
@@ -151,7 +172,8 @@ class DevCluster:
 
     @property
     def addresses(self) -> list[str]:
-        return [f"127.0.0.1:{port}" for port in self.layout.client_ports]
+        host = "127.0.0.1" if self._host in _EVERY_INTERFACE else self._host
+        return [f"{host}:{port}" for port in self.layout.client_ports]
 
     @property
     def secret_path(self) -> Path:
@@ -165,7 +187,10 @@ class DevCluster:
         return self.directory / f"node-{node_id}.toml"
 
     async def start(self) -> ClusterView:
-        """Start every node and wait until all are in sync. Raises NodeEndedError, TimeoutError."""
+        """Start every node and wait until all are in sync.
+
+        Raises NodeEndedError, ForeignClusterError, TimeoutError.
+        """
         from kafkalite.client.admin.cluster_health import RequestedState, look_from, unmet_conditions
 
         for node_id in range(1, len(self.layout.client_ports) + 1):
@@ -180,9 +205,17 @@ class DevCluster:
                         raise self._ended(node_id)
                 with suppress(KafkaliteError):
                     view = await look_from(self.addresses, timeout_ms=_ANSWER_MS)
+                    if view.cluster_id != self.layout.cluster_id:
+                        foreign = view.cluster_id
+                        break
                     if not unmet_conditions(view, requested):
                         return view
                 await asyncio.sleep(_POLL_S)
+        raise ForeignClusterError(
+            f"another cluster, {foreign}, responds on {self.addresses[0]} or a port after it; nothing was"
+            " changed there",
+            hint="choose other ports: --port N, or --port 0 for free ones",
+        )
 
     async def _spawn(self, node_id: int) -> asyncio.subprocess.Process:
         words = ["server", "start", "--file", str(self.settings_path(node_id)), "--log-format", "console"]
@@ -208,7 +241,10 @@ class DevCluster:
         )
 
     async def watch(self) -> None:
-        """Report each node that ends. Return when all have ended."""
+        """Report each node that ends. Return when no node runs; restarted nodes count.
+
+        Raises NodeEndedError if a node has failed.
+        """
 
         async def one(node_id: int, process: asyncio.subprocess.Process) -> None:
             status = await process.wait()
@@ -219,37 +255,56 @@ class DevCluster:
             click.echo(f"node {node_id} ended {how}; restart it with: {again}", err=True)
 
         await asyncio.gather(*(one(node_id, process) for node_id, process in self.processes.items()))
+        # Nodes that were restarted by hand are no children, so only their locks show their end.
+        while self._running():  # noqa: ASYNC110
+            await asyncio.sleep(_WATCH_S)
+        if any(process.returncode for process in self.processes.values()):
+            raise NodeEndedError("every node has ended", hint=f"their log files are in {self.directory}")
 
     async def stop(self) -> None:
-        """Shut every node down cleanly. Kill the nodes that still run after STOP_LIMIT_S seconds."""
+        """Shut every node down cleanly, including nodes that a user restarted.
+
+        Kills the nodes that still run after STOP_LIMIT_S seconds.
+        """
         self._is_stopping = True
-        running = [process for process in self.processes.values() if process.returncode is None]
-        for process in running:
-            process.terminate()
+        asked: set[int] = set()  # a second signal would end a process at once
         try:
             async with asyncio.timeout(STOP_LIMIT_S):
-                for process in running:
-                    await process.wait()
+                while running := self._running():
+                    _signal(running - asked, signal.SIGTERM)
+                    asked |= running
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            click.echo(f"nodes that did not stop within {STOP_LIMIT_S:g} s are killed", err=True)
         finally:
-            for process in running:
-                if process.returncode is None:
-                    process.kill()
-                    await process.wait()
+            self.kill()
+            for process in self.processes.values():
+                await process.wait()
+
+    def kill(self) -> None:
+        _signal(self._running(), signal.SIGKILL)
+
+    def _running(self) -> set[int]:
+        """Return the ids of the processes that run nodes now, including nodes that a user restarted."""
+        own = {process.pid for process in self.processes.values() if process.returncode is None}
+        locks = [self.directory / f"node-{number}" / files.LOCK_FILE for number in self.processes]
+        return own | {pid for pid in (lock_holder(str(lock)) for lock in locks) if pid is not None}
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 async def run(cluster: DevCluster, when_up: Any) -> None:
     """Run the cluster until a signal arrives or all nodes have ended.
 
-    ``when_up`` is awaited when the cluster has started; ``kl dev`` creates topics in it. A second signal
+    ``when_up()`` is awaited when the cluster has started; ``kl dev`` creates topics in it. A second signal
     kills the nodes. Raises the same errors as ``start``.
     """
 
-    def kill_nodes() -> None:
-        for process in cluster.processes.values():
-            with suppress(ProcessLookupError):
-                process.kill()
-
-    with stop_signals(kill_nodes) as stopped:
+    with stop_signals(cluster.kill) as stopped:
         try:
             if await finishes_first(_up(cluster, when_up), stopped):
                 await finishes_first(cluster.watch(), stopped)

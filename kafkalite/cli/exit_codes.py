@@ -13,6 +13,7 @@ from kafkalite.errors import (
     CorruptLogError,
     DeliveryTimeoutError,
     GroupIdNotFoundError,
+    InvalidConfigError,
     InvalidPartitionsError,
     InvalidReplicationFactorError,
     InvalidTopicError,
@@ -34,7 +35,9 @@ NOT_ALLOWED: Final = 6
 TIMED_OUT: Final = 7
 PARTIAL_FAILURE: Final = 8
 CHECK_FAILED: Final = 9
+HUNG_UP: Final = 129
 INTERRUPTED: Final = 130
+TERMINATED: Final = 143
 
 
 class NotFoundError(KafkaliteError):
@@ -64,6 +67,7 @@ class UsageError(KafkaliteError):
 _BY_CLASS: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (UsageError, USAGE),
     (ConfigError, USAGE),
+    (InvalidConfigError, USAGE),
     (InvalidTopicError, USAGE),
     (InvalidPartitionsError, USAGE),
     (InvalidReplicationFactorError, USAGE),

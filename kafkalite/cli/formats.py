@@ -49,6 +49,12 @@ def unescape(text: str) -> str:
 def compile_format(text: str) -> Render:
     """Return a function that renders a record. Raises ValueError, whose message lists the allowed names."""
     if re.search(r"(?<!%)(?:%%)*%[" + LETTERS + "]", text):
+        unknown = re.search(r"%([a-zA-Z])", _DIRECTIVE.sub("", text))
+        if unknown is not None:
+            letters = " ".join(f"%{letter}" for letter in LETTERS)
+            raise ValueError(
+                f"%{unknown[1]} is no field of a record; letters: {letters}; %% is a percent sign"
+            )
         return _compile_letters(text)
     if "{" in text:
         return _compile_braces(text)

@@ -12,7 +12,7 @@ import click
 
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_groups
-from kafkalite.cli.exit_codes import CheckFailedError, PartialFailureError
+from kafkalite.cli.exit_codes import CheckFailedError, PartialFailureError, UsageError
 from kafkalite.cli.invocation import client_options, duration_ms, listing_options
 from kafkalite.cli.output import (
     Column,
@@ -105,11 +105,31 @@ def list_(states: tuple[str, ...]) -> None:
     print_listing(rows, _GROUP_COLUMNS, invocation.current().output, if_empty=hint)
 
 
+def _names(names: tuple[str, ...], all_groups: bool) -> tuple[str, ...]:
+    """Return the groups to show: ``names``, or all groups. Raises UsageError unless exactly one is given."""
+    if bool(names) == all_groups:
+        raise UsageError("name a group, or give --all-groups", hint="kl group list shows them")
+    if names:
+        return names
+    return tuple(each.group_id for each in connect.ask_admin(lambda admin: admin.list_groups()))
+
+
+_all_groups_option = click.option("--all-groups", is_flag=True, help="All groups.")
+
+
 @group.command()
-@click.argument("name", metavar="GROUP", shell_complete=complete_groups)
+@click.argument("names", metavar="GROUP…", nargs=-1, shell_complete=complete_groups)
+@_all_groups_option
 @listing_options
-def describe(name: str) -> None:
-    """Describe GROUP: its state, members and lag."""
+def describe(names: tuple[str, ...], all_groups: bool) -> None:
+    """Describe GROUPs: state, members and lag."""
+    for number, name in enumerate(_names(names, all_groups)):
+        if number and invocation.current().output in {"table", "wide"}:
+            write("\n")
+        _describe(name)
+
+
+def _describe(name: str) -> None:
     current = invocation.current()
 
     async def main(admin: Admin) -> tuple[GroupDescription, list[PartitionLag]]:
@@ -201,6 +221,8 @@ def lag(name: str, most: int | None) -> None:
     if current.output in {"table", "wide"}:
         never = sum(each.committed is None for each in lags)
         more = f"; nothing committed in {plural(never, 'partition')}" if never else ""
+        deleted = sum(each.end_offset is None for each in lags)
+        more += f"; {plural(deleted, 'partition')} deleted" if deleted else ""
         write(f"{plural(total, 'record')} behind in {plural(len(lags), 'partition')}{more}\n")
     if most is not None and total > most:
         raise CheckFailedError(f"group {name!r} is {plural(total, 'record')} behind, more than {most:,}")

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkalite.cli import connect, invocation
-from kafkalite.cli.exit_codes import TimedOutError
+from kafkalite.cli.exit_codes import PartialFailureError, TimedOutError
 from kafkalite.cli.invocation import Invocation
+from kafkalite.cli.offset_queries import matching_topics
 from kafkalite.cli.output import plural
 from kafkalite.cli.printers import Printer
 from kafkalite.cli.stdio import printing
+from kafkalite.errors import KafkaliteError, KafkaStorageError, RecordError
 
 if TYPE_CHECKING:
     from kafkalite.client.consumer.consumer import Consumer
@@ -22,12 +24,23 @@ if TYPE_CHECKING:
 
 _POLL_RECORDS: Final = 10_000
 _POLL_MS: Final = 500
-#: A member without partitions for this many seconds is idle: other members own all of them.
+#: A member without partitions for this many seconds prints what it waits for.
+_EXPLAIN_S: Final = 0.8
+#: It repeats that after so many seconds if other members are silent.
+_REPEAT_S: Final = 10.0
+#: A heartbeat that is late by so much is missing.
+_LATE_MS: Final = 2_000
+#: A member is idle if it has had no partition for this many seconds, because other members own all of them.
 _IDLE_S: Final = 3.0
+#: How long ``-e`` waits for a partition. A killed member, whose partitions this one may get, expires earlier.
+_IDLE_LIMIT_S: Final = 60.0
 
 
 def patience_ms(deadline: float | None) -> int:
-    """Return the time limit of the next poll (ms): at most 0 after ``deadline``, in monotonic seconds."""
+    """Return the time limit of the next poll in ms. It is 0 or less once ``deadline`` has passed.
+
+    ``deadline`` is in seconds of ``time.monotonic``; None means no deadline.
+    """
     if deadline is None:
         return _POLL_MS
     return min(_POLL_MS, int((deadline - time.monotonic()) * 1000))
@@ -39,7 +52,44 @@ def timed_out(printed_count: int, wanted_count: int | None, settings: Mapping[st
     hint = "a longer --timeout waits longer"
     if settings.get("isolation.level") == "read_committed":
         hint += "; records of an open transaction are held back until it ends: 'kl txn list' shows it"
-    return TimedOutError(f"timed out after {plural(printed_count, 'record')}{of}", hint=hint)
+    text = f"timed out after {plural(printed_count, 'record')}{of}{invocation.last_warning()}"
+    return TimedOutError(text, hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """The members of a group that have its partitions: for how long each is silent, and what is allowed."""
+
+    silent_ms: list[int]
+    interval_ms: int
+    session_ms: int
+    missing: tuple[str, ...] = ()  #: subscribed topics that do not exist
+
+    @property
+    def late_ms(self) -> list[int]:
+        return [silent_ms for silent_ms in self.silent_ms if silent_ms > self.interval_ms + _LATE_MS]
+
+    def explain(self, group_id: str, waits: str = "") -> str:
+        """Return what a member without a partition waits for."""
+        none = f"group {group_id!r} has no partition for this member"
+        if self.missing:
+            return f"{none}: there is no topic {', '.join(map(repr, self.missing))}"
+        if not self.silent_ms:
+            return f"{none} yet: its coordinator has not assigned them"
+        late = self.late_ms
+        if late:
+            count = plural(len(late), "member")
+            have = "has" if len(late) == 1 else "have"
+            left_s = max(0, self.session_ms - min(late)) // 1000
+            return (
+                f"{none}: {count} that {have} partitions sent no heartbeat for {min(late) // 1000} s, and "
+                f"{have} probably died; the session ends in {left_s} s, and the partitions get other owners"
+            )
+        last_s, left_s = max(self.silent_ms) // 1000, (self.session_ms - min(self.silent_ms)) // 1000
+        return (
+            f"{none}: others have all of them{waits}; the last heartbeat was {last_s} s ago, and a member"
+            f" that was killed keeps its partitions until its session ends, in up to {left_s} s"
+        )
 
 
 @dataclass(slots=True)
@@ -61,10 +111,16 @@ class GroupJob:
     #: The end offsets of the assigned partitions when they were assigned.
     _ends: dict[TopicPartition, int] = field(default_factory=dict)
     _held_at: float = field(default_factory=time.monotonic)  #: the last time with an assigned partition
-    _was_idle: bool = False
+    _explained_at: float | None = None  #: the last time at which it printed what it waits for
+    _subscribed: tuple[str, ...] = ()
+    _unreadable: set[TopicPartition] = field(default_factory=set)  #: partitions with a damaged log or batch
 
     async def run(self, current: Invocation) -> None:
-        """Print the records. Raises TimedOutError if --timeout passes before the count or end is reached."""
+        """Print the records.
+
+        Raises TimedOutError if --timeout passes before the count or end is reached. If one of several
+        assigned partitions cannot be read, the others are read before PartialFailureError is raised.
+        """
         settings = {
             "group.id": self.group_id,
             "enable.auto.commit": False,
@@ -72,12 +128,17 @@ class GroupJob:
             "max.poll.records": _POLL_RECORDS,
             **self.settings,
         }
+        async with connect.admin(current) as admin:
+            self._subscribed = tuple(await matching_topics(admin, self.topics))
         consumer = connect.consumer(current, **settings)
-        consumer.subscribe(*self.topics)
+        consumer.subscribe(*self._subscribed)
         async with consumer:
-            await self._read(consumer)
+            await self._read(consumer, current)
+        if self._unreadable:
+            names = ", ".join(sorted(map(str, self._unreadable)))
+            raise PartialFailureError(f"{names} could not be read to the end")
 
-    async def _read(self, consumer: Consumer) -> None:
+    async def _read(self, consumer: Consumer, current: Invocation) -> None:
         deadline = None if self.timeout_ms is None else time.monotonic() + self.timeout_ms / 1000
         with printing(self.printer) as show:
             while self.count != self.printed_count:
@@ -87,31 +148,99 @@ class GroupJob:
                         return
                     raise timed_out(self.printed_count, self.count, self.settings)
                 most = _POLL_RECORDS if self.count is None else self.count - self.printed_count
-                records = await consumer.get_many(min(most, _POLL_RECORDS), timeout_ms=left_ms)
+                try:
+                    records = await consumer.get_many(min(most, _POLL_RECORDS), timeout_ms=left_ms)
+                except (KafkaStorageError, RecordError) as error:
+                    self._give_up(consumer, error)
+                    continue
                 if records:
                     show(records)
                     self.printed_count += len(records)
                     await consumer.commit()
-                is_idle = self._is_idle(consumer)
-                if self.exit_at_end and (is_idle or await self._is_at_end(consumer)):
+                await self._explain(consumer, current)
+                if self._is_idle(consumer):
+                    if self.exit_at_end and await self._has_left_nothing(current):
+                        return
+                    if self.exit_at_end and time.monotonic() - self._held_at > _IDLE_LIMIT_S:
+                        raise timed_out(self.printed_count, self.count, self.settings)
+                elif self.exit_at_end and await self._is_at_end(consumer):
                     return
 
+    def _give_up(self, consumer: Consumer, error: KafkaStorageError | RecordError) -> None:
+        """Print why a partition cannot be read further, and continue with the others.
+
+        Raises ``error`` if no other assigned partition can be read.
+        """
+        partition = error.topic_partition
+        if partition is None or not set(consumer.assignment()) - self._unreadable - {partition}:
+            raise error
+        if partition not in self._unreadable:
+            invocation.say(f"{partition}: {error}")
+        self._unreadable.add(partition)
+        if partition in consumer.assignment():
+            consumer.pause([partition])
+
     async def _is_at_end(self, consumer: Consumer) -> bool:
-        held = consumer.assignment()
-        new = [tp for tp in held if tp not in self._ends]
-        if new:
-            self._ends.update(await consumer.end_offsets(new))
-        return bool(held) and all((consumer.position(tp) or 0) >= self._ends[tp] for tp in held)
+        """Whether all assigned partitions are read up to the ends that they had when they were assigned.
+
+        The end of a damaged log is unknown: it is read until its damage is found, or until another replica
+        leads and returns the end.
+        """
+        held = set(consumer.assignment()) - self._unreadable
+        for tp in held - self._ends.keys():
+            try:
+                self._ends.update(await consumer.end_offsets([tp]))
+            except KafkaStorageError:
+                continue  # the next call asks again
+        return bool(held) and all(
+            tp in self._ends and (consumer.position(tp) or 0) >= self._ends[tp] for tp in held
+        )
+
+    async def _has_left_nothing(self, current: Invocation) -> bool:
+        """Whether the group has committed all records of its topics, so that none is left for this member."""
+        async with connect.admin(current) as admin:
+            lags = await admin.group_lag(self.group_id)
+        return not any(each.end_offset if each.committed is None else each.lag for each in lags)
 
     def _is_idle(self, consumer: Consumer) -> bool:
-        """Whether this member has had no partition for _IDLE_S seconds. Warns when it begins to be idle."""
+        """Whether this member has had no partition for _IDLE_S seconds."""
         now = time.monotonic()
         if consumer.assignment():
             self._held_at = now
-        is_idle = now - self._held_at > _IDLE_S
-        if is_idle and not self._was_idle:
-            invocation.say(
-                f"group {self.group_id!r} has no partition for this member: others have all of them"
-            )
-        self._was_idle = is_idle
-        return is_idle
+        return now - self._held_at > _IDLE_S
+
+    async def _explain(self, consumer: Consumer, current: Invocation) -> None:
+        """Print what this member waits for without a partition: once, and again while others are silent."""
+        now = time.monotonic()
+        if consumer.assignment():
+            self._explained_at = None
+            return
+        is_first = self._explained_at is None
+        since = self._held_at if self._explained_at is None else self._explained_at
+        if now - since < (_EXPLAIN_S if is_first else _REPEAT_S):
+            return
+        self._explained_at = now
+        waits = "; waiting until they leave, or have read everything" if self.exit_at_end else ""
+        try:
+            holders = await self._holders(current, consumer.group_metadata().member_id)
+        except KafkaliteError:  # the consumer itself reports what is wrong with the coordinator
+            holders = Holders([], 0, 0)
+        if is_first or holders.late_ms:
+            invocation.say(holders.explain(self.group_id, waits))
+
+    async def _holders(self, current: Invocation, member_id: str) -> Holders:
+        async with connect.admin(current) as admin:
+            described = await admin.describe_group(self.group_id)
+            node_id = (await admin.describe_cluster()).brokers[0].node_id
+            settings = await admin.describe_configs("broker", str(node_id))
+            topics = {each.name for each in await admin.list_topics()}
+        return Holders(
+            [
+                each.last_heartbeat_ms_ago
+                for each in described.members
+                if each.assignment and each.member_id != member_id
+            ],
+            int(settings["group.consumer.heartbeat.interval.ms"].value or 0),
+            int(settings["group.consumer.session.timeout.ms"].value or 0),
+            tuple(name for name in self._subscribed if name not in topics),
+        )

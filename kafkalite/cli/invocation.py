@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 import click
 
-from kafkalite.cli.exit_codes import TimedOutError, UsageError
+from kafkalite.cli import contexts
+from kafkalite.cli.exit_codes import HUNG_UP, TERMINATED, TimedOutError, UsageError
 from kafkalite.durations import parse_duration
 from kafkalite.errors import KafkaliteError
 
@@ -41,6 +44,7 @@ def program_name() -> str:
 @dataclass(slots=True)
 class Invocation:
     bootstrap: str | None = None
+    context: str | None = None
     properties: dict[str, str] = field(default_factory=dict)
     timeout_ms: int | None = None
     debug: bool = False
@@ -48,13 +52,32 @@ class Invocation:
 
     @property
     def bootstrap_servers(self) -> str:
-        return self.bootstrap or os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP_SERVERS
+        return self._servers_and_source()[0]
 
     @property
     def bootstrap_source(self) -> str:
+        return self._servers_and_source()[1]
+
+    def _servers_and_source(self) -> tuple[str, str]:
         if self.bootstrap:
-            return "flag -b"
-        return f"environment {BOOTSTRAP_VARIABLE}" if os.environ.get(BOOTSTRAP_VARIABLE) else "default"
+            return self.bootstrap, "flag -b"
+        set_here = os.environ.get(BOOTSTRAP_VARIABLE)
+        if set_here and not self.context:
+            return set_here, f"environment {BOOTSTRAP_VARIABLE}"
+        known = contexts.read()
+        used = self.context or known.used
+        if used:
+            return known.get(used).servers, f"context {used}"
+        return DEFAULT_BOOTSTRAP_SERVERS, "default"
+
+    @property
+    def all_properties(self) -> dict[str, str]:
+        """The client properties of -X, and those of the context if its brokers are used."""
+        source = self.bootstrap_source
+        of_context = {}
+        if source.startswith("context "):
+            of_context = dict(contexts.read().get(source.removeprefix("context ")).properties)
+        return of_context | self.properties
 
 
 def current() -> Invocation:
@@ -76,6 +99,16 @@ def _remember_properties(ctx: click.Context, parameter: click.Parameter, values:
     except UsageError as problem:
         raise click.BadParameter(problem.message) from None
     ctx.ensure_object(Invocation).properties.update(settings)
+
+
+def _complete_property(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Any:
+    from kafkalite.cli.registries import complete_setting
+
+    return complete_setting("producer", "consumer", suffix="=")(ctx, parameter, incomplete)
+
+
+def complete_contexts(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    return [name for name in contexts.read().known if name.startswith(incomplete)]
 
 
 def duration_ms(text: str) -> int:
@@ -120,6 +153,14 @@ def client_options(function: F) -> F:
             callback=_remember("bootstrap"),
             help=f"Brokers to connect to.  [env: {BOOTSTRAP_VARIABLE}; default: {DEFAULT_BOOTSTRAP_SERVERS}]",
         ),
+        click.option(
+            "--context",
+            metavar="NAME",
+            expose_value=False,
+            callback=_remember("context"),
+            help="Brokers of this context; see 'kl context'.",
+            shell_complete=complete_contexts,
+        ),
         click.option(  # the name in Kafka's scripts
             "--bootstrap-server", expose_value=False, hidden=True, callback=_remember("bootstrap")
         ),
@@ -130,6 +171,7 @@ def client_options(function: F) -> F:
             metavar="NAME=VALUE",
             expose_value=False,
             callback=_remember_properties,
+            shell_complete=_complete_property,
             help="Any client property, such as linger.ms=20; see 'kl config list'.",
         ),
         click.option(
@@ -174,7 +216,8 @@ def now_ms() -> int:
 def run(main: Callable[[], Coroutine[Any, Any, T]], *, timeout_ms: int | None = None) -> T:
     """Run a coroutine on a new event loop, which is uvloop's if that is installed.
 
-    Raises TimedOutError if ``timeout_ms`` passes first, and KeyboardInterrupt on Ctrl-C after clean-up.
+    Raises TimedOutError if ``timeout_ms`` passes first. On Ctrl-C, SIGTERM and SIGHUP, cancels the coroutine,
+    so that a consumer leaves its group, and then raises KeyboardInterrupt or Terminated.
     """
     import asyncio
 
@@ -188,6 +231,10 @@ def run(main: Callable[[], Coroutine[Any, Any, T]], *, timeout_ms: int | None = 
             factory = uvloop.new_event_loop
 
     async def bounded() -> T:
+        with _cancelled_by_signals():
+            return await limited()
+
+    async def limited() -> T:
         if timeout_ms is None:
             return await main()
         try:
@@ -197,17 +244,76 @@ def run(main: Callable[[], Coroutine[Any, Any, T]], *, timeout_ms: int | None = 
             if not limit.expired():
                 raise
             raise TimedOutError(
-                f"gave up after {timeout_ms / 1000:g} s", hint="a longer --timeout waits longer"
+                f"gave up after {timeout_ms / 1000:g} s{last_warning()}",
+                hint="a longer --timeout waits longer",
             ) from None
 
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(bounded())
 
 
+class Terminated(BaseException):
+    """SIGTERM or SIGHUP arrived, and the command has cleaned up. Like KeyboardInterrupt, no Exception."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.exit_code = TERMINATED if number == signal.SIGTERM else HUNG_UP
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Return SIGTERM, and SIGHUP unless ``nohup`` has it ignored: the signals that request a clean end."""
+    is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGTERM] if is_ignored else [signal.SIGTERM, signal.SIGHUP]
+
+
+@contextmanager
+def _cancelled_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP cancel this task, and then raise Terminated. The next SIGTERM ends the process.
+
+    A closed terminal sends SIGHUP, often twice.
+    """
+    import asyncio
+
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    numbers = ending_signals()
+    received: signal.Signals | None = None
+
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal received
+        loop.remove_signal_handler(signal.SIGTERM)
+        if received is None and task is not None:
+            received = number
+            task.cancel()
+
+    try:
+        for number in numbers:
+            loop.add_signal_handler(number, on_signal, number)
+    except (NotImplementedError, RuntimeError, ValueError):  # not the main thread, or no signals here
+        yield
+        return
+    try:
+        yield
+    except asyncio.CancelledError:
+        if received is not None:
+            raise Terminated(received) from None
+        raise
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
 def run_command(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine that connects to brokers. It may take as long as --timeout permits."""
     listen_to_clients()
     return run(main, timeout_ms=current().timeout_ms)
+
+
+def last_warning() -> str:
+    """Return ``; the last error: ...`` with the reason why the client library waits, or the empty string."""
+    from kafkalite.cli.client_warnings import installed
+
+    handler = installed()
+    return f"; the last error: {handler.current}" if handler is not None and handler.current else ""
 
 
 def listen_to_clients() -> None:
@@ -225,7 +331,10 @@ def say(message: str) -> None:
 def confirm(question: str, refusal: str) -> None:
     """Ask ``question`` on stderr. Raises KafkaliteError with the text ``refusal`` if the answer is no."""
     click.echo(f"{question} [y/N] ", err=True, nl=False)
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+    answer = sys.stdin.readline()
+    if not answer.endswith("\n"):  # the end of the input
+        click.echo(err=True)
+    if answer.strip().lower() not in {"y", "yes"}:
         raise KafkaliteError(refusal, hint="--yes does it without asking")
 
 
@@ -240,17 +349,21 @@ def parse_settings(texts: Iterable[str], example: str) -> dict[str, str]:
     return settings
 
 
-def topic_names(
-    positional: Iterable[str], flags: Sequence[str], command: str, rest: str = ""
-) -> tuple[str, ...]:
-    """Return the topics given as arguments or, as in Kafka's scripts, by ``--topic``, without duplicates.
+def parse_changes(texts: Iterable[str], unset: Iterable[str], example: str) -> dict[str, str | None]:
+    """Return the changes of settings: a value for each ``name=value``, and None for each name in ``unset``.
 
-    If ``--topic`` was used, prints a shorter command line on stderr, which consists of ``command``, the
-    topics and ``rest``. Raises UsageError if no topic is given.
+    Raises UsageError, which shows the ``example``, and if a setting is both changed and unset.
     """
-    names = tuple(dict.fromkeys((*positional, *flags)))
-    if not names:
+    settings = parse_settings(texts, example)
+    for name in unset:
+        if name in settings:
+            raise UsageError(f"{name} is both set and unset")
+    return settings | dict.fromkeys(unset)
+
+
+def topic_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the topics given as arguments without duplicates. Raises UsageError if there is none."""
+    found = tuple(dict.fromkeys(names))
+    if not found:
         raise UsageError("which topic? Give its name as an argument", hint="kl topic list shows them")
-    if flags:
-        say(f"the short form: {command} {' '.join(names)}{rest}")
-    return names
+    return found

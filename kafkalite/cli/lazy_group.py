@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import click
+
+from kafkalite.suggestions import did_you_mean
 
 
 class LazyCommand(NamedTuple):
@@ -41,11 +42,9 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in self._lazy:
-            near = get_close_matches(args[0], self._lazy, n=1)
-            advice = (
-                f"did you mean '{ctx.command_path} {near[0]}'?"
-                if near
-                else f"see '{ctx.command_path} --help'"
+            path = ctx.command_path
+            advice = did_you_mean(
+                args[0], self._lazy, shown=lambda name: f"'{path} {name}'", otherwise=f"see '{path} --help'"
             )
             raise click.UsageError(f"there is no command {args[0]!r}; {advice}", ctx)
         return super().resolve_command(ctx, args)

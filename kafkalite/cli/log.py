@@ -1,8 +1,10 @@
-"""``kl log``: inspects log files offline, without a broker.
+"""``kl log``: inspects log files offline, without a broker; ``dirs`` asks running brokers.
 
 A PATH is a data directory, the directory of a log, or a file. Files are neither locked nor changed, so the
 files of a running broker can be inspected, too; their last batch may then be incomplete.
 """
+
+# Long because every command of the group prints columns of its own.
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from kafkalite.cli import invocation
+from kafkalite.cli import connect, invocation
 from kafkalite.cli.coordinator_records import GROUPS_TOPIC, TRANSACTIONS_TOPIC, as_text, read_record
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, UsageError
-from kafkalite.cli.invocation import debug_option, output_option
+from kafkalite.cli.invocation import debug_option, listing_options, output_option
 from kafkalite.cli.output import Column, human_bytes, pick, plural, print_listing, rows_of
 from kafkalite.cli.printers import Printer, make_printer
 from kafkalite.cli.stdio import printing
@@ -24,8 +26,11 @@ from kafkalite.cli.times import format_time
 from kafkalite.errors import CorruptBatchError, StorageError
 
 if TYPE_CHECKING:
+    from kafkalite.client.admin.admin import Admin
+    from kafkalite.client.admin.descriptions import LogDescription
     from kafkalite.records.header import BatchHeader
-    from kafkalite.storage.inspect import Finding, LogVerdict
+    from kafkalite.storage.file_check import DirectoryVerdict
+    from kafkalite.storage.inspect import LogVerdict
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,6 +51,8 @@ def _unless_none(number: int | None) -> str:
 
 
 _BATCH_COLUMNS: Final = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION"),
     Column("position", "POSITION"),
     Column("base_offset", "BASE OFFSET"),
     Column("last_offset", "LAST OFFSET"),
@@ -80,25 +87,56 @@ _INDEX_COLUMNS: Final = (
 )
 
 
-def _grade(verdict: LogVerdict) -> str:
-    if verdict.damage is not None or any(finding.is_damage for finding in verdict.findings):
+def _grade(verdict: LogVerdict | DirectoryVerdict) -> str:
+    from kafkalite.storage import layout
+
+    if verdict.is_damaged:
         return "damaged"
-    return "torn tail" if verdict.findings else "good"
+    if not verdict.findings:
+        return "good"
+    is_torn = any(one.path.endswith(layout.LOG_SUFFIX) for one in verdict.findings)
+    return "torn tail" if is_torn else "repairable"
+
+
+def _title(verdict: LogVerdict | DirectoryVerdict) -> str:
+    """Return the topic of a log, ``__cluster_metadata``, or ``(node)`` for the files of no log."""
+    from kafkalite.storage import layout
+
+    topic_id = getattr(verdict, "topic_id", None)
+    if topic_id is not None:
+        return str(getattr(verdict, "topic", None) or topic_id)
+    is_metadata = layout.name_of(verdict.directory) == layout.METADATA_DIRECTORY
+    return layout.METADATA_DIRECTORY if is_metadata else "(node)"
+
+
+def _of_log(name: str, otherwise: int | None = 0) -> Callable[[LogVerdict | DirectoryVerdict], Any]:
+    return lambda verdict: getattr(verdict, name, otherwise)
+
+
+def _damage_of(verdict: LogVerdict | DirectoryVerdict) -> dict[str, Any] | None:
+    damage = getattr(verdict, "damage", None)
+    return None if damage is None else asdict(damage)
 
 
 _VERDICT_COLUMNS: Final = (
-    Column("topic", "TOPIC", read=lambda verdict: verdict.topic or verdict.topic_id),
-    Column("partition", "PARTITION"),
-    Column("log_start_offset", "START"),
-    Column("log_end_offset", "END"),
-    Column("segments", "SEGMENTS", read="segment_count"),
-    Column("batches", "BATCHES", read="batch_count"),
-    Column("records", "RECORDS", read="record_count"),
-    Column("size_bytes", "SIZE", show=human_bytes),
+    Column("topic", "TOPIC", read=_title),
+    Column("partition", "PARTITION", read=_of_log("partition", None)),
+    Column("log_start_offset", "START", read=_of_log("log_start_offset")),
+    Column("log_end_offset", "END", read=_of_log("log_end_offset")),
+    Column("segments", "SEGMENTS", read=_of_log("segment_count")),
+    Column("batches", "BATCHES", read=_of_log("batch_count")),
+    Column("records", "RECORDS", read=_of_log("record_count")),
+    Column("size_bytes", "SIZE", read=_of_log("size_bytes"), show=human_bytes),
+    Column("files", "FILES", read=lambda verdict: len(verdict.files)),
     Column("verdict", "VERDICT", read=_grade),
     Column("directory", "DIRECTORY", wide=True),
     Column("findings", read=lambda verdict: [finding._asdict() for finding in verdict.findings]),
-    Column("damage", read=lambda verdict: None if verdict.damage is None else asdict(verdict.damage)),
+    Column("damage", read=lambda verdict: _damage_of(verdict)),
+)
+_FILE_COLUMNS: Final = (
+    Column("file", "FILE", read="path"),
+    Column("verdict", "VERDICT", read="state"),
+    Column("reason", "REASON"),
 )
 
 
@@ -106,6 +144,7 @@ _ACCEPTED_COLUMNS: Final = (
     Column("topic", "TOPIC"),
     Column("partition", "PARTITION"),
     Column("lost_records", "LOST"),
+    Column("corrected_batches", "CORRECTED"),
     Column("log_start_offset", "START"),
     Column("log_end_offset", "END"),
     Column("directory", "DIRECTORY", wide=True),
@@ -164,10 +203,11 @@ def _home(directory: Path) -> tuple[str, int]:
     """Return the topic (or its id if partition.json is unreadable) and the partition of a log's directory."""
     from kafkalite.storage import layout
     from kafkalite.storage.checkpoints import decode_partition
+    from kafkalite.storage.disk import RealFileSystem
 
     parsed = layout.parse_log_directory_name(directory.resolve().name)
     try:
-        identity = decode_partition((directory / layout.PARTITION_FILE).read_bytes())
+        identity = decode_partition(RealFileSystem().read_bytes(str(directory / layout.PARTITION_FILE)))
     except OSError:
         identity = None
     topic = None if identity is None else identity.topic
@@ -267,8 +307,10 @@ def _batch_rows(file: Path, *, verify: bool) -> Iterator[dict[str, Any]]:
     from kafkalite.storage.disk import RealFileSystem
     from kafkalite.storage.inspect import iter_batches
 
+    topic, partition = _home(file.parent)
     for position, header, problem, data in iter_batches(RealFileSystem(), str(file), verify=verify):
         row: dict[str, Any] = dict.fromkeys(column.key for column in _BATCH_COLUMNS)
+        row |= {"topic": topic, "partition": partition}
         row |= {"file": str(file), "position": position, "problem": problem}
         if header is not None:
             kind, coordinator_epoch = _kind(header, data)
@@ -413,41 +455,51 @@ def index(paths: tuple[Path, ...]) -> None:
 
 @log.command()
 @_path_argument
+@click.option("--files", "by_file", is_flag=True, help="One line per file, with the reason.")
 @output_option
 @debug_option
-def verify(paths: tuple[Path, ...]) -> None:
-    """Check every batch, index entry and small file; exit code 9 if any is damaged.
+def verify(paths: tuple[Path, ...], by_file: bool) -> None:
+    """Check every file: batches, indexes, small files, metadata; exit code 9 if any is damaged.
 
     A torn tail at the very end and a short index are reported but are not damage: the next start
-    repairs them.
+    repairs them. --files lists every file with its verdict, also those without a checksum.
     """
+    from kafkalite.raft.verify import verify_metadata
     from kafkalite.storage import layout
     from kafkalite.storage.disk import RealFileSystem
     from kafkalite.storage.inspect import verify_data_dir, verify_log
 
     filesystem = RealFileSystem()
-    verdicts: list[LogVerdict] = []
-    findings: list[Finding] = []
+    verdicts: list[LogVerdict | DirectoryVerdict] = []
     for path in paths:
-        if (path / layout.NODE_FILE).exists():
+        metadata = path / layout.METADATA_DIRECTORY
+        if path.resolve().name == layout.METADATA_DIRECTORY:
+            verdicts.append(verify_metadata(filesystem, str(path)))
+        elif filesystem.exists(str(path / layout.NODE_FILE)):
             of_directory, of_logs = verify_data_dir(filesystem, str(path))
-            findings += of_directory
+            verdicts.append(of_directory)
+            if filesystem.exists(str(metadata)):
+                verdicts.append(verify_metadata(filesystem, str(metadata)))
             verdicts += of_logs
         else:
             verdicts += [verify_log(filesystem, str(directory)) for directory in _log_directories(path)]
-    findings += [finding for verdict in verdicts for finding in verdict.findings]
-    rows = rows_of(verdicts, _VERDICT_COLUMNS)
-    print_listing(rows, _VERDICT_COLUMNS, invocation.current().output, name_key="directory")
+    findings = [finding for verdict in verdicts for finding in verdict.findings]
+    output = invocation.current().output
+    if by_file:
+        files = [file for verdict in verdicts for file in verdict.files]
+        print_listing(rows_of(files, _FILE_COLUMNS), _FILE_COLUMNS, output, name_key="file")
+    else:
+        print_listing(rows_of(verdicts, _VERDICT_COLUMNS), _VERDICT_COLUMNS, output, name_key="directory")
     for finding in findings:
-        grade = "damaged" if finding.is_damage else "repaired at the next start"
-        invocation.say(f"{finding.path}: position {finding.position}: {finding.problem} ({grade})")
+        invocation.say(f"{finding.path}: position {finding.position}: {finding.problem} ({finding.state})")
     damaged = sum(finding.is_damage for finding in findings)
     for verdict in verdicts:
-        if verdict.damage is not None:
-            invocation.say(str(verdict.damage))
+        if (damage := getattr(verdict, "damage", None)) is not None:
+            invocation.say(str(damage))
             damaged = damaged or 1
     if damaged:
-        raise CheckFailedError(f"{plural(damaged, 'problem')} in {plural(len(verdicts), 'log')}")
+        checked = sum(len(verdict.files) for verdict in verdicts)
+        raise CheckFailedError(f"{plural(damaged, 'problem')} in {plural(checked, 'file')}")
 
 
 # --- accept-loss -----------------------------------------------------------------------------------
@@ -462,9 +514,14 @@ Examples:
 )
 @_path_argument
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option(
+    "--leader-epoch",
+    type=click.IntRange(min=0),
+    help="The partition's leader epoch, if the broker's message names it: later ones in batches are damaged.",
+)
 @output_option
 @debug_option
-def accept_loss(paths: tuple[Path, ...], yes: bool) -> None:
+def accept_loss(paths: tuple[Path, ...], yes: bool, leader_epoch: int | None) -> None:
     """Repair damaged logs that have no sound replica, and lose the records that cannot be read.
 
     Stop the broker first. PATH is the directory of a log. Every intact record keeps its offset, consumers
@@ -490,12 +547,13 @@ def accept_loss(paths: tuple[Path, ...], yes: bool) -> None:
         if verdict.damage is not None or not found:
             invocation.say(f"{directory}: {verdict.damage or 'no damage was found'}")
         for each in found:
-            invocation.say(f"{each.path}: position {each.position}: {each.problem}; records there are lost")
+            result = "records there are lost" if each.loses_records else "it is corrected, no record is lost"
+            invocation.say(f"{each.path}: position {each.position}: {each.problem}; {result}")
     if not yes:
         invocation.confirm(f"Accept the loss in {plural(len(directories), 'log')}?", "nothing was changed")
     rows, damages = [], []
     for directory in directories:
-        done = repair(filesystem, directory)
+        done = repair(filesystem, directory, leader_epoch)
         damages += [done.damage] if done.damage is not None else []
         topic, partition = _home(Path(directory))
         rows.append(
@@ -503,7 +561,7 @@ def accept_loss(paths: tuple[Path, ...], yes: bool) -> None:
                 "topic": topic,
                 "partition": partition,
                 "lost_records": done.lost_records,
-                **pick(done, "log_start_offset", "log_end_offset", "directory", "kept"),
+                **pick(done, "corrected_batches", "log_start_offset", "log_end_offset", "directory", "kept"),
             }
         )
     print_listing(rows, _ACCEPTED_COLUMNS, invocation.current().output, name_key="directory")
@@ -511,3 +569,41 @@ def accept_loss(paths: tuple[Path, ...], yes: bool) -> None:
         invocation.say(str(damage))
     if damages:
         raise CheckFailedError(f"{plural(len(damages), 'log')} still damaged")
+
+
+# --- dirs ------------------------------------------------------------------------------------------
+
+_DIRS_COLUMNS: Final = (
+    Column("node_id", "NODE"),
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION"),
+    Column("size_bytes", "SIZE", show=human_bytes),
+    Column("segment_count", "SEGMENTS"),
+    Column("log_start_offset", "START"),
+    Column("log_end_offset", "END"),
+    Column("offline_reason", "PROBLEM", show=lambda reason: reason or ""),
+    Column("path", "DIRECTORY", wide=True),
+)
+
+
+@log.command()
+@click.argument("topics", nargs=-1, metavar="[TOPIC]…")
+@click.option("--broker", "node_ids", multiple=True, metavar="N[,N]", help="Only of this broker.")
+@listing_options
+def dirs(topics: tuple[str, ...], node_ids: tuple[str, ...]) -> None:
+    """List the logs on each running broker: size, offsets, problems. Asks the brokers."""
+    texts = [each.strip() for text in node_ids for each in text.split(",")]
+    if wrong := [each for each in texts if not (each.isascii() and each.isdigit())]:
+        raise UsageError(f"--broker: {wrong[0]!r} is not a node id")
+
+    async def main(admin: Admin) -> list[LogDescription]:
+        await admin.describe_topics(topics)  # raises the error of one that does not exist
+        await connect.check_brokers(admin, texts)
+        return await admin.describe_log_dirs(list(topics) or None)
+
+    logs = connect.ask_admin(main)
+    chosen = [each for each in logs if not texts or str(each.node_id) in texts]
+    rows = rows_of(sorted(chosen, key=lambda each: (each.topic, each.partition, each.node_id)), _DIRS_COLUMNS)
+    for row in rows:
+        row["name"] = f"{row['topic']}-{row['partition']}"
+    print_listing(rows, _DIRS_COLUMNS, invocation.current().output, if_empty="no logs")

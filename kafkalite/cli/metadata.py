@@ -46,7 +46,10 @@ def _path(text: str) -> str:
 async def _at(
     client: ClusterClient, path: str, *, after_offset: int = _NOW, max_wait_ms: int = 0
 ) -> DescribeMetadataResponse:
-    """Return the metadata nodes of ``path`` and its children. Raises NotFoundError."""
+    """Return the metadata nodes of ``path`` and its children. Raises NotFoundError.
+
+    With ``after_offset``, first wait up to ``max_wait_ms`` until the metadata log has passed that offset.
+    """
     request = DescribeMetadataRequest(path, after_offset, max_wait_ms)
     try:
         response: DescribeMetadataResponse = (await client.call(request)).message
@@ -135,7 +138,7 @@ def tail(path: str, count: int | None) -> None:
                     return
             before = now
 
-    connect.ask_cluster(main)
+    connect.ask_cluster(main, long_poll_ms=_POLL_MS)
 
 
 async def _tree(client: ClusterClient, path: str, *, after_offset: int = _NOW) -> tuple[int, dict[str, str]]:

@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from kafkalite.cli import connect
+from kafkalite.cli.exit_codes import NotFoundError, UsageError
+from kafkalite.cli.invocation import say
 from kafkalite.cli.ranges import Bound, OffsetRange, resolve
 from kafkalite.errors import KafkaStorageError
 from kafkalite.model import NO_OFFSET, TopicPartition
@@ -16,8 +19,11 @@ if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
 
 
-#: Stands for the end of a damaged log, which is unknown: a reader gets to the sound end, and then an error.
+#: Replaces the unknown end of a damaged log. A reader gets the records before the damage, and then an error.
 UNKNOWN_END: Final = 2**63 - 1
+
+
+_PATTERN_HINT: Final = "a pattern is a regular expression for the whole name: 'orders-.*'"
 
 
 class Extent(NamedTuple):
@@ -28,10 +34,16 @@ class Extent(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The offsets to read in one partition. ``stop_offset`` is exclusive, or None for no end."""
+    """The offsets to read in one partition. ``stop_offset`` is exclusive, or None for no end.
+
+    ``times`` are set if the timestamps of the partition are out of order, so that offsets cannot bound the
+    range: then only records with a timestamp in it are printed, from the first time (inclusive, in ms) to the
+    second (exclusive).
+    """
 
     first_offset: int
     stop_offset: int | None
+    times: tuple[int, int] | None = None
 
 
 async def partitions_of(
@@ -52,6 +64,34 @@ async def partitions_of(
     return found
 
 
+async def matching_topics(admin: Admin, names: Sequence[str]) -> list[str]:
+    """Return ``names`` with each pattern replaced by the topics that it matches, without duplicates.
+
+    A name with characters that no topic has is a pattern, a regular expression that matches the whole name.
+    Raises UsageError for an invalid pattern, and NotFoundError if no topic matches.
+    """
+    if not any(_is_pattern(name) for name in names):
+        return list(names)
+    known = sorted(topic.name for topic in await admin.list_topics())
+    found: dict[str, None] = {}
+    for name in names:
+        if not _is_pattern(name):
+            found[name] = None
+            continue
+        try:
+            matches = [topic for topic in known if re.fullmatch(name, topic)]
+        except re.error as problem:
+            raise UsageError(f"{name!r} is not a regular expression: {problem}", hint=_PATTERN_HINT) from None
+        if not matches:
+            raise NotFoundError(f"no topic matches {name!r}", hint=_PATTERN_HINT)
+        found |= dict.fromkeys(matches)
+    return list(found)
+
+
+def _is_pattern(name: str) -> bool:
+    return re.search(r"[^a-zA-Z0-9._-]", name) is not None
+
+
 async def extents(admin: Admin, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Extent]:
     starts = await admin.list_offsets(partitions, "earliest")
     ends = await admin.list_offsets(partitions, "latest")
@@ -61,7 +101,7 @@ async def extents(admin: Admin, partitions: Sequence[TopicPartition]) -> dict[To
 async def list_or_fail(
     admin: Admin, partitions: Sequence[TopicPartition], at: Literal["earliest", "latest"] | int
 ) -> dict[TopicPartition, int | KafkaStorageError]:
-    """Return the offset of each partition, or the error of the leader, whose log may be damaged (R24)."""
+    """Return the offset of each partition, or the error if the leader's log is damaged (R24)."""
     import asyncio
 
     async def one(partition: TopicPartition) -> int | KafkaStorageError:
@@ -81,7 +121,7 @@ async def list_or_fail(
 async def offsets_at(
     admin: Admin, partitions: Sequence[TopicPartition], timestamp_ms: int
 ) -> dict[TopicPartition, int | None]:
-    """Return the first offset at or after ``timestamp_ms`` by partition; None if all records are older."""
+    """Return {partition: first offset at or after ``timestamp_ms``}; None if all records are older."""
     found = await admin.list_offsets(partitions, timestamp_ms)
     return {
         partition: None if found[partition].offset == NO_OFFSET else found[partition].offset
@@ -94,7 +134,9 @@ async def spans(
 ) -> dict[TopicPartition, Span]:
     """Return the offsets to read in each partition, computed from ``wanted`` and the current log ends.
 
-    Of a damaged log the sound part can be read: offsets that its leader does not know are UNKNOWN_END.
+    The records of a damaged log before the damage can be read: an offset that its leader cannot determine is
+    UNKNOWN_END. If ``wanted`` is a time range, and a partition has no record between the offsets of the two
+    times, records in the range may still follow out of order, so the partition is read to its end.
     """
     starts = await admin.list_offsets(partitions, "earliest")
     ends = await list_or_fail(admin, partitions, "latest")
@@ -112,10 +154,15 @@ async def spans(
             offset_at={moment: None if offset == NO_OFFSET else offset for moment, offset in at.items()},
         )
 
-    return {
-        partition: Span(
-            offset_of(wanted.first, partition),
-            None if wanted.stop is None else offset_of(wanted.stop, partition),
-        )
-        for partition in partitions
-    }
+    found: dict[TopicPartition, Span] = {}
+    for partition in partitions:
+        first = offset_of(wanted.first, partition)
+        stop = None if wanted.stop is None else offset_of(wanted.stop, partition)
+        found[partition] = Span(first, stop)
+        end = known(ends[partition])
+        if stop == first < end and len(wanted.timestamps_ms) == 2:
+            from_ms, to_ms = wanted.timestamps_ms
+            if from_ms < to_ms:
+                say(f"{partition} has no record in order in this time range; searching to its end")
+                found[partition] = Span(first, end, (from_ms, to_ms))
+    return found

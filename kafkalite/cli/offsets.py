@@ -40,16 +40,13 @@ Examples:
   kl offsets events --latest -o jsonl"""
 )
 @click.argument("topics", nargs=-1, shell_complete=complete_topics)
-@click.option("--topic", "topic_flags", multiple=True, hidden=True)
 @click.option("--at", "at_text", metavar="TIME", help="Offsets at a time.")
 @click.option("--earliest", "which", flag_value="earliest", help="Only the first offsets.")
 @click.option("--latest", "which", flag_value="latest", help="Only the next offsets.")
 @listing_options
-def offsets(
-    topics: tuple[str, ...], topic_flags: tuple[str, ...], at_text: str | None, which: str | None
-) -> None:
+def offsets(topics: tuple[str, ...], at_text: str | None, which: str | None) -> None:
     """Print the offsets of TOPICS' partitions."""
-    topics = topic_names(topics, topic_flags, "kl offsets")
+    topics = topic_names(topics)
     if at_text is not None and which is not None:
         raise UsageError(f"give either --at or --{which}")
     try:

@@ -77,8 +77,9 @@ def print_document(document: Mapping[str, Any], output: str) -> None:
         case "json" | "jsonl" | "yaml":
             text = _encoded(document, output)
         case _:
-            width = max((len(name) for name in document), default=0)
-            text = "".join(f"{name.ljust(width)}  {_cell(value)}\n" for name, value in document.items())
+            named = {name.replace("_", " "): value for name, value in document.items()}
+            width = max((len(name) for name in named), default=0)
+            text = "".join(f"{name.ljust(width)}  {_cell(value)}\n" for name, value in named.items())
     write(text)
 
 

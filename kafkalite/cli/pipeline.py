@@ -25,6 +25,7 @@ from kafkalite.cli.invocation import client_options, output_option
 from kafkalite.cli.output import Column, plural, print_listing, write
 from kafkalite.cli.pipeline_view import Watcher, print_report
 from kafkalite.errors import KafkaliteError
+from kafkalite.suggestions import did_you_mean
 
 _COLUMNS: Final = (
     Column("name", "NAME"),
@@ -116,33 +117,46 @@ def shown_path(path: Path) -> Path:
 # --- validate --------------------------------------------------------------------------------------
 
 
-@pipeline.command(short_help="Report every mistake in a file, without Spark.")
+@pipeline.command(short_help="Report every mistake in a file, without running it.")
 @click.argument("paths", nargs=-1, required=True, type=_FILE, metavar="FILE…")
 @click.option("--set", "overrides", multiple=True, metavar="TABLE.KEY=VALUE", help="As in run.")
+@click.option("--no-spark", is_flag=True, help="Don't start Spark's parser, which reads the SQL, in a JVM.")
 @invocation.debug_option
 @output_option
-def validate(paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
-    """Report mistakes in pipeline files, without Spark and without a broker."""
+def validate(paths: tuple[Path, ...], overrides: tuple[str, ...], no_spark: bool) -> None:
+    """Report mistakes in pipeline files, without a broker.
+
+    Spark's parser checks the syntax of their SQL, if Spark and Java are installed. A column that does not
+    exist is found only by 'kl pipeline run'.
+    """
     files = part("files")
     output = invocation.current().output
     rows: list[dict[str, Any]] = []
     wrong = 0
-    for path in paths:
-        file = _read(files, path, overrides)
-        wrong += bool(file.errors)
-        rows += [dict(files.describe(problem, shown_path(file.path))) for problem in file.problems]
-        if output in {"table", "wide"}:
-            _print_file(files, file)
+    with part("sql_syntax").SqlSyntax() as syntax:
+        if no_spark:
+            syntax.unavailable = "--no-spark"
+        for path in paths:
+            file = _read(files, path, overrides, has_checkpoint=False, sql_problem=syntax.problem)
+            wrong += bool(file.errors)
+            rows += [dict(files.describe(problem, shown_path(file.path))) for problem in file.problems]
+            if output in {"table", "wide"}:
+                _print_file(files, file)
+    if syntax.unavailable and not no_spark:
+        invocation.say(f"the SQL was not parsed: {syntax.unavailable}")
     if output not in {"table", "wide"}:
         print_listing(rows, _PROBLEM_COLUMNS, output, name_key="file")
     if wrong:
         raise CheckFailedError(f"{wrong} of {plural(len(paths), 'file')} cannot run")
 
 
-def _read(files: Any, path: Path, overrides: tuple[str, ...]) -> Any:
-    """Read a pipeline file and apply --set. Raises NotFoundError, and UsageError for invalid files."""
+def _read(files: Any, path: Path, overrides: tuple[str, ...], **checks: Any) -> Any:
+    """Read a pipeline file and apply --set; ``checks`` are those of ``files.read``.
+
+    Raises NotFoundError, and UsageError for invalid files.
+    """
     try:
-        return files.read(path, overrides)
+        return files.read(path, overrides, **checks)
     except FileNotFoundError as problem:
         raise NotFoundError(f"there is no {problem.filename}", hint=_nearest(files, path)) from None
     except KafkaliteError as problem:
@@ -151,17 +165,17 @@ def _read(files: Any, path: Path, overrides: tuple[str, ...]) -> Any:
 
 def _nearest(files: Any, path: Path) -> str:
     """Return a hint for a missing file: the most similar pipeline, or how to list pipelines."""
-    from difflib import get_close_matches
-
     if path.is_dir() and files.find(path):
         return f"kl pipeline list {shown_path(path)}"
     directories = [each for each in (files.shipped(), path.parent) if each is not None]
     found = [each for directory in directories for each in files.find(directory)]
     named = {files.short_name(each): each for each in found}
-    near = get_close_matches(path.stem.replace("-", "_"), named, n=1)
-    if not near:
-        return "kl pipeline list"
-    return f"did you mean {shown_path(files.named_by(named[near[0]]))}?"
+    return did_you_mean(
+        path.stem.replace("-", "_"),
+        named,
+        shown=lambda name: str(shown_path(files.named_by(named[name]))),
+        otherwise="kl pipeline list",
+    )
 
 
 def _print_file(files: Any, file: Any) -> None:
@@ -170,7 +184,8 @@ def _print_file(files: Any, file: Any) -> None:
         write(files.tell(problem, path) + "\n")
     if file.pipeline is not None:
         sinks = ", ".join(sink.text for sink in file.pipeline.sinks)
-        write(f"{path}: ok, {file.pipeline.name}: {file.pipeline.source.text} to {sinks}\n")
+        needed = " with --checkpoint DIR" if file.pipeline.needs_checkpoint else ""
+        write(f"{path}: ok{needed}, {file.pipeline.name}: {file.pipeline.source.text} to {sinks}\n")
 
 
 # --- run -------------------------------------------------------------------------------------------
@@ -262,12 +277,15 @@ def execute(
     runner = part("runner")
     with tempfile.TemporaryDirectory(prefix="kafkalite-spark-") as directory:
         log = spark_log or Path(directory) / "spark.log"
-        watcher.begin(f"starting Spark ({master})")
         session = runner.spark_session(
             file.pipeline.name, master=master, settings=file.pipeline.spark, log=log
         )
         try:
-            with session as spark, _stoppable() as is_asked, watcher:
+            with contextlib.ExitStack() as opened:
+                with watcher.timed(f"starting Spark ({master})"):
+                    spark = opened.enter_context(session)
+                is_asked = opened.enter_context(_stoppable())
+                opened.enter_context(watcher)
 
                 def on_tick(run: Any) -> None:
                     watcher.on_tick(run)
@@ -335,8 +353,12 @@ def _trigger(text: str | None, once: bool) -> str:
 
 @contextlib.contextmanager
 def brokers(current: invocation.Invocation, *, is_demo: bool) -> Iterator[str]:
-    """Yield the given bootstrap servers. If none are given and ``is_demo``, run an embedded broker."""
-    if not is_demo or current.bootstrap_source != "default":
+    """Yield the bootstrap servers. A demo without -b and --context gets an embedded broker.
+
+    A demo creates topics, so it ignores the servers in the environment and in the current context, which may
+    be a real cluster.
+    """
+    if not is_demo or current.bootstrap or current.context:
         yield current.bootstrap_servers
         return
     with own_broker() as servers:
@@ -381,7 +403,7 @@ def _setting(
         return stack.enter_context(part("runner").demo_setting(servers))
     if checkpoint is None and file.pipeline.checkpoint:
         checkpoint = file.locate(file.pipeline.checkpoint)
-    if checkpoint is None and not all(sink.console for sink in file.pipeline.sinks):
+    if checkpoint is None and file.pipeline.needs_checkpoint:
         raise UsageError(
             "the pipeline has no checkpoint directory",
             hint='--checkpoint DIR, or checkpoint = "DIR" in [pipeline]',
@@ -391,8 +413,6 @@ def _setting(
 
 def _check_topics(declared: Any) -> None:
     """Check that the source topics exist. Raises ConnectionFailedError, NotFoundError."""
-    from difflib import get_close_matches
-
     from kafkalite.cli import connect
 
     if any(name.lower() == "kafka.bootstrap.servers" for name in declared.source.options):
@@ -401,8 +421,7 @@ def _check_topics(declared: Any) -> None:
     there = [topic.name for topic in connect.ask_admin(lambda admin: admin.list_topics())]
     for topic in declared.source.subscribe:
         if topic not in there:
-            near = get_close_matches(topic, there, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"kl topic create {topic}"
+            hint = did_you_mean(topic, there, otherwise=f"kl topic create {topic}")
             raise NotFoundError(f"[source] topic {topic!r} does not exist", hint=hint)
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Self
 
 import click
@@ -16,6 +18,7 @@ import click
 from kafkalite.cli.output import Column, coloured, pick, plural, print_document, print_listing, rows_of, write
 
 _REPAINT_SECONDS: Final = 0.2
+_TICK_SECONDS: Final = 1.0
 _MAX_CELL: Final = 60
 _COLUMNS: Final = (
     Column("name", "QUERY", read="tally.name"),
@@ -59,6 +62,27 @@ class Watcher:
         elif not self._is_quiet:
             self._stream.write(f"kl: {text} ...\n")
             self._stream.flush()
+
+    @contextmanager
+    def timed(self, text: str) -> Iterator[None]:
+        """Show a long step and, on a terminal, its elapsed seconds, until the block ends."""
+        self.begin(text)
+        if not self._is_painted:
+            yield
+            return
+        done, started = threading.Event(), time.monotonic()
+
+        def repaint() -> None:
+            while not done.wait(_TICK_SECONDS):
+                self._paint(f"{text}, {time.monotonic() - started:.0f} s")
+
+        painter = threading.Thread(target=repaint, name="kl-elapsed", daemon=True)
+        painter.start()
+        try:
+            yield
+        finally:
+            done.set()
+            painter.join()
 
     def on_filled(self, counts: Mapping[str, int]) -> None:
         if not self._is_quiet:

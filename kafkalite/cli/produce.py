@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import click
 
 from kafkalite.cli import connect, invocation
+from kafkalite.cli.client_warnings import installed, print_line
 from kafkalite.cli.completion import complete_topics
-from kafkalite.cli.exit_codes import PartialFailureError, UsageError
+from kafkalite.cli.exit_codes import PartialFailureError, TimedOutError, UsageError
 from kafkalite.cli.formats import unescape
 from kafkalite.cli.input_records import (
     INPUT_FORMATS,
@@ -25,7 +26,7 @@ from kafkalite.cli.input_records import (
     RecordDefaults,
     RecordReader,
 )
-from kafkalite.cli.invocation import Invocation, client_options
+from kafkalite.cli.invocation import Invocation, Terminated, client_options
 from kafkalite.cli.output import plural
 from kafkalite.cli.stdio import file_chunks
 from kafkalite.cli.times import parse_time
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from kafkalite.client.producer.producer import Producer
 
 _BLOCK_RECORDS: Final = 10_000
+_ACKNOWLEDGED: Final = "acknowledged"
 _IN_DOUBT: Final = "sent, and perhaps committed,"  # while the commit request is outstanding
 _BURSTS_PER_SECOND: Final = 20  # how often per second a part is sent with --rate
 _PER_SECOND: Final = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -80,7 +82,6 @@ Binary data is {"b64":"…"}; only "value" is required, and may be null."""
 )
 @click.argument("topic", required=False, shell_complete=complete_topics)
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
-@click.option("--topic", "topic_flag", hidden=True)
 @click.option(
     "-i",
     "--input",
@@ -123,7 +124,6 @@ Binary data is {"b64":"…"}; only "value" is required, and may be null."""
 def produce(
     topic: str | None,
     files: tuple[Path, ...],
-    topic_flag: str | None,
     how: str,
     key: str | None,
     key_separator: str | None,
@@ -140,10 +140,6 @@ def produce(
     dry_run: bool,
 ) -> None:
     """Send records to TOPIC from stdin or FILES; if TOPIC is '-', each JSON line names its topic."""
-    if topic_flag is not None:
-        files = (Path(topic), *files) if topic else files
-        topic = topic_flag
-        invocation.say(f"the short form: kl produce {topic}")
     if not topic:
         raise UsageError("which topic? Give TOPIC as an argument")
     defaults = RecordDefaults(
@@ -174,10 +170,12 @@ def produce(
     started = time.monotonic()
     try:
         invocation.run_command(lambda: job.run(current, {k: v for k, v in settings.items() if v is not None}))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         if not quiet:
             job.summarize(time.monotonic() - started)
         raise
+    except TimedOutError as late:
+        raise TimedOutError(f"{late.message}; {job.acknowledged}", hint=late.hint) from None
     if not quiet:
         job.summarize(time.monotonic() - started)
 
@@ -204,17 +202,31 @@ class _Job:
     dry_run: bool
     sent_count: int = 0
     failed_count: int = 0
-    fate: str = "acknowledged"  #: the state of the sent records, for messages
+    fate: str = _ACKNOWLEDGED  #: the state of the sent records, for messages
     topics: set[str] = field(default_factory=set)
+    _producer: Producer | None = None
+
+    @property
+    def acknowledged(self) -> str:
+        """The number of records and their state as text, such as ``3 records acknowledged``."""
+        if self.fate != _ACKNOWLEDGED or self._producer is None:
+            return f"{plural(self.sent_count, 'record')} {self.fate}"
+        return f"{plural(self._producer.statistics().acknowledged_records, 'record')} {self.fate}"
 
     async def run(self, current: Invocation, settings: dict[str, Any]) -> None:
         bar = self._bar()
+        handler = installed()
+        if handler is not None:
+            handler.write = lambda line: bar.tell(f"{line}; {self.acknowledged}")
         try:
             if self.dry_run:
                 async for blocks in self._blocks(bar):
                     self._count(blocks)
                 return
-            async with connect.producer(current, **settings) as producer:
+            self._producer = connect.producer(current, **settings)
+            if self._producer.config.acks == 0:
+                self.fate = "sent unacknowledged"
+            async with self._producer as producer:
                 if "transactional.id" not in settings:
                     await self._send_all(producer, bar)
                     return
@@ -223,11 +235,12 @@ class _Job:
             if self.fate == "aborted":
                 hint = "the transaction was aborted: none of its records can be read"
             else:
-                sent = plural(self.sent_count, "record")
-                hint = f"the {sent} before it were acknowledged" if self.sent_count else ""
+                hint = f"{self.acknowledged} before it, and the rest was not read"
             raise KafkaliteError(str(problem), hint=hint) from None
         finally:
             bar.close()
+            if handler is not None:
+                handler.write = print_line
 
     async def _send_in_transaction(self, producer: Producer, bar: Progress) -> None:
         """Send all records in one transaction. If sending fails, the transaction is aborted."""
@@ -288,11 +301,14 @@ class _Job:
         if not failures:
             return
         first = failures[0]
-        if self.sent_count == 0 or not isinstance(first, KafkaliteError):
+        acknowledged_count = 0
+        if self._producer is not None:
+            acknowledged_count = self._producer.statistics().acknowledged_records
+        if acknowledged_count == 0 or not isinstance(first, KafkaliteError):
             raise first
-        sent = plural(self.sent_count, "record")
+        lost_count = self.sent_count + self.failed_count - acknowledged_count
         raise PartialFailureError(
-            f"{sent} acknowledged, then {self.failed_count:,} not: {first.message}", hint=first.hint
+            f"{self.acknowledged}, then {lost_count:,} not: {first.message}", hint=first.hint
         ) from first
 
     def _count(self, blocks: list[Block]) -> None:

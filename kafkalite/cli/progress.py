@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 
 class Progress:
     """A progress bar that shows nothing."""
+
+    def tell(self, line: str) -> None:
+        """Print a line on stderr, above the bar."""
+        sys.stderr.write(f"{line}\n")
 
     def advance_bytes(self, count: int) -> None:
         pass
@@ -47,6 +52,9 @@ class _Bar(Progress):
         self._task = self._progress.add_task(title, total=total, records=0)
         self._progress.start()
 
+    def tell(self, line: str) -> None:
+        self._progress.console.print(line, markup=False, highlight=False)
+
     def advance_bytes(self, count: int) -> None:
         if self._counts_bytes:
             self._progress.advance(self._task, count)
@@ -64,7 +72,7 @@ class _Bar(Progress):
 def bar_on(
     stream: Any, title: str, *, total_bytes: int | None = None, total_records: int | None = None
 ) -> Progress:
-    """Return a bar on ``stream``. It shows nothing unless that is a terminal and rich is installed."""
+    """Return a bar on ``stream``. It shows nothing unless ``stream`` is a terminal and rich is installed."""
     if not stream.isatty():
         return Progress()
     try:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 #: The time between two attempts to start a broker when a resource is exhausted.
 RESTART_INTERVAL_S: Final = 2.0
 
-_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-
 logger = logging.getLogger(__name__)
 
 
@@ -92,7 +90,7 @@ def start(
     log_level: str,
     rejoin: bool,
 ) -> None:
-    """Run a node in the foreground. SIGTERM and Ctrl-C shut it down cleanly."""
+    """Run a node in the foreground. SIGTERM, SIGHUP and Ctrl-C shut it down cleanly."""
     if rejoin:
         overrides = (*overrides, "controller.quorum.rejoin=true")
     settings = _load(file, overrides, data)
@@ -168,11 +166,11 @@ def format_directory(
 
 
 async def serve(config: BrokerConfig, when_up: Callable[[Broker], Awaitable[None]]) -> None:
-    """Run a broker until SIGTERM, SIGINT or its own failure, then stop it cleanly.
+    """Run a broker until SIGTERM, SIGINT, SIGHUP or its own failure, then stop it cleanly.
 
-    ``when_up`` is awaited after the start. If a resource is exhausted, so that the broker cannot start (R55)
-    or fails (R54), it is started again after RESTART_INTERVAL_S. If it fails for another reason, raises its
-    error. A second signal ends the process at once.
+    ``when_up(broker)`` is awaited after each start. If a resource is exhausted, so that the broker cannot
+    start (R55) or fails (R54), it is started again after RESTART_INTERVAL_S. If it fails for another reason,
+    raises its error. A second signal ends the process at once.
     """
     import asyncio
 
@@ -217,27 +215,31 @@ async def _serve_once(
 
 @contextmanager
 def stop_signals(before_exit: Callable[[], None] = lambda: None) -> Iterator[asyncio.Future[Any]]:
-    """Yield a future that SIGTERM or SIGINT completes. At a second signal, exit after ``before_exit()``."""
+    """Yield a future that SIGTERM, SIGINT or SIGHUP completes, and call ``before_exit`` at a second signal.
+
+    Then the process exits. A second SIGHUP is ignored, because a closed terminal often sends two.
+    """
     import asyncio
 
     stop = asyncio.Event()
 
-    def on_signal() -> None:
-        if stop.is_set():
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set() and number != signal.SIGHUP:
             before_exit()
             os._exit(exit_codes.INTERRUPTED)
         stop.set()
 
     loop = asyncio.get_running_loop()
-    for number in _STOP_SIGNALS:
+    numbers = [signal.SIGINT, *invocation.ending_signals()]
+    for number in numbers:
         with suppress(NotImplementedError):  # no signals on this event loop; Ctrl-C still cancels the task
-            loop.add_signal_handler(number, on_signal)
+            loop.add_signal_handler(number, on_signal, number)
     stopped = asyncio.ensure_future(stop.wait())
     try:
         yield stopped
     finally:
         stopped.cancel()
-        for number in _STOP_SIGNALS:
+        for number in numbers:
             with suppress(NotImplementedError):
                 loop.remove_signal_handler(number)
 

@@ -1,7 +1,8 @@
 """Logging of a server process: structured lines on stderr, readable or JSON.
 
 Other modules log through the standard library. Values from outside are escaped (S13), so that control
-characters in a client id or a topic name neither reach a terminal nor start a new line.
+characters in a client id or a topic name neither reach a terminal nor start a new line. Peers that are
+refused again and again do not fill the log.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any, Literal, TextIO
+from typing import Any, Final, Literal, TextIO
 
 import structlog
 
 from kafkalite.log_fields import Fields, printable
 
 LogFormat = Literal["console", "json"]
+
+#: The most lines of one event about peers that are printed in PEER_INTERVAL_S.
+PEER_LINES: Final = 20
+PEER_INTERVAL_S: Final = 10.0
 
 
 def configure(level: str = "info", log_format: LogFormat | None = None, stream: TextIO | None = None) -> None:
@@ -50,9 +55,37 @@ def configure(level: str = "info", log_format: LogFormat | None = None, stream: 
     )
     handler = logging.StreamHandler(out)
     handler.setFormatter(formatter)
+    handler.addFilter(PeerLineLimit())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+class PeerLineLimit(logging.Filter):
+    """Prints at most PEER_LINES lines of an event about peers in PEER_INTERVAL_S. Any client can cause them.
+
+    The first line of the next interval states the number of omitted lines as ``omitted``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._intervals: dict[
+            tuple[str, str, int], tuple[float, int]
+        ] = {}  # {event: (begin of its interval, number of lines in it)}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        fields = next((one for one in arguments if isinstance(one, Fields) and "peer" in one.values), None)
+        if fields is None:
+            return True
+        event = (record.name, record.msg, record.levelno)
+        begin_s, lines = self._intervals.get(event, (record.created, 0))
+        if not 0 <= record.created - begin_s < PEER_INTERVAL_S:
+            if lines > PEER_LINES:
+                fields.values["omitted"] = lines - PEER_LINES
+            begin_s, lines = record.created, 0
+        self._intervals[event] = (begin_s, lines + 1)
+        return lines < PEER_LINES
 
 
 def unfold_fields(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

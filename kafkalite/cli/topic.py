@@ -9,12 +9,15 @@ import click
 
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_topics
-from kafkalite.cli.exit_codes import PartialFailureError, UsageError
-from kafkalite.cli.invocation import client_options, listing_options, parse_settings, topic_names
-from kafkalite.cli.offset_queries import extents, partitions_of
+from kafkalite.cli.exit_codes import NotFoundError, PartialFailureError, UsageError
+from kafkalite.cli.invocation import F, client_options, listing_options, parse_settings, topic_names
+from kafkalite.cli.offset_queries import extents, matching_topics, partitions_of, spans
 from kafkalite.cli.output import Column, human_bytes, plural, print_listing
+from kafkalite.cli.ranges import Anchor, Bound, OffsetRange, parse_limit
+from kafkalite.cli.registries import complete_setting
 from kafkalite.cli.topic_description import description, only_partitions, print_descriptions
 from kafkalite.errors import KafkaliteError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
+from kafkalite.model import TopicPartition
 
 if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
@@ -23,9 +26,28 @@ _LIST_COLUMNS: Final = (
     Column("name", "NAME"),
     Column("partitions", "PARTITIONS"),
     Column("replication_factor", "REPLICAS"),
-    Column("size_bytes", "SIZE", wide=True, show=human_bytes),
+    Column("size_bytes", "SIZE", wide=True, show=lambda size: "-" if size is None else human_bytes(size)),
     Column("topic_id", "ID", wide=True),
 )
+_DELETED_COLUMNS: Final = (
+    Column("name", "PARTITION"),
+    Column("start", "FIRST OFFSET"),
+    Column("new_start", "NEW FIRST OFFSET"),
+    Column("records", "RECORDS TO DELETE"),
+)
+
+
+def _config_option(description: str) -> Callable[[F], F]:
+    """Return a decorator that adds -c, the settings of a topic, as the argument ``configs``."""
+    return click.option(
+        "-c",
+        "--config",
+        "configs",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help=description,
+        shell_complete=complete_setting("topic", suffix="="),
+    )
 
 
 @click.group()
@@ -34,7 +56,10 @@ def topic() -> None:
 
 
 async def _each(names: tuple[str, ...], act: Callable[[str], Awaitable[None]]) -> None:
-    """Call ``act`` for each name; print errors if there are several names. Raises as ``_raise_any`` does."""
+    """Call ``act`` for each name. Print each failure if there are several names.
+
+    Raises the first failure if all failed, and PartialFailureError if only some failed.
+    """
     failures: list[KafkaliteError] = []
     for name in names:
         try:
@@ -58,22 +83,18 @@ def _raise_any(failures: list[KafkaliteError], count: int) -> None:
     epilog="""\b
 Examples:
   kl topic create events
-  kl topic create events -p 3 -c retention.ms=86400000
+  kl topic create events -p 3 -c retention.ms=7d
   kl topic create events --if-not-exists"""
 )
 @click.argument("names", nargs=-1, metavar="NAME…")
-@click.option("--topic", "flags", multiple=True, hidden=True)
 @invocation.number_option("-p", "--partitions", help="Number of partitions.  [default: the broker's]")
 @invocation.number_option("-r", "--replication-factor", help="Number of replicas.  [default: the broker's]")
-@click.option(
-    "-c", "--config", "configs", multiple=True, metavar="NAME=VALUE", help="A setting of the topic."
-)
+@_config_option("A setting of the topic.")
 @click.option("--if-not-exists", is_flag=True, help="Accept a topic that already exists.")
 @click.option("--dry-run", is_flag=True, help="Let the broker check the request, create nothing.")
 @client_options
 def create(
     names: tuple[str, ...],
-    flags: tuple[str, ...],
     partitions: int | None,
     replication_factor: int | None,
     configs: tuple[str, ...],
@@ -81,10 +102,8 @@ def create(
     dry_run: bool,
 ) -> None:
     """Create topics."""
-    rest = f" -p {partitions}" if partitions is not None else ""
-    rest += f" -r {replication_factor}" if replication_factor not in {None, 1} else ""
-    wanted = topic_names(names, flags, "kl topic create", rest)
-    settings = parse_settings(configs, "-c retention.ms=86400000")
+    wanted = topic_names(names)
+    settings = parse_settings(configs, "-c retention.ms=7d")
 
     async def main(admin: Admin) -> None:
 
@@ -111,24 +130,29 @@ def create(
 
 
 @topic.command("list")
+@click.argument("names", nargs=-1, metavar="[NAME|PATTERN]…", shell_complete=complete_topics)
 @click.option("--internal", is_flag=True, help="Include internal topics such as __consumer_offsets.")
 @listing_options
-def list_topics(internal: bool) -> None:
-    """List topics."""
+def list_topics(names: tuple[str, ...], internal: bool) -> None:
+    """List topics: all, or those of a NAME or a PATTERN (a regular expression)."""
 
     async def main(admin: Admin) -> list[dict[str, Any]]:
-        sizes: dict[str, int] = {}
-        for log in await admin.describe_log_dirs():
-            sizes[log.topic] = sizes.get(log.topic, 0) + log.size_bytes
+        wanted = await matching_topics(admin, names) if names else None
+        listed = await admin.list_topics(internal=internal or bool(names))
+        missing = sorted({*(wanted or ())} - {each.name for each in listed})
+        if missing:
+            raise NotFoundError(f"there is no topic {missing[0]!r}", hint="see 'kl topic list'")
+        sizes = {} if invocation.current().output in {"table", "name"} else await _sizes(admin)
         return [
             {
                 "name": each.name,
                 "partitions": len(each.partitions),
                 "replication_factor": len(each.partitions[0].replicas) if each.partitions else 0,
-                "size_bytes": sizes.get(each.name, 0),
+                "size_bytes": None if sizes is None else sizes.get(each.name, 0),
                 "topic_id": each.topic_id,
             }
-            for each in sorted(await admin.list_topics(internal=internal), key=lambda each: each.name)
+            for each in sorted(listed, key=lambda each: each.name)
+            if wanted is None or each.name in wanted
         ]
 
     rows = connect.ask_admin(main)
@@ -140,16 +164,28 @@ def list_topics(internal: bool) -> None:
     )
 
 
+async def _sizes(admin: Admin) -> dict[str, int] | None:
+    """Return {topic: bytes of all its replicas}, or None if a broker does not respond."""
+    try:
+        logs = await admin.describe_log_dirs()
+    except KafkaliteError:
+        return None
+    sizes: dict[str, int] = {}
+    for log in logs:
+        sizes[log.topic] = sizes.get(log.topic, 0) + log.size_bytes
+    return sizes
+
+
 @topic.command(
     epilog="""\b
 Examples:
   kl topic describe events
   kl topic describe events -o wide       with epochs and segments
+  kl topic describe 'orders-.*'          of a pattern, a regular expression
   kl topic describe --under-replicated   of all topics, the partitions that lack in-sync replicas
   kl topic describe --leaderless         those without a leader"""
 )
 @click.argument("names", nargs=-1, metavar="NAME…", shell_complete=complete_topics)
-@click.option("--topic", "flags", multiple=True, hidden=True)
 @click.option("--all-configs", is_flag=True, help="Every effective setting, not only the topic's own.")
 @click.option(
     "--under-replicated",
@@ -164,20 +200,14 @@ Examples:
     help="Only partitions without a leader; of all topics unless topics are named.",
 )
 @listing_options
-def describe(
-    names: tuple[str, ...],
-    flags: tuple[str, ...],
-    all_configs: bool,
-    under_replicated: bool,
-    leaderless: bool,
-) -> None:
+def describe(names: tuple[str, ...], all_configs: bool, under_replicated: bool, leaderless: bool) -> None:
     """Describe topics: settings, partitions, replicas, offsets, sizes."""
     problems = [
         name
         for name, wanted in (("under_replicated", under_replicated), ("leaderless", leaderless))
         if wanted
     ]
-    wanted = names if problems and not flags else topic_names(names, flags, "kl topic describe")
+    wanted = names if problems else topic_names(names)
     current = invocation.current()
     documents: list[dict[str, Any]] = []
 
@@ -188,7 +218,8 @@ def describe(
                 documents.append(await description(admin, client, name, all_configs=all_configs))
 
             listed = await admin.list_topics(internal=True) if problems and not wanted else []
-            await _each(tuple(sorted(each.name for each in listed)) or wanted, act)
+            named = tuple(await matching_topics(admin, wanted))
+            await _each(tuple(sorted(each.name for each in listed)) or named, act)
 
     try:
         invocation.run_command(main)
@@ -199,31 +230,28 @@ def describe(
 @topic.command(
     epilog="""\b
 Examples:
-  kl topic alter events -c retention.ms=86400000
+  kl topic alter events -c retention.ms=7d
   kl topic alter events --unset retention.ms
   kl topic alter events -p 6                  more partitions; never fewer"""
 )
 @click.argument("name", required=False, shell_complete=complete_topics)
-@click.option("--topic", "flag", hidden=True)
 @invocation.number_option("-p", "--partitions", help="The new number, above the current one.")
-@click.option("-c", "--config", "configs", multiple=True, metavar="NAME=VALUE", help="Change a setting.")
-@click.option("--unset", multiple=True, metavar="NAME", help="Restore the broker's value.")
+@_config_option("Change a setting.")
+@click.option(
+    "--unset",
+    multiple=True,
+    metavar="NAME",
+    help="Restore the broker's value.",
+    shell_complete=complete_setting("topic"),
+)
 @click.option("--dry-run", is_flag=True, help="Let the broker check the request, change nothing.")
 @client_options
 def alter(
-    name: str | None,
-    flag: str | None,
-    partitions: int | None,
-    configs: tuple[str, ...],
-    unset: tuple[str, ...],
-    dry_run: bool,
+    name: str | None, partitions: int | None, configs: tuple[str, ...], unset: tuple[str, ...], dry_run: bool
 ) -> None:
     """Change a topic's settings or its number of partitions."""
-    (wanted,) = topic_names((name,) if name else (), (flag,) if flag else (), "kl topic alter")
-    changes: dict[str, str | None] = {
-        **parse_settings(configs, "-c retention.ms=86400000"),
-        **dict.fromkeys(unset),
-    }
+    (wanted,) = topic_names((name,) if name else ())
+    changes = invocation.parse_changes(configs, unset, "-c retention.ms=7d")
     if partitions is None and not changes:
         raise UsageError("nothing to change: give -c NAME=VALUE, --unset NAME or -p COUNT")
     connect.ask_admin(lambda admin: _alter(admin, wanted, partitions, changes, dry_run=dry_run))
@@ -252,14 +280,13 @@ async def _alter(
 
 @topic.command()
 @click.argument("names", nargs=-1, metavar="NAME…", shell_complete=complete_topics)
-@click.option("--topic", "flags", multiple=True, hidden=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--if-exists", is_flag=True, help="Accept a topic that does not exist.")
-@click.option("--dry-run", is_flag=True, help="Say what would be deleted, delete nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted; delete nothing.")
 @client_options
-def delete(names: tuple[str, ...], flags: tuple[str, ...], yes: bool, if_exists: bool, dry_run: bool) -> None:
+def delete(names: tuple[str, ...], yes: bool, if_exists: bool, dry_run: bool) -> None:
     """Delete topics and all their records."""
-    wanted = topic_names(names, flags, "kl topic delete")
+    wanted = topic_names(names)
     found, missing = connect.ask_admin(lambda admin: _weigh(admin, wanted))
     for name, weight in found.items():
         click.echo(f"{name}: {weight}", err=not dry_run)
@@ -275,10 +302,10 @@ def delete(names: tuple[str, ...], flags: tuple[str, ...], yes: bool, if_exists:
 
 
 async def _weigh(admin: Admin, names: tuple[str, ...]) -> tuple[dict[str, str], dict[str, KafkaliteError]]:
-    """Return {topic: its numbers of partitions and records as text}, and {missing topic: error}."""
+    """Return ({topic: ``2 partitions, 10 records``}, {missing topic: error}). Names may be patterns."""
     found: dict[str, str] = {}
     missing: dict[str, KafkaliteError] = {}
-    for name in names:
+    for name in await matching_topics(admin, names):
         try:
             partitions = await partitions_of(admin, [name])
         except UnknownTopicOrPartitionError as error:
@@ -296,3 +323,67 @@ async def _delete(admin: Admin, names: tuple[str, ...]) -> None:
         click.echo(f"{name}: deleted")
 
     await _each(names, act)
+
+
+@topic.command(
+    "delete-records",
+    epilog="""\b
+Examples:
+  kl topic delete-records events --before end      all records there are
+  kl topic delete-records events -p 0 --before 42  those below offset 42
+  kl topic delete-records events --before -7d      those older than a week""",
+)
+@click.argument("name", metavar="TOPIC", shell_complete=complete_topics)
+@click.option("--before", "before_text", required=True, metavar="OFFSET|TIME|end", help="The first to keep.")
+@invocation.number_option("-p", "--partition", "wanted", multiple=True, help="Only here.", minimum=0)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted; delete nothing.")
+@listing_options
+def delete_records(name: str, before_text: str, wanted: tuple[int, ...], yes: bool, dry_run: bool) -> None:
+    """Delete the first records of TOPIC's partitions, up to an offset or a time."""
+    kept = _first_kept(before_text)
+
+    async def plan(admin: Admin) -> list[dict[str, Any]]:
+        partitions = await partitions_of(admin, [name], wanted)
+        starts = {tp: extent.log_start_offset for tp, extent in (await extents(admin, partitions)).items()}
+        found = await spans(admin, partitions, OffsetRange(kept))
+        for tp in partitions:
+            if kept.anchor is Anchor.OFFSET and found[tp].first_offset < kept.number:
+                raise UsageError(
+                    f"--before: {tp} ends at {found[tp].first_offset}, below {kept.number};"
+                    " a time is written as 2026-01-31T12:00, and 'end' deletes all records"
+                )
+        return [
+            {
+                "name": str(tp),
+                "partition": tp.partition,
+                "start": starts[tp],
+                "new_start": found[tp].first_offset,
+                "records": found[tp].first_offset - starts[tp],
+            }
+            for tp in partitions
+        ]
+
+    async def delete_them(admin: Admin) -> None:
+        await admin.delete_records({TopicPartition(name, row["partition"]): row["new_start"] for row in rows})
+
+    rows = connect.ask_admin(plan)
+    print_listing(rows, _DELETED_COLUMNS, invocation.current().output)
+    total = sum(row["records"] for row in rows)
+    if dry_run or not total:
+        invocation.say("nothing was deleted" + (" (dry run)" if dry_run else ": there is no earlier record"))
+        return
+    if not yes:
+        invocation.confirm(f"Delete {plural(total, 'record')} of {name}, for ever?", "nothing was deleted")
+    connect.ask_admin(delete_them)
+    invocation.say(f"{plural(total, 'record')} of {name} deleted")
+
+
+def _first_kept(text: str) -> Bound:
+    """Return the bound of ``--before``: ``end``, an offset, or a time such as ``-7d``. Raises UsageError."""
+    if text.isascii() and text.isdigit():
+        return Bound(Anchor.OFFSET, int(text))
+    try:
+        return parse_limit(text, now_ms=invocation.now_ms())
+    except ValueError as problem:
+        raise UsageError(f"--before: {problem}") from None

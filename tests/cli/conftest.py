@@ -74,6 +74,7 @@ def kl(
 ) -> Iterator[Kl]:
     """Run a command line in this process."""
     monkeypatch.delenv("KL_BOOTSTRAP_SERVERS", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))  # no contexts of the user
 
     def invoke(*arguments: str | Path, stdin: bytes = b"") -> Result:
         source = tmp_path / "stdin"

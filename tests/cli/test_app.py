@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,10 +15,11 @@ from typing import Any
 import click
 import pytest
 
-from kafkalite import errors
-from kafkalite.cli import app, exit_codes
+from kafkalite import cli, errors
+from kafkalite.cli import app, exit_codes, invocation
 from kafkalite.cli.exit_codes import exit_code_for
 from kafkalite.cli.lazy_group import LazyGroup
+from kafkalite.cli.server import stop_signals
 
 Kl = Callable[..., Any]
 
@@ -146,7 +150,7 @@ def test_a_known_error_has_a_message_a_hint_and_a_next_command(failing: Kl) -> N
 def test_a_config_error_names_the_command_that_explains(failing: Kl) -> None:
     result = failing(errors.ConfigError(key="linger.ms", value="x", allowed="a whole number", source="-X"))
     assert result.code == exit_codes.USAGE
-    assert "linger.ms is 'x', but must be a whole number in -X" in result.told
+    assert "linger.ms is 'x', but must be a whole number (in -X)" in result.told
     assert "try: kl config explain linger.ms" in result.told
 
 
@@ -233,4 +237,78 @@ def test_words_are_completed(repository: Path) -> None:
         },
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split()) == ["plain,delete", "plain,describe"]
+    assert sorted(done.stdout.split()) == ["plain,delete", "plain,delete-records", "plain,describe"]
+
+
+def test_ctrl_c_while_kl_is_being_imported_prints_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "kafkalite.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "kafkalite.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ending:
+        cli.main()
+    assert ending.value.code == exit_codes.INTERRUPTED
+    assert capsys.readouterr() == ("", "")
+
+
+def test_closed_streams_are_those_of_dev_null(repository: Path) -> None:
+    """uvloop ends the process if it gets the descriptor of stdout or stderr."""
+    kl = f"'{sys.executable}' -m kafkalite topic list -b 127.0.0.1:1"
+    done = subprocess.run(
+        ["bash", "-c", f"{kl} <&- >&-; echo $?; {kl} 2>&- <&- >&- ; echo $?"],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["3", "3"], done.stderr
+    assert done.stderr.startswith("kl: no broker could be reached: ")
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, exit_codes.TERMINATED), (signal.SIGHUP, exit_codes.HUNG_UP)]
+)
+def test_a_signal_lets_a_command_clean_up(kl: Kl, number: signal.Signals, code: int) -> None:
+    steps = []
+
+    async def main() -> None:
+        try:
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(60)
+        finally:
+            if number == signal.SIGHUP:  # a closed terminal sends it twice
+                os.kill(os.getpid(), number)
+            await asyncio.sleep(0.01)
+            steps.append("left the group")
+
+    @click.command()
+    def waits() -> None:
+        invocation.run(main)
+
+    assert app.run([], command=waits) == code
+    assert steps == ["left the group"]
+
+
+async def test_a_closed_terminal_stops_a_server_once() -> None:
+    with stop_signals(lambda: pytest.fail("a terminal often sends two")) as stopped:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.wait_for(asyncio.shield(stopped), 30)
+            await asyncio.sleep(0.01)
+
+
+def test_sighup_stays_ignored_under_nohup(kl: Kl) -> None:
+    async def main() -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.01)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        invocation.run(main)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kafkalite.cli.client_warnings import installed
 from kafkalite.cli.metadata import changes
 from kafkalite.client.admin.cluster_health import (
     ClusterView,
@@ -22,6 +26,7 @@ from kafkalite.client.admin.cluster_health import (
     problems,
     unmet_conditions,
 )
+from kafkalite.client.cluster import connection
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.metadata import (
     BrokerDescription,
@@ -31,6 +36,7 @@ from kafkalite.protocol.messages.metadata import (
     RecoveringPartition,
     RecoveringReplica,
 )
+from kafkalite.testing import SyncCluster
 
 Kl = Callable[..., Any]
 
@@ -70,12 +76,50 @@ def test_a_healthy_cluster_has_no_problems() -> None:
 def test_every_problem_is_named() -> None:
     assert problems(BROKEN) == [
         "no controller: metadata can't change, so neither leaders nor ISRs do",
-        "broker 1 is fenced",
+        "broker 1 is fenced: it was stopped or does not respond",
         "broker 3 is shutting down",
         "1 partition without a leader (t-1)",
         "2 partitions under-replicated (t-0, t-1)",
     ]
     assert [str(each.name) for each in BROKEN.led_by_others] == ["t-0", "t-2"]
+
+
+def test_nodes_that_cannot_be_reached_are_named_with_the_majority_that_they_take_away() -> None:
+    lost = replace(view(partition(0, 1, [1, 2, 3]), controller=-1), unreachable=frozenset({2, 3}))
+    (problem,) = problems(lost)
+    assert "node 2 (host2:9092) and node 3 (host3:9092) can't be reached" in problem
+    assert "the controllers lack a majority" in problem
+    assert [broker.node_id for broker in lost.live] == [1]
+    assert unmet_conditions(lost, RequestedState(3)) == ["no controller", "1 of 3 brokers live"]
+
+
+@pytest.mark.slow
+def test_commands_name_the_dead_nodes_of_a_lost_majority(kl: Kl) -> None:
+    with SyncCluster(brokers=3, transport="tcp") as cluster:
+        cluster.produce("t", [b"1"])
+        servers = cluster.bootstrap_servers
+        _, *dead = servers.split(",")
+        cluster.kill(2, 3)
+        while (
+            json.loads(kl("cluster", "status", "-b", servers, "-o", "json").out)["controller_id"] is not None
+        ):
+            time.sleep(0.1)
+        status = kl("cluster", "status", "-b", servers).text
+        assert "brokers     1 of 3 live" in status
+        assert "the controllers lack a majority" in status
+        assert all(address in status for address in dead)
+        assert kl("cluster", "brokers", "-b", servers).text.count("unreachable") == 2
+        for arguments, stdin in ((("topic", "ls"), b""), (("produce", "t", "--timeout", "3s"), b"x")):
+            if handler := installed():  # of the commands before, which have printed the same warning
+                logging.getLogger("kafkalite").removeHandler(handler)
+            told = kl(*arguments, "-b", servers, stdin=stdin).told
+            assert "without a majority of the controllers, no partition is served" in told, told
+            assert all(address in told for address in dead)
+        for arguments in (("topic", "describe", "t"), ("consume", "t", "-e")):
+            told = kl(*arguments, "-b", servers, "-X", "default.api.timeout.ms=1500").told
+            cause = next(line for line in told.splitlines() if line.startswith("    hint: "))
+            assert "without a majority of the controllers, no partition is served" in cause, told
+            assert all(address in cause for address in dead)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +321,13 @@ def test_metadata_quorum(at: Kl) -> None:
     assert result.code == 0
     assert "leader     node 1" in result.text
     assert json.loads(at("metadata", "quorum", "-o", "json").out)["nodes"][0]["role"] == "leader"
+
+
+def test_metadata_tail_of_an_idle_broker_prints_nothing(at: Kl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.2)
+    done = at("metadata", "tail", "/topics", "--timeout", "1500ms")
+    assert (done.code, done.text) == (7, "")
+    assert done.told.splitlines()[0] == "kl: gave up after 1.5 s"
 
 
 def test_metadata_tail_follows_changes(spawn: Any, at: Kl, servers: str) -> None:

@@ -89,3 +89,30 @@ def test_a_secret_is_not_shown(kl: Kl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKALITE_CLUSTER_SECRET", "a secret of sixteen or more")
     found = explained(kl, "cluster.secret")
     assert (found["value"], found["from"]) == ("(a secret, not shown)", "KAFKALITE_CLUSTER_SECRET")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("config", "explain", "session.timeout.ms"), ("topic", "list", "-X", "session.timeout.ms=6000")],
+)
+def test_an_option_that_the_brokers_have_is_named_instead_of_a_similar_one(
+    kl: Kl, arguments: tuple[str, ...]
+) -> None:
+    text = kl(*arguments).told
+    assert "group.consumer.session.timeout.ms" in text
+    assert "did you mean" not in text
+
+
+@pytest.mark.parametrize("node", ["9", "x"])
+def test_a_broker_that_does_not_exist_is_named(at: Kl, node: str) -> None:
+    for command in (("show", "broker", node), ("set", "broker", node, "log.retention.ms=1d")):
+        missing = at("config", *command)
+        assert missing.code == 4
+        assert missing.told == f"kl: there is no broker {node!r}\n    hint: the node ids are: 1\n"
+
+
+def test_a_setting_of_another_kind_is_not_called_unknown(at: Kl) -> None:
+    at("topic", "create", "shown", "--if-not-exists")
+    missing = at("config", "show", "topic", "shown", "log.dirs")
+    assert missing.code == 4
+    assert missing.told.startswith("kl: log.dirs is no setting of a topic, but of: broker\n")

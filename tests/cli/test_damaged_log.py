@@ -6,13 +6,16 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from kafkalite import Admin, Broker, Producer
+from kafkalite import Admin, Broker, Producer, TopicPartition
+from kafkalite.cli.exit_codes import PARTIAL_FAILURE
+from kafkalite.cli.group_consume import GroupJob
 from kafkalite.client.cluster import list_offsets
 from kafkalite.client.consumer import assigned_partitions
+from kafkalite.errors import KafkaStorageError
 
 Kl = Callable[..., Any]
 
@@ -56,6 +59,25 @@ def damaged(kl: Kl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     thread.join()
 
 
+def test_a_damaged_partition_does_not_keep_kl_from_reading_the_others(damaged: Kl) -> None:
+    consumed = damaged("consume", "t", "-e", "-f", "%p:%s\\n")
+    assert sorted(consumed.text.split()) == ["0:0", "0:1", "1:0", "1:1", "1:2", "1:3"]
+    assert consumed.code == PARTIAL_FAILURE
+    assert "t-0" in consumed.told
+    assert "accept-loss" in consumed.told
+    assert "1 of 2 partitions could not be read to the end" in consumed.told
+
+
+def test_a_damaged_partition_does_not_keep_a_group_from_the_others(damaged: Kl) -> None:
+    consumed = damaged("consume", "t", "-g", "g", "-e", "-f", "%p:%s\\n")
+    assert sorted(consumed.text.split()) == ["0:0", "0:1", "1:0", "1:1", "1:2", "1:3"]
+    assert consumed.code == PARTIAL_FAILURE
+    assert "accept-loss" in consumed.told
+    assert "t-0 could not be read to the end" in consumed.told
+    again = damaged("consume", "t", "-g", "g", "-e", "-f", "%p:%s\\n")
+    assert (again.text, again.code) == ("", PARTIAL_FAILURE)
+
+
 def test_r24_kl_reads_the_sound_records_and_then_fails_with_the_cause(damaged: Kl) -> None:
     """The damage is found only while it is read: the broker was stopped cleanly."""
     for _ in range(2):
@@ -77,3 +99,32 @@ def test_r24_kl_reads_the_sound_records_and_then_fails_with_the_cause(damaged: K
     described = damaged("topic", "describe", "t")
     assert described.code == 0
     assert "partition 0 is offline on broker 1" in described.text
+
+
+def test_the_end_of_a_partition_that_another_replica_takes_over_is_asked_for_again() -> None:
+    """With ``-e``, a member would otherwise never reach the end of this partition."""
+    tp = TopicPartition("t", 0)
+
+    class TakenOver:
+        """A consumer whose first lookup of an end offset fails."""
+
+        calls = 0
+
+        def assignment(self) -> list[TopicPartition]:
+            return [tp]
+
+        def position(self, _: TopicPartition) -> int:
+            return 4
+
+        async def end_offsets(self, tps: list[TopicPartition]) -> dict[TopicPartition, int]:
+            self.calls += 1
+            if self.calls == 1:
+                raise KafkaStorageError("the log is damaged")
+            return dict.fromkeys(tps, 4)
+
+    async def rounds() -> list[bool]:
+        job = GroupJob(("t",), "g", True, None, None, {}, cast(Any, None))
+        consumer: Any = TakenOver()
+        return [await job._is_at_end(consumer) for _ in range(3)]
+
+    assert asyncio.run(rounds()) == [False, True, True]

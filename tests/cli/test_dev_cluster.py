@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import select
 import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from kafkalite import Broker
 from kafkalite.broker.config import BROKER_OPTIONS, ENVIRONMENT_PREFIX, BrokerConfig
-from kafkalite.cli.dev_cluster import Layout, new_layout, node_settings, read_or_make_layout
+from kafkalite.cli.dev_cluster import (
+    DevCluster,
+    ForeignClusterError,
+    Layout,
+    new_layout,
+    node_settings,
+    read_or_make_layout,
+)
 from kafkalite.errors import ConfigError
 
 Kl = Callable[..., Any]
@@ -184,6 +194,72 @@ def test_a_node_that_cannot_start_is_reported_with_its_log(spawn: Spawn, tmp_pat
     assert b"Traceback" not in err
     for port in layout.client_ports:
         assert not is_listening(port), "the others were stopped"
+
+
+def test_ports_that_another_cluster_uses_are_refused_and_nothing_changes_there(
+    spawn: Spawn, kl: Kl, tmp_path: Path
+) -> None:
+    """Whichever port is in use, the first or another: no node starts, and nothing is stored.
+
+    Another process of this machine may use the ports beside it.
+    """
+    process = spawn("dev", "--port", "0", "--print-env")
+    servers = servers_of(process)
+    port = int(servers.rpartition(":")[2])
+    for first in (port, port - 2):
+        data = tmp_path / f"cluster-{first}"
+        refused = kl("dev", "-n", "3", "--port", str(first), "--data", data, "--topic", "intruder")
+        assert refused.code == 1
+        named = re.search(r"cannot listen on 127.0.0.1:([0-9]+): the port is in use", refused.told)
+        assert named, refused.told
+        assert int(named[1]) in range(first, port + 1)
+        assert "is up" not in refused.text
+        assert not (data / "cluster.toml").exists()
+    assert kl("topic", "list", "-b", servers).out == b""
+
+
+async def test_a_foreign_cluster_on_the_ports_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A port that is taken between the check and the start: the ids of the clusters differ."""
+    async with Broker(listeners=("127.0.0.1:0",)) as broker:
+        port = int(broker.bootstrap_servers.rpartition(":")[2])
+        layout = Layout("ours", "secret", (port,), (1,))
+        cluster = DevCluster(tmp_path, layout, "127.0.0.1")
+
+        async def spawn_nothing(node_id: int) -> Any:
+            return SimpleNamespace(returncode=None)
+
+        monkeypatch.setattr(cluster, "_spawn", spawn_nothing)
+        with pytest.raises(ForeignClusterError, match=r"responds on 127\.0\.0\.1.*nothing was changed"):
+            await cluster.start()
+
+
+@pytest.mark.slow
+def test_a_node_that_was_restarted_by_hand_stops_with_the_cluster(
+    spawn: Spawn, kl: Kl, tmp_path: Path
+) -> None:
+    data = tmp_path / "cluster"
+    process = spawn("dev", "-n", "3", "--port", "0", "--data", data, "--topic", "events:3", "--print-env")
+    servers = servers_of(process)
+    pids = [int((data / f"node-{n}" / ".lock").read_text()) for n in (1, 2, 3)]
+    os.kill(pids[0], signal.SIGKILL)
+    assert process.stderr is not None
+    while "node 1 ended by signal 9" not in (line := process.stderr.readline().decode()):
+        assert line
+    for command in (
+        ("topic", "list"),
+        ("cluster", "status"),
+        ("topic", "describe", "events"),
+        ("produce", "events"),
+    ):
+        done = kl(*command, "-b", servers, stdin=b"x\n")
+        assert done.code == 0, "the line to export names all nodes, so kl finds one that lives"
+    again = spawn("server", "start", "-f", data / "node-1.toml")
+    assert kl("cluster", "wait", "--brokers", "3", "-b", servers, "--timeout", "30s").code == 0
+    process.terminate()
+    assert process.wait(LIMIT_S) == 0, process.stderr.read()
+    assert again.wait(LIMIT_S) == 0, "it was shut down cleanly"
 
 
 def data_made(data: Path) -> Path:

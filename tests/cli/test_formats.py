@@ -42,7 +42,7 @@ def shown(text: str, record: Record = RECORD) -> bytes:
         ("%s{json}", b'{"amount":9.5,"who":{"name":"Al"},"tags":["a","b"]}'),
         ("%T{iso}", b"2015-05-17T10:05:03.007Z"),
         ("%T{strftime[%Y/%m/%d %H:%M]}", b"2015/05/17 10:05"),
-        ("%k %x", b"alice %x"),
+        ("%k 5% %%x", b"alice 5% %x"),
         ("%%{hex} %k", b"%{hex} alice"),
     ],
 )
@@ -100,6 +100,7 @@ def test_braces_of_nulls_and_bytes() -> None:
         ("%k{iso}", "%k takes no {iso}"),
         ("%T{hex}", "%T takes no {hex}"),
         ("%o{hex}", "%o takes no {hex}"),
+        ("%k %q", "%q is no field of a record; letters: %t"),
         ("{amount}", "{amount} is not a field of a record; fields: topic"),
         ("{}", "is not a field"),
         ("{offset.x}", "only key, value and headers have fields"),

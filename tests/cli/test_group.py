@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -13,8 +14,14 @@ from typing import Any
 import pytest
 
 from kafkalite import sync
+from kafkalite.cli import connect
+from kafkalite.cli.group_consume import GroupJob, Holders
+from kafkalite.cli.invocation import Invocation
+from kafkalite.cli.printers import make_printer
+from kafkalite.model import TopicPartition
 
 Kl = Callable[..., Any]
+Spawn = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
@@ -63,7 +70,7 @@ def test_the_group_is_listed_and_described(at: Kl, filled: str) -> None:
     assert (nobody.code, nobody.told) == (0, f"kl: group {group!r} has no members now\n")
 
 
-def test_a_member_without_a_partition_does_not_wait_forever(
+def test_a_member_without_a_partition_says_so_and_waits_for_records_that_others_hold(
     at: Kl, filled: str, servers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kafkalite.cli.group_consume._IDLE_S", 0.3)
@@ -74,9 +81,73 @@ def test_a_member_without_a_partition_does_not_wait_forever(
             first.get_many(timeout_ms=20)
             second.get_many(timeout_ms=20)
             assert time.monotonic() < deadline
-        idle = at("consume", filled, "-g", "full", "-e", "--timeout", "20s")
-        assert (idle.code, idle.text) == (0, "")
-        assert "no partition for this member" in idle.told
+        idle = at("consume", filled, "-g", "full", "-e", "--timeout", "2s")
+        assert (idle.code, idle.text) == (7, "")
+        assert "no partition for this member: others have all of them; waiting until they leave" in idle.told
+        monkeypatch.setattr("kafkalite.cli.group_consume._IDLE_LIMIT_S", 0.6)
+        limited = at("consume", filled, "-g", "full", "-e")
+        assert limited.code == 7, "without --timeout there is a limit, too"
+        ends = {TopicPartition(filled, 0): 3, TopicPartition(filled, 1): 2}
+        for member in (first, second):
+            member.commit({tp: ends[tp] for tp in member.assignment()})
+        done = at("consume", filled, "-g", "full", "-e", "--timeout", "20s")
+        assert (done.code, done.text) == (0, ""), "others have read everything"
+
+
+def test_a_member_without_a_partition_names_the_silence_of_the_others() -> None:
+    assert "has not assigned" in Holders([], 5_000, 45_000).explain("g")
+    alive = Holders([1_200, 4_300], 5_000, 45_000)
+    assert not alive.late_ms
+    assert "the last heartbeat was 4 s ago" in alive.explain("g")
+    assert "until its session ends, in up to 43 s" in alive.explain("g")
+    deleted = Holders([], 5_000, 45_000, ("t",)).explain("g")
+    assert deleted == "group 'g' has no partition for this member: there is no topic 't'"
+    dead = Holders([14_000, 16_000, 300], 5_000, 45_000).explain("g")
+    assert "2 members that have partitions sent no heartbeat for 14 s" in dead
+    assert "the session ends in 31 s" in dead
+
+
+def test_a_consumer_that_waits_for_a_killed_member_says_so(
+    at: Kl, filled: str, servers: str, spawn: Spawn
+) -> None:
+    first = spawn("consume", filled, "-g", "killed", KL_BOOTSTRAP_SERVERS=servers)
+    assert first.stdout is not None
+    assert len([first.stdout.readline() for _ in range(5)]) == 5
+    first.kill()
+    first.communicate()
+    second = at("consume", filled, "-g", "killed", "-n", "1", "--timeout", "4s")
+    assert second.code == 7
+    assert "group 'killed' has no partition for this member: others have all of them" in second.told
+    assert "a member that was killed keeps its partitions until its session ends, in up to 4" in second.told
+
+
+def test_sigterm_leaves_the_group(at: Kl, filled: str, servers: str, spawn: Spawn) -> None:
+    first = spawn("consume", filled, "-g", "leaver", KL_BOOTSTRAP_SERVERS=servers)
+    assert first.stdout is not None
+    assert len([first.stdout.readline() for _ in range(5)]) == 5
+    first.terminate()
+    out, err = first.communicate(timeout=20)
+    assert (first.returncode, out, err) == (143, b"", b"kl: 5 records\n")
+    described = json.loads(at("group", "describe", "leaver", "-o", "json").out)
+    assert (described["state"], described["member_count"], described["lag"]) == ("Empty", 0, 0)
+    assert at("produce", filled, "-p", "1", stdin=b"f\n").code == 0
+    second = at("consume", filled, "-g", "leaver", "-e", "--timeout", "10s")
+    assert (second.code, second.text) == (0, "f\n"), second.told
+
+
+def test_a_deleted_topic_of_a_group_is_shown_as_deleted(at: Kl, filled: str, servers: str) -> None:
+    kept = f"{filled[:70]}-kept"
+    assert at("produce", kept, stdin=b"x\n").code == 0
+    settings: dict[str, Any] = {"group_id": "mixed", "bootstrap_servers": servers}
+    with sync.Consumer(filled, kept, auto_offset_reset="earliest", **settings) as holder:
+        assert len(holder.assignment()) == 3
+        assert at("topic", "delete", filled, "--yes").code == 0
+        shown = at("group", "lag", "mixed")
+        assert shown.code == 0, shown.told
+        assert shown.text.splitlines()[-1].endswith("2 partitions deleted")
+        rows = json.loads(at("group", "lag", "mixed", "-o", "json").out)
+        assert [(row["topic"], row["end"]) for row in rows] == [(filled, None), (filled, None), (kept, 1)]
+        assert at("group", "describe", "mixed").code == 0
 
 
 def test_pending_revocations_are_named(at: Kl, filled: str, servers: str) -> None:
@@ -197,6 +268,19 @@ def test_a_missing_group_is_reported_once(at: Kl, filled: str) -> None:
     assert no_topic.code == 4 and no_topic.told.startswith("kl: topic 'nosuch': there is no such topic\n")
     no_partition = at("group", "commit", "g", f"{filled}-7=1")
     assert no_partition.code == 4 and "has partitions 0 to 1, not 7" in no_partition.told
+
+
+async def test_a_member_whose_topic_was_deleted_looks_for_it(servers: str) -> None:
+    current = Invocation(bootstrap=servers)
+    job = GroupJob(
+        ("gone",), "gone-group", False, None, None, {}, make_printer("value", None), _subscribed=("gone",)
+    )
+    async with connect.admin(current) as admin:
+        await admin.create_topic("still-there")
+        await admin.alter_group_offsets("gone-group", {TopicPartition("still-there", 0): 0})
+    assert (await job._holders(current, "m")).missing == ("gone",)
+    job._subscribed = ("still-there",)
+    assert (await job._holders(current, "m")).missing == ()
 
 
 def test_an_offset_outside_the_log_is_reported(at: Kl, filled: str) -> None:

@@ -120,7 +120,8 @@ def test_index(kl: Kl, data: Path) -> None:
 def test_verify_of_a_good_directory(kl: Kl, data: Path) -> None:
     found = rows(kl, "verify", data)
     assert {row["verdict"] for row in found} == {"good"}
-    assert {(row["partition"], row["records"]) for row in found} == {(0, RECORDS), (1, 0)}
+    assert {(row["partition"], row["records"]) for row in found} == {(None, 0), (0, RECORDS), (1, 0)}
+    assert [row["topic"] for row in found[:2]] == ["(node)", "__cluster_metadata"]
     assert kl("log", "verify", data).text.splitlines()[0].split()[0] == "TOPIC"
     assert len(rows(kl, "verify", logs(kl, data)[0].parent)) == 1
 
@@ -186,11 +187,36 @@ def test_accepting_a_loss_asks_first_and_makes_the_log_usable(kl: Kl, data: Path
     assert row["log_end_offset"] == RECORDS
     (after,) = [one for one in rows(kl, "verify", data) if one["partition"] == 0]
     assert (after["verdict"], after["records"], after["log_end_offset"]) == (
-        "good",
+        "repairable",  # the next start rebuilds leader-epochs from the batches
         RECORDS - (last - first),
         RECORDS,
     )
     assert kl("log", "accept-loss", data, "--yes").code != 0
+
+
+@pytest.mark.parametrize("kind", ["directory", "symbolic link"])
+def test_a_segment_that_is_no_file_is_named_and_its_records_are_not_given_up(
+    kl: Kl, data: Path, kind: str
+) -> None:
+    """R45"""
+    segment = logs(kl, data)[0]
+    content = segment.read_bytes()
+    segment.rename(data / "moved")
+    if kind == "directory":
+        segment.mkdir()
+    else:
+        segment.symlink_to(data / "moved")
+    verified = kl("log", "verify", data)
+    assert f"{segment}: position 0: cannot be opened as a file: " in verified.told
+    refused = kl("log", "accept-loss", segment.parent, "--yes")
+    assert refused.code == 1
+    assert f"{segment} cannot be opened as a file: " in refused.told
+    assert "put the file itself there" in refused.told
+    if kind == "directory":
+        segment.rmdir()
+    (data / "moved").replace(segment)
+    assert segment.read_bytes() == content
+    assert kl("log", "verify", data).code == 0
 
 
 def test_a_torn_tail_is_no_damage(kl: Kl, data: Path) -> None:
@@ -240,3 +266,11 @@ def test_accepting_a_loss_fails_if_the_log_is_still_damaged(
     result = kl("log", "accept-loss", logs(kl, data)[0].parent, "--yes")
     assert result.code == 9
     assert "a broken segment" in result.told
+
+
+def test_dump_of_a_data_directory_names_the_partition_of_each_batch(kl: Kl, data: Path) -> None:
+    batches = rows(kl, "dump", data)
+    assert {(row["topic"], row["partition"]) for row in batches} == {("t", 0)}, "partition 1 is empty"
+    heading, first, *_ = kl("log", "dump", data).text.splitlines()
+    assert heading.split()[:2] == ["TOPIC", "PARTITION"]
+    assert first.split()[:2] == ["t", "0"]

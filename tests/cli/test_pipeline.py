@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 
 from kafkalite.cli import pipeline
+from kafkalite.cli.invocation import Invocation
 from kafkalite.cli.pipeline_view import Watcher, print_report
+from sparkbridge.pipelines import sql_syntax
 
 pytest.importorskip("pyspark")
 
@@ -86,7 +89,7 @@ def test_validate_reports_every_mistake(kl: Kl, good: Path, bad: Path) -> None:
 
 
 def test_validate_for_machines(kl: Kl, good: Path, bad: Path) -> None:
-    result = kl("pipeline", "validate", good, "-o", "json")
+    result = kl("pipeline", "validate", good, "-o", "json", "--set", "pipeline.checkpoint=c")
     assert (result.code, json.loads(result.out)) == (0, [])
     result = kl("pipeline", "validate", bad, "-o", "json")
     assert result.code == 9
@@ -102,6 +105,23 @@ def test_validate_for_machines(kl: Kl, good: Path, bad: Path) -> None:
     }
 
 
+def test_validate_warns_of_a_checkpoint_without_which_run_refuses_the_file(kl: Kl, good: Path) -> None:
+    result = kl("pipeline", "validate", good)
+    assert result.code == 0, result.told
+    warning, verdict = result.text.splitlines()
+    assert warning.startswith(
+        f"{good}:2: warning: [pipeline] checkpoint is missing: run needs --checkpoint DIR"
+    )
+    assert verdict.startswith(f"{good}: ok with --checkpoint DIR, orders:")
+    assert kl("pipeline", "run", good).code == 2
+    (row,) = json.loads(kl("pipeline", "validate", good, "-o", "json").out)
+    assert (row["level"], row["table"], row["key"]) == ("warning", "pipeline", "checkpoint")
+    for override in ("pipeline.checkpoint=c", "sink={console = true}"):
+        result = kl("pipeline", "validate", good, "--set", override)
+        assert f"{good}: ok, orders:" in result.text
+        assert "warning" not in result.text
+
+
 def test_validate_needs_neither_spark_nor_a_jvm(repository: Path, good: Path) -> None:
     """pyspark's JVM is not started, and pyspark.sql, which is slow to load, is not loaded."""
     program = (
@@ -113,6 +133,19 @@ def test_validate_needs_neither_spark_nor_a_jvm(repository: Path, good: Path) ->
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=repository, timeout=240
     )
     assert done.stdout.splitlines()[-1] == "0 []", done.stdout + done.stderr
+
+
+def test_validate_says_if_nothing_has_parsed_the_sql(
+    kl: Kl, good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = ("--set", 'transform=[{sql = "SELEC 1"}]')
+    monkeypatch.setattr(sql_syntax, "missing_requirements", lambda: ["no working java was found"])
+    result = kl("pipeline", "validate", good, *query)
+    assert (result.code, result.told) == (0, "kl: the SQL was not parsed: no working java was found\n")
+    assert kl("pipeline", "validate", good, *query, "--no-spark").told == ""
+    monkeypatch.setattr(sql_syntax.SqlSyntax, "problem", lambda self, sql: f"{sql!r} is no SQL")
+    result = kl("pipeline", "validate", good, *query)
+    assert (result.code, "[transform 1] sql: 'SELEC 1' is no SQL" in result.text) == (9, True), result.text
 
 
 def test_a_missing_file(kl: Kl) -> None:
@@ -274,6 +307,19 @@ def test_long_steps_are_printed_without_a_terminal_too(monkeypatch: pytest.Monke
     assert quiet.getvalue() == ""
 
 
+def test_a_long_step_shows_its_elapsed_time_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("kafkalite.cli.pipeline_view._TICK_SECONDS", 0.01)
+    terminal, file = Terminal(), io.StringIO()
+    deadline = time.monotonic() + 20
+    with Watcher(stream=terminal).timed("starting Spark"):
+        while "starting Spark, 0 s" not in terminal.getvalue():
+            assert time.monotonic() < deadline
+    with Watcher(stream=file).timed("starting Spark"):
+        pass
+    assert file.getvalue() == "kl: starting Spark ...\n"
+
+
 @pytest.mark.parametrize(
     ("is_terminal", "can_make", "arguments", "is_told"),
     [
@@ -370,3 +416,14 @@ def test_rows_of_a_console_sink_for_machines(capsys: pytest.CaptureFixture[str])
     report = SimpleNamespace(run=run, was_stopped=False, findings=[])
     print_report(report, "json", watcher.rows)
     assert json.loads(capsys.readouterr().out)["rows"] == expected
+
+
+@pytest.mark.parametrize("given", [{"bootstrap": "there:1"}, {}])
+def test_a_demo_makes_its_topics_on_other_brokers_only_if_the_command_line_names_them(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KL_BOOTSTRAP_SERVERS", "real:9092")
+    with pipeline.brokers(Invocation(**given), is_demo=True) as servers:
+        assert servers.startswith("there:1" if given else "127.0.0.1:")
+    with pipeline.brokers(Invocation(**given), is_demo=False) as servers:
+        assert servers == ("there:1" if given else "real:9092")

@@ -9,12 +9,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from kafkalite import TopicPartition, sync
+from kafkalite.cli.consume import _Job
+from kafkalite.cli.ranges import END, START, OffsetRange
+from kafkalite.errors import NoOffsetError
 
 Kl = Callable[..., Any]
 Spawn = Callable[..., "subprocess.Popen[bytes]"]
@@ -128,7 +134,7 @@ def test_dev_makes_topics_and_stops_on_a_signal(spawn: Spawn, kl: Kl) -> None:
     assert (code, out) == (0, b"")
     told = err.decode()
     assert f"is up on {address} (in memory" in told
-    assert f"echo hello | kl produce events -b {address}" in told
+    assert f"export KL_BOOTSTRAP_SERVERS={address}\n  echo hello | kl produce events\n" in told
     assert told.endswith("stopped.\n")
 
 
@@ -197,7 +203,7 @@ def test_bad_settings_say_key_value_and_what_is_allowed(
 
 def test_format_once(kl: Kl, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    assert "formatted_already  no" in kl("server", "format", "--data", data, "--dry-run").text
+    assert "formatted already  no" in kl("server", "format", "--data", data, "--dry-run").text
     assert not data.exists()
     first = kl("server", "format", "--data", data, "--node-id", "7", "--cluster-id", "c1", "-o", "json")
     assert first.code == 0, first.told
@@ -233,3 +239,78 @@ def test_r25_a_refused_start_prints_its_cause_and_no_traceback(kl: Kl, tmp_path:
     assert "Traceback" not in result.told
     assert "stopping failed" not in result.told
     assert secret not in result.told
+
+
+def test_a_live_consume_goes_on_when_its_broker_in_memory_starts_again(spawn: Spawn) -> None:
+    with sync.Broker(listeners="127.0.0.1:0") as broker:
+        servers = broker.bootstrap_servers
+        with sync.Producer(servers) as producer:
+            producer.send_many("events", [b"1", b"2"])
+        consume = spawn("consume", "events", **environment(servers))
+        ending = threading.Timer(LIMIT_SECONDS, consume.kill)
+        ending.daemon = True
+        ending.start()
+        # Not line_of: several lines may arrive at once, and select doesn't see those that are buffered.
+        assert consume.stderr is not None and consume.stdout is not None
+        assert [consume.stdout.readline() for _ in range(2)] == [b"1\n", b"2\n"]
+    with sync.Broker(listeners=servers):
+        with sync.Admin(servers) as admin:
+            admin.create_topic("events")
+        told = b""
+        while b"going on" not in told:
+            line = consume.stderr.readline()
+            assert line, told
+            told += line
+        assert b"events-0: offset 2 does not exist, its log ends at 0" in told
+        with sync.Producer(servers) as producer:
+            producer.send("events", b"3").result(LIMIT_SECONDS)
+        assert consume.stdout.readline() == b"3\n"
+    ending.cancel()
+    consume.terminate()
+    assert ended(consume)[0] == 143
+
+
+class _Consumer:
+    """A consumer at offset 5, and the offsets of its log."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.ends = start, end
+        self.sought: list[int] = []
+
+    def position(self, tp: TopicPartition) -> int:
+        return 5
+
+    async def beginning_offsets(self, tps: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(tps, self.ends[0])
+
+    async def end_offsets(self, tps: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(tps, self.ends[1])
+
+    async def seek(self, tp: TopicPartition, offset: int) -> None:
+        self.sought.append(offset)
+
+
+@pytest.mark.parametrize(
+    ("stop", "offsets", "sought", "told"),
+    [
+        (None, (8, 9), [8], "the records before offset 8 were deleted before they were read"),
+        (END, (8, 9), [8], "going on at offset 8"),
+        (None, (0, 3), [0], "its log ends at 3: the topic was created again"),
+        (None, (0, 9), [5], ""),
+        (END, (0, 3), None, ""),
+    ],
+)
+async def test_a_position_that_is_gone(
+    stop: Any, offsets: tuple[int, int], sought: list[int] | None, told: str, capsys: Any
+) -> None:
+    consumer: Any = _Consumer(*offsets)
+    error = NoOffsetError("out of range")
+    error.topic_partition = TopicPartition("t", 0)
+    job: Any = _Job(("t",), (), OffsetRange(START, stop), None, None, {}, None)  # type: ignore[arg-type]
+    if sought is None:
+        with pytest.raises(NoOffsetError):
+            await job._go_on(consumer, error)
+    else:
+        await job._go_on(consumer, error)
+        assert consumer.sought == sought
+    assert told in capsys.readouterr().err

@@ -42,6 +42,16 @@ def test_lines_in_lines_out(at: Kl, topic: str) -> None:
     assert at("cat", topic, "-e").out == b"one\ntwo\n\nthree\n"
 
 
+def test_without_acknowledgements_nothing_is_said_to_be_acknowledged(at: Kl, topic: str) -> None:
+    produced = at("produce", topic, "--acks", "0", stdin=b"one\ntwo\n")
+    assert produced.code == 0
+    assert produced.told.startswith(f"kl: 2 records sent unacknowledged to {topic} in ")
+    refused = at("produce", topic, "--acks", "0", "-i", "jsonl", stdin=b'{"value": "three"}\n{\n')
+    assert refused.code == 1
+    assert "record sent unacknowledged before it" in refused.told.replace("records", "record")
+    assert " acknowledged" not in refused.told
+
+
 def test_quiet(at: Kl, topic: str) -> None:
     assert at("produce", topic, "-q", stdin=b"x\n") == (0, b"", b"")
 
@@ -325,3 +335,28 @@ def test_a_value_that_is_too_large_is_reported(at: Kl, topic: str, tmp_path: Pat
     result = at("produce", topic, blob, "-i", "raw")
     assert result.code == 1
     assert "max" in result.told
+
+
+def test_a_time_range_finds_its_records_if_timestamps_are_out_of_order(at: Kl) -> None:
+    """The first record at or after the first time is also at or after the second: offsets cannot bound it."""
+    base = 1_431_857_103_000
+    lines = b"".join(
+        b'{"value":"%d","timestamp":%d}\n' % (each, base + each)
+        for each in (9_000, 1_000, 5_000, 8_000, 2_000)
+    )
+    assert at("topic", "create", "disordered", "-p", "1").code == 0
+    assert at("produce", "disordered", "-i", "jsonl", stdin=lines).code == 0
+    found = at("consume", "disordered", "-r", f"@{base + 1_000}:{base + 6_000}")
+    assert found.text == "1000\n5000\n2000\n"
+    assert "no record in order in this time range; searching to its end" in found.told
+    later = at("consume", "disordered", "-r", f"@{base + 10_000}:{base + 20_000}")
+    assert (later.text, later.told) == ("", ""), "all records are older"
+
+
+def test_a_failed_line_says_how_many_records_were_acknowledged_before(at: Kl) -> None:
+    lines = b'{"value":"1"}\n{"value":"2"}\nnot json\n{"value":"4"}\n'
+    failed = at("produce", "partly", "-i", "jsonl", stdin=lines)
+    assert failed.code == 1
+    assert "stdin:3" in failed.told
+    stored = len(at("consume", "partly", "-e").text.split())
+    assert f"{stored} records acknowledged before it, and the rest was not read" in failed.told

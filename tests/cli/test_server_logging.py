@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kafkalite.cli.server_logging import LogFormat, configure
+from kafkalite.cli.server_logging import PEER_INTERVAL_S, PEER_LINES, LogFormat, configure
 from kafkalite.log_fields import Fields
 
 
@@ -78,3 +78,25 @@ def test_levels_are_kept() -> None:
     configure("warning", "json", stream)
     logging.getLogger("x").info("not seen")
     assert stream.getvalue() == ""
+
+
+def _refuse(seconds: float, **fields: object) -> None:
+    """Log that a peer was refused ``seconds`` after the start of the test."""
+    arguments = (Fields(**fields),)
+    record = logging.LogRecord("x", logging.WARNING, "", 0, "connection refused %s", arguments, None)
+    record.created = 1_000_000 + seconds
+    logging.getLogger("x").handle(record)
+
+
+def test_a_peer_that_is_refused_again_and_again_does_not_fill_the_log() -> None:
+    stream = io.StringIO()
+    configure("info", "json", stream)
+    for number in range(1_000):
+        _refuse(number / 1_000, peer="10.0.0.1:5000", reason="wrong proof")
+    _refuse(2, topic="t")  # lines about other things are not limited
+    assert len(stream.getvalue().splitlines()) == PEER_LINES + 1
+    _refuse(PEER_INTERVAL_S, peer="10.0.0.2:5000", reason="wrong proof")
+    *_, last = map(json.loads, stream.getvalue().splitlines())
+    assert (last["peer"], last["omitted"]) == ("10.0.0.2:5000", 1_000 - PEER_LINES)
+    _refuse(0, peer="10.0.0.3:5000")  # the clock was set back
+    assert "10.0.0.3" in stream.getvalue()

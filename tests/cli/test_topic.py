@@ -42,7 +42,7 @@ def test_create_list_describe_alter_delete(at: Kl) -> None:
     assert "life" not in names(at)
 
 
-def test_kafkas_options_are_accepted_and_the_short_form_printed(kl: Kl, servers: str) -> None:
+def test_kafkas_options_are_accepted_and_kls_words_printed(kl: Kl, servers: str) -> None:
     arguments = [
         "--topic",
         "old",
@@ -55,14 +55,32 @@ def test_kafkas_options_are_accepted_and_the_short_form_printed(kl: Kl, servers:
     ]
     created = kl("topic", "create", *arguments)
     assert created.code == 0, created.told
-    assert created.told == "kl: the short form: kl topic create old -p 1\n"
+    assert created.told == (
+        "kl: in kl's words: kl topic create old --partitions 1 --replication-factor 1"
+        f" --bootstrap-server {servers}\n"
+    )
     described = kl("topic", "describe", "--topic", "old", "--bootstrap-server", servers)
     assert described.code == 0
-    assert described.told.count("short form") == 1
+    assert described.told.count("in kl's words: kl topic describe old") == 1
 
 
 def test_the_brokers_may_stand_before_the_command(kl: Kl, servers: str) -> None:
     assert kl("-b", servers, "-o", "json", "topic", "list").code == 0
+
+
+def test_every_invalid_setting_is_usage(at: Kl) -> None:
+    """Whether kl, a client or the broker finds it."""
+    assert at("topic", "create", "set").code == 0
+    for words in (
+        ("topic", "create", "new", "-c", "retention.ms=soon"),
+        ("topic", "alter", "set", "-c", "retention.mz=1"),
+        ("config", "set", "topic", "set", "retention.ms=soon"),
+        ("produce", "set", "-X", "linger.ms=soon"),
+        ("consume", "set", "-X", "fetch.min.bytez=1"),
+        ("dev", "--set", "num.partitions=none"),
+        ("server", "start", "--data", "nowhere", "--set", "num.partitions=none"),
+    ):
+        assert at(*words).code == 2, words
 
 
 def test_a_topic_that_exists(at: Kl) -> None:
@@ -172,3 +190,37 @@ def test_every_format_of_list(at: Kl, output: str) -> None:
         assert "listed" in [row["name"] for row in json.loads(result.out)]
     if output == "yaml":
         assert "listed" in [row["name"] for row in yaml.safe_load(result.out)]
+
+
+def test_a_listed_name_that_does_not_exist_is_named(at: Kl) -> None:
+    at("topic", "create", "listed", "--if-not-exists")
+    missing = at("topic", "list", "listed", "nosuch")
+    assert (missing.code, missing.text) == (4, "")
+    assert missing.told.startswith("kl: there is no topic 'nosuch'\n")
+    at("consume", "listed", "-g", "makes-the-internal-topic", "-e")
+    assert at("topic", "list", "__consumer_offsets", "-o", "name").text == "__consumer_offsets\n"
+
+
+def test_a_setting_that_is_both_set_and_unset_is_refused(at: Kl) -> None:
+    at("topic", "create", "altered", "-c", "retention.ms=1d", "--if-not-exists")
+    for command in (
+        ("topic", "alter", "altered", "-c", "retention.ms=7d", "--unset", "retention.ms"),
+        ("config", "set", "topic", "altered", "--unset", "retention.ms", "retention.ms=7d"),
+    ):
+        refused = at(*command)
+        assert (refused.code, refused.told) == (2, "kl: retention.ms is both set and unset\n")
+    assert b'"86400000"' in at("config", "show", "topic", "altered", "-o", "json").out
+
+
+def test_the_end_of_the_input_is_no_answer_and_ends_the_line(at: Kl) -> None:
+    at("topic", "create", "kept", "--if-not-exists")
+    refused = at("topic", "delete", "kept")
+    assert refused.code == 1
+    assert "for ever? [y/N] \nkl: nothing was deleted\n" in refused.told
+
+
+def test_logs_of_a_topic_or_broker_that_does_not_exist_are_no_empty_list(at: Kl) -> None:
+    missing = at("log", "dirs", "nosuch")
+    assert (missing.code, missing.text) == (4, "")
+    missing = at("log", "dirs", "--broker", "7")
+    assert (missing.code, missing.told) == (4, "kl: there is no broker '7'\n    hint: the node ids are: 1\n")

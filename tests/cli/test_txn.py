@@ -88,7 +88,7 @@ def test_a_transaction_group_is_described_and_not_aborted_by_name(at: Kl, server
     with sync.TransactionGroup("sink", servers) as group:
         group.finish(7, [prepared], wait_ms=5000)
     text = at("txn", "describe", "sink").text
-    assert "last_batch_id   7\nlast_winners    task-0\n" in text
+    assert "last batch id   7\nlast winners    task-0\n" in text
 
 
 def test_a_transaction_group_is_retired(at: Kl, servers: str) -> None:

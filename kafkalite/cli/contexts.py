@@ -1,0 +1,93 @@
+"""Named clusters of a user: their brokers and client properties, in one TOML file.
+
+The file is ``kafkalite/contexts.toml`` in XDG_CONFIG_HOME, which is ``~/.config`` by default.
+"""
+
+# Tests: tests/cli/test_context.py
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kafkalite.cli.exit_codes import NotFoundError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One cluster. ``servers`` are HOST:PORT, separated by commas; ``properties`` are those of ``-X``."""
+
+    servers: str
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Contexts:
+    """All contexts by name, and the name of the one in use, which is empty if there is none."""
+
+    known: dict[str, Context] = field(default_factory=dict)
+    used: str = ""
+
+    def get(self, name: str) -> Context:
+        """Return the context ``name``. Raises NotFoundError."""
+        if name not in self.known:
+            raise NotFoundError(f"there is no context {name!r}", hint="'kl context list' shows them")
+        return self.known[name]
+
+
+def path() -> Path:
+    home = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(home) if home else Path.home() / ".config") / "kafkalite" / "contexts.toml"
+
+
+def read() -> Contexts:
+    """Return the contexts of the user's file, if there is one. Raises UsageError if it is invalid."""
+    import tomllib
+
+    file = path()
+    try:
+        document = tomllib.loads(file.read_text("utf-8"))
+        known = {
+            name: Context(_text(entry["servers"]), entry.get("properties", {}))
+            for name, entry in document.get("contexts", {}).items()
+        }
+        return Contexts(known, _text(document.get("used", "")))
+    except FileNotFoundError:
+        return Contexts()
+    except (ValueError, KeyError, AttributeError, TypeError) as problem:  # of UTF-8, TOML, or the document
+        raise UsageError(f"{file} is no file of contexts: {problem}", hint="mend or remove it") from None
+
+
+def write(contexts: Contexts) -> None:
+    """Replace the user's file. Raises OSError, and UsageError for text that is not UTF-8."""
+    lines = [f"used = {_quoted(contexts.used)}"]
+    for name, context in contexts.known.items():
+        lines += ["", f"[contexts.{_quoted(name)}]", f"servers = {_quoted(context.servers)}"]
+        if context.properties:
+            lines.append(f"[contexts.{_quoted(name)}.properties]")
+            lines += [f"{_quoted(key)} = {_quoted(value)}" for key, value in context.properties.items()]
+    file = path()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(".new")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
+        stream.write(("\n".join(lines) + "\n").encode())
+    new.replace(file)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def _quoted(text: str) -> str:
+    """Return ``text`` as a string of TOML. JSON's differ: it has surrogates, and no escape for DEL."""
+    import json
+
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{text!r} is not UTF-8") from None
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

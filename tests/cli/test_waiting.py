@@ -1,0 +1,102 @@
+"""A command that waits names the reason within two seconds, and how much was acknowledged."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kafkalite.errors import ErrorCode
+from kafkalite.protocol.api import ApiKey
+from kafkalite.testing import SyncCluster, fail_next
+
+Kl = Callable[..., Any]
+LIMIT = "2s"
+
+
+@pytest.fixture(params=["silent", "http"])
+def wrong_server(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An address where no broker listens, but a server that is silent or speaks HTTP."""
+    accepted: list[socket.socket] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                peer, _ = listening.accept()
+            except OSError:
+                return
+            accepted.append(peer)
+            if request.param == "http":
+                peer.recv(100)
+                peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+    for peer in accepted:
+        peer.close()
+
+
+@pytest.mark.parametrize(
+    "command", [("topic", "list"), ("produce", "t"), ("consume", "t"), ("cluster", "status")]
+)
+def test_a_wrong_server_on_the_port_is_named(kl: Kl, wrong_server: str, command: tuple[str, ...]) -> None:
+    done = kl(*command, "-b", wrong_server, "--timeout", LIMIT, stdin=b"x\n")
+    assert done.code in {3, 7}
+    is_http = "the peer speaks HTTP" in done.told
+    assert is_http or f"{wrong_server} does not respond; does a kafkalite broker run there?" in done.told
+
+
+def test_records_that_are_refused_are_told_with_the_number_that_was_acknowledged(kl: Kl) -> None:
+    with SyncCluster() as cluster:
+        servers = cluster.bootstrap_servers
+        assert kl("topic", "create", "t", "-b", servers).code == 0
+        seen = 0
+
+        def refuse_all_but_the_first(request: Any, proceed: Any, clock: Any) -> Any:
+            nonlocal seen
+            seen += 1
+            return None if seen == 1 else refuse(request, proceed, clock)
+
+        refuse = fail_next(None, ErrorCode.KAFKA_STORAGE_ERROR)
+        cluster.intercept(ApiKey.PRODUCE, refuse_all_but_the_first)
+        lines = b"".join(b"%d\n" % number for number in range(25_000))
+        done = kl("produce", "t", "-b", servers, "--timeout", LIMIT, stdin=lines)
+        assert done.code == 7
+        waiting, gave_up, _ = done.told.splitlines()
+        assert (
+            waiting.startswith("kl: waiting: refused by a test") and "10,000 records acknowledged" in waiting
+        )
+        assert gave_up.startswith("kl: gave up after 2 s; the last error: refused by a test")
+        assert gave_up.endswith("10,000 records acknowledged")
+
+        seen = 0
+        limits = ("-X", "delivery.timeout.ms=1500", "-X", "request.timeout.ms=1000")
+        partial = kl("produce", "t", "-b", servers, *limits, stdin=lines)
+        assert partial.code == 8
+        assert "10,000 records acknowledged, then 10,000 not: " in partial.told
+        assert "the last attempt failed: refused by a test" in partial.told
+
+
+def test_a_lost_quorum_is_told_by_every_command(kl: Kl) -> None:
+    with SyncCluster(brokers=3) as cluster:
+        servers = cluster.bootstrap_servers
+        assert kl("produce", "t", "-b", servers, stdin=b"x\n").code == 0
+        for node_id in (1, 2):
+            cluster.kill(node_id)
+        joining = kl("consume", "t", "-e", "-g", "g", "-b", servers, "--timeout", "3s")
+        hint = joining.told.split("hint: ")[-1]
+        assert "can't be reached; " in hint
+        assert "majority" in hint
+        for command in (("topic", "create", "other"), ("produce", "t"), ("consume", "t", "-e")):
+            done = kl(*command, "-b", servers, "--timeout", "4s", stdin=b"x\n")
+            assert done.code != 0, command
+            reasons = ("kl: waiting: ", "; the last error: ", "reaches no controller")
+            assert any(reason in done.told for reason in reasons), (command, done.told)
+        status = json.loads(kl("cluster", "status", "-b", servers, "-o", "json").out)
+        assert any("no controller" in problem for problem in status["problems"])

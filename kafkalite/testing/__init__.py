@@ -16,14 +16,19 @@ if TYPE_CHECKING:
     from kafkalite.testing.faults import fail_next as fail_next
     from kafkalite.testing.process_cluster import ProcessCluster as ProcessCluster
     from kafkalite.testing.proxy import FaultyProxy as FaultyProxy
+    from kafkalite.testing.requests import ClientRequest as ClientRequest
+    from kafkalite.testing.seeds import simulate as simulate
+    from kafkalite.testing.simulated_cluster import SimulatedCluster as SimulatedCluster
     from kafkalite.testing.sync_cluster import SyncCluster as SyncCluster
     from kafkalite.testing.virtual_clock import VirtualClock as VirtualClock
     from kafkalite.testing.wire import WireClient as WireClient
 
 _HOME = {
+    "ClientRequest": "kafkalite.testing.requests",
     "Cluster": "kafkalite.testing.cluster",
     "FaultyProxy": "kafkalite.testing.proxy",
     "ProcessCluster": "kafkalite.testing.process_cluster",
+    "SimulatedCluster": "kafkalite.testing.simulated_cluster",
     "SyncCluster": "kafkalite.testing.sync_cluster",
     "VirtualClock": "kafkalite.testing.virtual_clock",
     "WireClient": "kafkalite.testing.wire",
@@ -31,6 +36,7 @@ _HOME = {
     "disconnect_next": "kafkalite.testing.faults",
     "drop_next": "kafkalite.testing.faults",
     "fail_next": "kafkalite.testing.faults",
+    "simulate": "kafkalite.testing.seeds",
 }
 
 __all__ = sorted(_HOME)

@@ -6,7 +6,7 @@ One broker, or several that replicate::
         await cluster.create_topic("orders", partitions=3)
         async with cluster.producer() as producer:
             await producer.send("orders", b"1")
-        cluster.intercept(ApiKey.FETCH, drop_next(2))
+        cluster.intercept("Fetch", drop_next(2), topic="orders")
         await cluster.kill(cluster.leader("orders"))
         assert [record.value for record in await cluster.records("orders")] == [b"1"]
 """
@@ -16,36 +16,37 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from sys import intern
+from typing import Any, Final, Literal, Self
 
 from kafkalite.broker.broker import Broker
+from kafkalite.broker.config import EMBEDDED_LISTENERS, BrokerConfig
+from kafkalite.broker.coordination.internal_topics import GROUP, TRANSACTION
+from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.metrics import BrokerStatistics
 from kafkalite.broker.server.responses import Pending, Response
 from kafkalite.clock import Clock, SystemClock
-from kafkalite.errors import ConfigError
-from kafkalite.model import Record, TopicPartition
+from kafkalite.errors import ConfigError, InvalidReplicationFactorError
+from kafkalite.metadata.records import ProducerIdsRecord
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import Request
 from kafkalite.rng import Rng, seeded_rng
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
-from kafkalite.testing.faults import Fault
+from kafkalite.testing.clients import READ_TIMEOUT_MS, Clients
+from kafkalite.testing.faults import Aim, Fault, Faults
+from kafkalite.testing.requests import RequestLog, api_key_of, name_of, names_in
+from kafkalite.testing.snapshots import Restoration, Snapshot, take
 from kafkalite.testing.virtual_clock import VirtualClock
 from kafkalite.transport.free_ports import free_ports
 
-if TYPE_CHECKING:
-    from kafkalite.client.admin.admin import Admin
-    from kafkalite.client.consumer.consumer import Consumer
-    from kafkalite.client.producer.producer import Producer
-
 _names = count(1)
 
-READ_TIMEOUT_MS: Final = 10_000
-READ_SLICE_MS: Final = 50
 FIRST_CONTROLLER_ID: Final = 101
 #: Timeouts can be short, because nodes in one process receive each other's messages immediately.
 SETTINGS_OF_SEVERAL: Final[dict[str, Any]] = {
@@ -62,15 +63,28 @@ FEW_COORDINATORS: Final[dict[str, Any]] = {
 }
 
 
+#: How long ``create_topic`` waits for running brokers that are fenced. They send heartbeats all the time.
+UNFENCED_WITHIN_MS: Final = 5_000
+
+
 class Node:
-    """One node of a Cluster: its settings, its disk, and its Broker once it was started."""
+    """One node of a Cluster: its settings, its file system, and its Broker (None before ``start``)."""
 
     def __init__(self, node_id: int, settings: dict[str, Any], rng: Rng) -> None:
         self.node_id = node_id
-        self.settings = settings  #: after the first start they include its addresses, which restarts reuse
+        #: By Python name. The first start adds the node's addresses, so that restarts reuse them.
+        self.settings = settings
         self.rng = rng
         self.filesystem: FileSystem | None = None
         self.broker: Broker | None = None
+        self._config: tuple[dict[str, Any], BrokerConfig] | None = None
+
+    def config(self, log_dirs: str) -> BrokerConfig:
+        """Return the parsed settings. Caches the result until the settings change."""
+        settings = {"listeners": EMBEDDED_LISTENERS, "log_dirs": log_dirs, **self.settings}
+        if self._config is None or self._config[0] != settings:
+            self._config = settings, BrokerConfig.from_settings(settings)
+        return self._config[1]
 
     def __repr__(self) -> str:
         return f"<Node {self.node_id} {self.broker!r}>"
@@ -84,15 +98,15 @@ class Node:
         return "broker" in self.settings.get("process_roles", "broker")
 
 
-class Cluster:
-    """A cluster of brokers numbered from 1. If ``controllers`` is 0, each is also a controller. Otherwise,
-    that many separate controllers are numbered from 101.
+class Cluster(Clients):
+    """A cluster of brokers with node ids from 1. If ``controllers`` is 0, each broker is also a controller.
+    Otherwise, there are ``controllers`` separate controllers with node ids from 101.
 
     With ``storage="memory"``, ``crash`` loses unsynced data. With ``"disk"``, the data is in a temporary
     directory. Other keywords are settings of every node, by Python name. With several brokers, election and
     session timeouts are short, and the default replication factor is min(brokers, 3). If
-    ``group_consumer_session_timeout_ms`` is given, the heartbeat interval of group members is derived from
-    it.
+    ``group_consumer_session_timeout_ms`` is given, the default heartbeat interval of group members is a fifth
+    of it, at most 5 s.
     """
 
     def __init__(
@@ -125,7 +139,9 @@ class Cluster:
         self._is_memory = storage == "memory"
         self._is_inproc = transport == "inproc"
         self._directory: tempfile.TemporaryDirectory[str] | None = None
-        self._faults: dict[tuple[int | None, int], Fault] = {}
+        self._faults = Faults(seeded_rng(seed))
+        #: The newest 10,000 requests of clients, including those that a fault refused.
+        self.requests = RequestLog()
         self.nodes: dict[int, Node] = {}  #: by node id
         #: The ``cluster.secret`` of a multi-node cluster. Requests such as ControlledShutdown need it.
         self.secret = str(settings.get("cluster_secret", "a secret of this test cluster"))
@@ -165,7 +181,10 @@ class Cluster:
             self.nodes[node_id] = Node(node_id, own, seeded_rng(seed * 1_000 + node_id))
 
     def _address(self, suffix: str, *, fixed: bool = False) -> str:
-        """Return an address to listen on. If ``fixed``, its port is chosen before the node starts."""
+        """Return an address to listen on. If ``fixed``, its port is chosen before the node starts.
+
+        ``suffix`` is appended to the cluster's name in an ``inproc`` address.
+        """
         if self._is_inproc:
             return f"inproc://{self._name}{suffix}"
         return f"127.0.0.1:{free_ports(1)[0] if fixed else 0}"
@@ -183,8 +202,8 @@ class Cluster:
         await self.close()
 
     async def start(self, *node_ids: int) -> None:
-        """Start the named nodes, or all. Skips nodes that run already. A restarted node has its former
-        addresses."""
+        """Start the nodes ``node_ids`` (default: all). Nodes that run already are skipped. A restarted node
+        has its former addresses."""
         starting = [
             asyncio.ensure_future(self._start(node)) for node in self._named(node_ids) if not node.is_running
         ]
@@ -203,12 +222,7 @@ class Cluster:
             node.filesystem = MemoryFileSystem(crashable=True) if self._is_memory else RealFileSystem()
         home = self._directory.name if self._directory is not None else "/cluster"
         log_dirs = home if len(self.nodes) == 1 else f"{home}/node-{node.node_id}"
-        broker = Broker(
-            clock=self.clock,
-            rng=node.rng,
-            filesystem=node.filesystem,
-            **{"log_dirs": log_dirs, **node.settings},
-        )
+        broker = Broker(node.config(log_dirs), clock=self.clock, rng=node.rng, filesystem=node.filesystem)
         await broker.start()
         broker.intercept(lambda request, client: self._intercepted(node, request, client))
         node.broker = broker
@@ -216,23 +230,24 @@ class Cluster:
             node.settings["listeners"] = broker.addresses
 
     async def stop(self, *node_ids: int) -> None:
-        """Shut down the named nodes, or all, in an orderly way. Their storage is kept."""
+        """Shut down the nodes ``node_ids`` (default: all) in an orderly way. Their storage is kept."""
         is_rest = bool(node_ids)
         await self._for_each(node_ids, lambda broker: broker.stop(hands_over=is_rest))
 
     async def kill(self, *node_ids: int) -> None:
-        """End nodes as kill -9 ends a process. Written data is kept, whether synced or not."""
+        """End the nodes ``node_ids`` (default: all) as kill -9 does. Written data is kept, synced or not."""
         await self._for_each(node_ids, Broker.kill)
 
     async def crash(self, *node_ids: int) -> None:
-        """Kill nodes. In-memory storage loses unsynced data, as in a power failure."""
+        """Kill the nodes ``node_ids`` (default: all). In-memory storage loses unsynced data, as in a power
+        failure."""
         await self.kill(*node_ids)
         for node in self._named(node_ids):
             if isinstance(node.filesystem, MemoryFileSystem):
                 node.filesystem.crash(node.rng)
 
     async def restart(self, *node_ids: int) -> None:
-        """Call ``stop`` and ``start``."""
+        """Call ``stop`` and ``start`` for the nodes ``node_ids`` (default: all)."""
         await self.stop(*node_ids)
         await self.start(*node_ids)
 
@@ -280,13 +295,13 @@ class Cluster:
 
     @property
     def controller_id(self) -> int | None:
-        """The active controller according to most of the running nodes, or None."""
+        """The node id of the active controller according to most of the running nodes, or None."""
         seen = [node.broker.controller_id for node in self.nodes.values() if node.broker and node.is_running]
         known = [node_id for node_id in seen if node_id is not None]
         return max(known, key=known.count) if known else None
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """Return the partition's leader according to the node with the newest metadata, or -1."""
+        """Return the node id of the partition's leader, or -1, according to the newest metadata of a node."""
         images = [node.broker.image for node in self.nodes.values() if node.broker and node.is_running]
         state = max(images, key=lambda image: image.metadata_offset).partition(topic, partition)
         return -1 if state is None else state.leader
@@ -310,33 +325,13 @@ class Cluster:
     async def wait_until(
         self, condition: Callable[[], object], *, timeout_ms: int = READ_TIMEOUT_MS, what: str = ""
     ) -> None:
-        """Return when ``condition()`` is true. After ``timeout_ms``, raises AssertionError, which names
-        ``what``."""
+        """Return when ``condition()`` is true. Raises AssertionError after ``timeout_ms``; its message names
+        ``what``, the awaited state."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_ms / 1000
         while not condition():
             assert loop.time() < deadline_s, f"not within {timeout_ms} ms: {what or condition}"
             await asyncio.sleep(0.005)
-
-    # --- clients
-
-    def producer(self, **settings: Any) -> Producer:
-        """Return a Producer of this cluster, for use with ``async with``."""
-        from kafkalite.client.producer.producer import Producer
-
-        return Producer(self.bootstrap_servers, **settings)
-
-    def consumer(self, *topics: str, **settings: Any) -> Consumer:
-        """Return a Consumer of this cluster, for use with ``async with``."""
-        from kafkalite.client.consumer.consumer import Consumer
-
-        return Consumer(*topics, bootstrap_servers=self.bootstrap_servers, **settings)
-
-    def admin(self, **settings: Any) -> Admin:
-        """Return an Admin of this cluster, for use with ``async with``."""
-        from kafkalite.client.admin.admin import Admin
-
-        return Admin(self.bootstrap_servers, **settings)
 
     async def create_topic(
         self,
@@ -346,61 +341,118 @@ class Cluster:
         *,
         replication_factor: int = -1,
     ) -> None:
-        async with self.admin() as admin:
-            await admin.create_topic(
-                name,
-                partitions=partitions,
-                replication_factor=replication_factor,
-                configs=dict(configs or {}),
-            )
+        """Create a topic; -1 is the default replication factor.
 
-    async def produce(self, topic: str, values: Iterable[bytes], *, partition: int | None = None) -> None:
-        """Send ``values`` and wait until all are acknowledged."""
-        async with self.producer() as producer:
-            await producer.send_many(topic, list(values), partition=partition)
-            await producer.flush()
+        If this process stood still for a session, its brokers are fenced until their next heartbeats. Waits
+        for those that run. Raises InvalidReplicationFactorError if they are too few, and the other errors of
+        ``Admin.create_topic``.
+        """
+        create = super().create_topic
+        try:
+            await create(name, partitions, configs, replication_factor=replication_factor)
+        except InvalidReplicationFactorError:
+            with suppress(AssertionError):
+                await self.wait_until(self._are_unfenced, timeout_ms=UNFENCED_WITHIN_MS)
+            await create(name, partitions, configs, replication_factor=replication_factor)
 
-    async def records(self, topic: str) -> list[Record]:
-        """Return every record of the topic that can be read now, ordered by partition and offset."""
-        async with self.admin() as admin:
-            described = await admin.describe_topics([topic])
-        partitions = [TopicPartition(topic, number) for number in range(len(described[0].partitions))]
-        records: list[Record] = []
-        async with self.consumer(auto_offset_reset="earliest") as consumer:
-            consumer.assign(partitions)
-            ends = await consumer.end_offsets(partitions)
-            starts = await consumer.beginning_offsets(partitions)
-            open_ends = {key for key in partitions if starts[key] < ends[key]}
-            waited_ms = 0
-            while open_ends:
-                batch = await consumer.get_many(timeout_ms=READ_SLICE_MS)
-                records += [r for r in batch if r.offset < ends[TopicPartition(r.topic, r.partition)]]
-                # The last offsets of a partition may be those of markers, which are not returned, but the
-                # position advances past them.
-                open_ends = {key for key in open_ends if (consumer.position(key) or 0) < ends[key]}
-                waited_ms = 0 if batch else waited_ms + READ_SLICE_MS
-                assert waited_ms < READ_TIMEOUT_MS, (
-                    f"nothing could be read from {open_ends} for {READ_TIMEOUT_MS} ms"
-                )
-        return sorted(records, key=lambda record: (record.partition, record.offset))
+    def _are_unfenced(self) -> bool:
+        running = {node_id for node_id, broker in self.brokers.items() if broker.is_running}
+        return running <= self.broker.image.live_brokers()
+
+    # --- snapshots
+
+    async def snapshot(self) -> Snapshot:
+        """Return the state of the broker: topics with records and configs, groups, transactions.
+
+        Raises ConfigError unless the cluster is one broker with ``storage="memory"``, TransactionStateError
+        if a transaction is open, and StorageError.
+        """
+        broker = self._only_broker()
+        await _settled(broker, list(broker.partitions))
+        return take(broker)
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Return to the state of ``snapshot``, which this cluster made. One snapshot can be restored often.
+
+        Removes all faults, also those of the file system, and clears ``requests``. Clients stay connected:
+        for them, the partitions that have changed since the snapshot have a new leader epoch. The clock and
+        the producer ids are not set back. Raises ConfigError as ``snapshot`` does, and StorageError.
+        """
+        broker = self._only_broker()
+        if isinstance(self.filesystem, MemoryFileSystem):
+            self.filesystem.heal()
+        restoration = Restoration(broker, snapshot, self.clock.wall_ms())
+        publishers = broker.controller.publishers
+        publishers.insert(0, restoration.prepare)
+        try:
+            await broker.controller.change(restoration.records)
+        finally:
+            publishers.remove(restoration.prepare)
+        self._faults.clear()
+        self.requests.clear()
+        found = map(broker.partitions.find, restoration.replaced)
+        await _settled(broker, [hosted for hosted in found if hosted is not None])
+
+    async def reset(self) -> None:
+        """Replace the broker by an empty one with the same address and cluster id.
+
+        Removes all faults and clears ``requests``. Connections break, and clients connect again. The new
+        broker never assigns a producer id of the former one. Raises ConfigError as ``snapshot`` does.
+        """
+        before = self._only_broker()
+        (node,) = self.nodes.values()
+        node.settings.setdefault("cluster_id", before.cluster_id)
+        next_producer_id = before.image.next_producer_id
+        await before.kill()
+        node.filesystem = None
+        await self._start(node)
+        if next_producer_id:
+            await self.broker.controller.change(lambda _: [ProducerIdsRecord(next_producer_id)])
+        self._faults.clear()
+        self.requests.clear()
+
+    def _only_broker(self) -> Broker:
+        if len(self.nodes) > 1 or not self._is_memory:
+            raise ConfigError(key="snapshot", value=repr(self), allowed="of one broker with storage='memory'")
+        return self.broker
 
     # --- faults and time
 
-    def intercept(self, api: ApiKey, fault: Fault | None, *, node_id: int | None = None) -> None:
-        """Pass every request of ``api`` to ``fault`` first, on ``node_id`` or else on all nodes. If ``fault``
-        is None, remove the fault."""
-        if fault is None:
-            self._faults.pop((node_id, api), None)
-        else:
-            self._faults[node_id, api] = fault
+    def intercept(
+        self,
+        api: ApiKey | str,
+        fault: Fault | None,
+        *,
+        topic: str | None = None,
+        partition: int | None = None,
+        probability: float = 1.0,
+        node_id: int | None = None,
+    ) -> None:
+        """Pass requests of ``api`` ("Produce", ApiKey.PRODUCE) to ``fault`` before they are handled.
+
+        ``topic``, ``partition`` and ``node_id`` (None: any) restrict the requests to those that name the
+        topic and partition and that arrive at this node. Of these, each is passed with ``probability``, drawn
+        from the cluster's seed. The ``count`` of the fault counts only the requests that are passed to it.
+
+        A later fault with the same conditions replaces this one. If ``fault`` is None, removes the fault with
+        these conditions and, if ``topic`` is None, the faults of every topic. Raises ConfigError for an
+        unknown API, a topic or partition that requests of this API do not name, or an unknown node.
+        """
+        if node_id is not None and node_id not in self.nodes:
+            known = ", ".join(map(str, self.nodes))
+            raise ConfigError(key="node_id", value=node_id, allowed=f"one of {known}, or None")
+        self._faults.set(Aim(api_key_of(api), node_id, topic, partition), fault, probability)
 
     def _intercepted(self, node: Node, request: Request, client: Client) -> Response | Pending | None:
-        key = request.api_key
-        fault = self._faults.get((node.node_id, key)) or self._faults.get((None, key))
+        if client.node_id is None:  # not a node of the cluster
+            key = ApiKey(request.api_key)
+            named = names_in(request.message)
+            client_id = intern(request.client_id or "")
+            self.requests.add((name_of(key), client_id, *named, self.clock.wall_ms(), node.node_id))
         broker = node.broker
-        if fault is None or broker is None:
+        if broker is None:
             return None
-        return fault(request, lambda: broker.handle(request, client), self.clock)
+        return self._faults.respond(request, node.node_id, lambda: broker.handle(request, client), self.clock)
 
     async def advance(self, duration_ms: int) -> None:
         """Advance the VirtualClock with which the cluster was created. Raises AssertionError without one."""
@@ -408,3 +460,20 @@ class Cluster:
             "only Cluster(clock=VirtualClock()) can advance its clock"
         )
         await self.clock.advance(duration_ms)
+
+
+async def _settled(broker: Broker, hosted: Sequence[HostedPartition]) -> None:
+    """Return when the high watermark of each partition is its log end, and the coordinators have loaded."""
+    for one in hosted:
+        one.mark_unsynced()
+    shards = [shard for kind in (GROUP, TRANSACTION) for shard in broker.coordinators.shards(kind)]
+    for one in hosted:
+        while one.offline_reason is None and not _is_at_rest(one):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    for shard in shards:
+        while not (shard.is_loaded or shard.is_closed or shard.failure):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+def _is_at_rest(hosted: HostedPartition) -> bool:
+    return hosted.high_watermark == hosted.log_end_offset and hosted.idle_log() is not None

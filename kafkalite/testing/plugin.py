@@ -11,6 +11,7 @@ Until a test requests a fixture, no other module of kafkalite is imported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,20 +32,28 @@ def kafkalite(request: pytest.FixtureRequest) -> Iterator[SyncCluster]:
     from kafkalite.testing.sync_cluster import SyncCluster
 
     marker = request.node.get_closest_marker("kafkalite")
-    with SyncCluster(**(marker.kwargs if marker is not None else {})) as cluster:
-        yield cluster
+    with ExitStack() as opened:
+        yield _open(opened, SyncCluster(**(marker.kwargs if marker is not None else {})))
 
 
 @pytest.fixture
 def kafkalite_cluster() -> Iterator[Callable[..., SyncCluster]]:
     """Returns a factory of running clusters: ``kafkalite_cluster(storage="disk", num_partitions=3)``."""
-    from contextlib import ExitStack
-
     from kafkalite.testing.sync_cluster import SyncCluster
 
     with ExitStack() as opened:
 
         def make(**settings: Any) -> SyncCluster:
-            return opened.enter_context(SyncCluster(**settings))
+            return _open(opened, SyncCluster(**settings))
 
         yield make
+
+
+def _open(opened: ExitStack, cluster: SyncCluster) -> SyncCluster:
+    """Start ``cluster``. A missing extra fails the test with one sentence instead of a traceback."""
+    from kafkalite.errors import MissingExtraError
+
+    try:
+        return opened.enter_context(cluster)
+    except MissingExtraError as missing:
+        pytest.fail(str(missing), pytrace=False)

@@ -36,7 +36,7 @@ from kafkalite.transport.free_ports import free_ports
 #: The node id of the first separate controller.
 FIRST_CONTROLLER: Final = 101
 CLUSTER_ID: Final = "processes"
-#: This value protects nothing, because the tests print it.
+#: The ``cluster.secret`` of the nodes. It protects nothing, because tests print it.
 SECRET: Final = "a-secret-for-tests-only"
 
 START_LIMIT_S: Final = 60.0
@@ -57,7 +57,7 @@ class ServerProcess:
     node_id: int
     settings: dict[str, str]
     directory: Path
-    address: str  #: for clients; for a separate controller, the address for its peers
+    address: str  #: the address for clients; of a separate controller, the address for its peers
     is_broker: bool
     is_controller: bool
     process: asyncio.subprocess.Process | None = None
@@ -120,10 +120,11 @@ class ServerProcess:
 
 
 class ProcessCluster:
-    """Server processes 1 to ``brokers``. If ``controllers`` is 0, each is also a controller. Otherwise, there
-    are that many separate controllers.
+    """Brokers with node ids 1 to ``brokers``, each in its own process.
 
-    ``settings`` apply to every node, ``node_settings[node id]`` to one node. Both have dotted names.
+    If ``controllers`` is 0, each broker is also a controller. Otherwise, there are ``controllers`` separate
+    controllers with node ids from FIRST_CONTROLLER. ``settings`` apply to every node,
+    ``node_settings[node id]`` to one node. Both have dotted names.
     """
 
     def __init__(
@@ -253,12 +254,12 @@ class ProcessCluster:
         self.nodes[node_id].is_paused = False
 
     def links(self, source: int, target: int) -> list[Link]:
-        """Return the links from ``source`` to ``target``: those to its controller and to its broker."""
+        """Return the proxied links from node ``source`` to the controller and broker of node ``target``."""
         assert self._proxied, "only ProcessCluster(proxied=True) has links"
         return [proxy.link(str(source)) for (_, node_id), proxy in self._proxies.items() if node_id == target]
 
     def cut(self, source: int, target: int) -> None:
-        """Drop all data from ``source`` to ``target``. The other direction still works."""
+        """Drop all data from node ``source`` to node ``target``. The other direction still works."""
         for link in self.links(source, target):
             link.there.black_hole()
         for link in self.links(target, source):
@@ -290,13 +291,13 @@ class ProcessCluster:
         ]
 
     async def view(self, node_id: int | None = None) -> ClusterView:
-        """Return the cluster as ``node_id`` sees it, or any broker if None. Raises KafkaliteError."""
+        """Return the cluster's state according to ``node_id`` (None: any broker). Raises KafkaliteError."""
         addresses = self.running_addresses if node_id is None else [self.nodes[node_id].address]
         return await look_from(addresses, timeout_ms=_ANSWER_MS)
 
     async def _looked_at(self, requested: RequestedState) -> tuple[ClusterView, list[str]]:
-        """Return one broker's view and the unmet conditions. If all replicas must be in sync, the conditions
-        of every broker's view are returned."""
+        """Return (the view of one broker, the unmet conditions). If ``requested`` asks that all replicas are
+        in sync, the conditions are checked in the view of every broker."""
         views = [await self.view()]
         if requested.is_fully_in_sync:
             ids = [node_id for node_id, node in self.nodes.items() if node.address in self.running_addresses]
@@ -313,11 +314,12 @@ class ProcessCluster:
         topics: Iterable[str] = (),
         limit_s: float = WAIT_LIMIT_S,
     ) -> ClusterView:
-        """Return when the cluster has a controller, ``brokers`` live brokers, the live broker ``node_id``,
-        and a leader for every partition of ``topics``.
+        """Wait until the cluster has a controller, ``brokers`` live brokers, the live broker ``node_id``, and
+        a leader for every partition of ``topics``. Return the state of the cluster.
 
-        ``is_whole`` (all replicas in sync) must hold in every broker's view. Raises NodeFailedError if the
-        process of a node ends, and TimeoutError with the unmet conditions after ``limit_s``.
+        If ``is_whole``, also wait until all replicas are in sync in every broker's view. Raises
+        NodeFailedError if the process of a node ends, and TimeoutError with the unmet conditions after
+        ``limit_s``.
         """
         requested = RequestedState(brokers, is_whole, node_id, frozenset(topics))
         watched = [node for node in self.nodes.values() if node.is_running]

@@ -40,7 +40,7 @@ SourceOf = Callable[[bytes], str]
 
 
 def client_id_of(first_bytes: bytes) -> str:
-    """Return the client id in the first request of a kafkalite connection, or ANY_CLIENT."""
+    """Return the client id in the first request of a kafkalite connection; ANY_CLIENT if there is none."""
     envelope_bytes = int.from_bytes(first_bytes[:4], "big")
     envelope = first_bytes[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + envelope_bytes]
     try:
@@ -79,8 +79,8 @@ class Direction:
         self._set(_bytes_per_s=bytes_per_s)
 
     def cut_after(self, count_bytes: int) -> None:
-        """Pass ``count_bytes`` more, then reset the connection that sends the next data, most likely within a
-        frame."""
+        """Pass ``count_bytes`` more, then reset the connection that sent the last of them, which is most
+        likely in the middle of a frame."""
         self._set(_bytes_until_cut=count_bytes)
 
     def heal(self) -> None:

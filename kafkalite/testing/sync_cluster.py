@@ -15,7 +15,9 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from kafkalite.client.blocking.twin import Twin, blocking, opened_with, twin_of
 from kafkalite.loop_thread import LoopThread
-from kafkalite.testing.cluster import READ_TIMEOUT_MS, Cluster
+from kafkalite.testing.clients import READ_TIMEOUT_MS
+from kafkalite.testing.cluster import Cluster
+from kafkalite.testing.requests import RequestLog
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,7 +26,7 @@ CALL_TIMEOUT_S: Final = 60.0
 
 
 def in_loop(method: Callable[Concatenate[Cluster, P], T]) -> Callable[Concatenate[SyncCluster, P], T]:
-    """Return a method that runs ``method``, a plain function, in the cluster's thread and waits for its
+    """Return a method that runs ``method``, which is not async, in the cluster's thread, and returns its
     result."""
 
     @wraps(method)
@@ -71,9 +73,12 @@ class SyncCluster(Twin[Cluster]):
     kill = blocking(Cluster.kill)
     crash = blocking(Cluster.crash)
     create_topic = blocking(Cluster.create_topic)
-    produce = blocking(Cluster.produce)
-    records = blocking(Cluster.records)
+    produce = blocking(Cluster.produce)  # type: ignore[type-var]
+    records = blocking(Cluster.records)  # type: ignore[type-var]
     advance = blocking(Cluster.advance)
+    snapshot = blocking(Cluster.snapshot)
+    restore = blocking(Cluster.restore)
+    reset = blocking(Cluster.reset)
     leader = in_loop(Cluster.leader)
     statistics = in_loop(Cluster.statistics)
     intercept = in_loop(Cluster.intercept)
@@ -93,15 +98,20 @@ class SyncCluster(Twin[Cluster]):
         return self._original.broker.address
 
     @property
+    def requests(self) -> RequestLog:
+        """The newest 10,000 requests of clients, including those that a fault refused."""
+        return self._original.requests
+
+    @property
     def controller_id(self) -> int | None:
-        """The active controller according to most of the running nodes, or None."""
+        """The node id of the active controller according to most of the running nodes, or None."""
         found: int | None = in_loop(lambda cluster: cluster.controller_id)(self)
         return found
 
     def wait_until(
         self, condition: Callable[[Cluster], object], *, timeout_ms: int = READ_TIMEOUT_MS, what: str = ""
     ) -> None:
-        """Return when ``condition(cluster)`` is true in the cluster's thread. Raises as
-        ``Cluster.wait_until`` does."""
+        """Return when ``condition(cluster)``, which runs in the cluster's thread, is true. Raises
+        AssertionError after ``timeout_ms``; its message names ``what``, the awaited state."""
         cluster = self._original
         self._run(cluster.wait_until(lambda: condition(cluster), timeout_ms=timeout_ms, what=what))

@@ -70,7 +70,10 @@ class WireClient(asyncio.BufferedProtocol):
             self.transport.write(bytes(buffer))
 
     def encode(self, message: Any, *payload: Any) -> bytes:
-        """Return the frame of a request without sending it. Its response is expected from now on."""
+        """Return the frame of a request without sending it.
+
+        Responses are matched to requests in the order of the calls of ``encode`` and ``send``.
+        """
         return b"".join(self._wire.send(message, payload)[1])
 
     def send(self, message: Any, *payload: Any) -> int:

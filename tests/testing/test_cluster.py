@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from kafkalite.errors import ConfigError, ErrorCode, PolicyViolationError
+from kafkalite.broker.server.responses import Pending
+from kafkalite.errors import ConfigError, ErrorCode, InvalidReplicationFactorError, PolicyViolationError
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import RequestError
@@ -167,6 +168,18 @@ async def test_three_brokers_survive_the_loss_of_one() -> None:
         )
         assert sorted(int(r.value) for r in await cluster.records("t")) == list(range(60))
         assert cluster.statistics(led_by).node_id == led_by
+
+
+async def test_a_topic_is_created_although_a_broker_is_fenced_for_a_moment() -> None:
+    """As after a process that stood still, on a loaded machine."""
+    async with Cluster(brokers=3) as cluster:
+        cluster.intercept("BrokerHeartbeat", lambda _request, _proceed, _clock: Pending())
+        await cluster.wait_until(lambda: len(cluster.broker.image.live_brokers()) < 3)
+        cluster.intercept("BrokerHeartbeat", None)
+        await cluster.create_topic("t", replication_factor=3)
+        await cluster.kill(next(node for node in cluster.brokers if node != cluster.controller_id))
+        with pytest.raises(InvalidReplicationFactorError):
+            await cluster.create_topic("u", replication_factor=4)
 
 
 @pytest.mark.parametrize("layout", [{"brokers": 3}, {"brokers": 1, "controllers": 3}])

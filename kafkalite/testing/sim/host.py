@@ -112,7 +112,7 @@ class Host:
         return self.name
 
     def executor(self) -> SimExecutor:
-        """Return an executor for one run of a program. Its pending calls end together with that run."""
+        """Return an executor for one run of a program. Pending calls are dropped when that run ends."""
         return SimExecutor(self.loop, self.disk)
 
     @property
@@ -134,7 +134,7 @@ class Host:
         return process
 
     def run(self, main: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start a program: ``main`` and all that it starts. The returned task has its result or exception."""
+        """Start a program that runs ``main``. The returned task has the result or exception of ``main``."""
         return self.loop.spawn(self.new_process(), main)
 
     def kill(self) -> None:

@@ -54,7 +54,7 @@ class Process:
         return f"<Process {self.name} {state}>"
 
     def context(self) -> contextvars.Context:
-        """Return a new context whose code belongs to this process."""
+        """Return a new context. Code that runs in it belongs to this process."""
         context = contextvars.copy_context()
         context.run(current_process.set, self)
         return context
@@ -150,7 +150,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return super().run_in_executor(executor, func, *args)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass  # it is dropped when its time has come
+        pass  # a cancelled timer is dropped when it is due
 
     def _process_events(self, event_list: Any) -> NoReturn:
         raise NotImplementedError

@@ -123,7 +123,7 @@ class Pipe:
         self.deliver = deliver
         self.is_broken = False
         self._last_s = 0.0
-        self._waiting: deque[Item] = deque()  # held back by a cut link
+        self._waiting: deque[Item] = deque()  # the data held back by a cut link
 
     def send(self, item: Item, after_s: float = 0.0) -> None:
         if self.is_broken:
@@ -169,12 +169,13 @@ class Network:
         self.before_write: Callable[[Process], None] = lambda process: None
         self._links: dict[tuple[str, str], Link] = {}
         self._ends: dict[End, None] = {}
-        self._orphans: dict[str, list[End]] = {}  # by host without power: the ends of its former peers
+        # {host without power: the peers' ends of its former connections}
+        self._orphans: dict[str, list[End]] = {}
         self._ports = _FIRST_FREE_PORT
         loop.network = self
 
     def link(self, source: str, target: str) -> Link:
-        """Return the directed link, which is created on first use."""
+        """Return the link from the host ``source`` to the host ``target``. It is created on first use."""
         link = self._links.get((source, target))
         if link is None:
             link = self._links[source, target] = Link(self, source, target)
@@ -199,7 +200,10 @@ class Network:
                 link.heal()
 
     def reset_connections(self, source: str, target: str, *, count: int | None = None) -> int:
-        """Break connections that ``source`` opened to ``target``, at most ``count``. Return their number."""
+        """Break the connections that ``source`` opened to ``target``, at most ``count`` (None: all).
+
+        Return the number of broken connections.
+        """
         chosen = [
             end
             for end in self._ends
@@ -231,7 +235,7 @@ class Network:
             orphans.append(end.peer)
 
     def on_power(self, host: str) -> None:
-        """Mark the host as powered. It resets its former connections soon."""
+        """Mark the host as powered. It soon sends resets on its former connections."""
         self.is_powered[host] = True
         for end in self._orphans.pop(host, []):
             if end in self._ends:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 register_scheme(SCHEME, SimTransport)
 
 KEPT_EVENTS: Final = 400
-_LOGGERS: Final = ("kafkalite", "pysyncobj")  #: loggers whose events are kept
+_LOGGERS: Final = ("kafkalite", "pysyncobj")  #: loggers whose records are kept as events
 
 
 class Violation(AssertionError):
@@ -75,7 +75,7 @@ class Simulation:
         self.violations: list[Violation] = []
         self.probes: Counter[str] = Counter()
         self._hash = hashlib.blake2b(digest_size=8)
-        #: If it is a list, every line of the trace is added to it, to compare two runs.
+        #: Set this to a list to collect every line of the trace, for a comparison of two runs.
         self.lines: list[str] | None = None
         self._watcher = _Watcher(self)
         self._loggers = [logging.getLogger(name) for name in _LOGGERS]
@@ -115,7 +115,7 @@ class Simulation:
             gc.enable()
 
     def run(self, story: Coroutine[Any, Any, T], *, on: Host | None = None) -> T:
-        """Run ``story``, as a program of the host ``on`` or outside of all hosts. Return its result."""
+        """Run ``story`` as a program of the host ``on`` (None: outside of all hosts). Return its result."""
         task: asyncio.Task[T]
         if on is None:
             task = SimTask(story, loop=self.loop, name="story")
@@ -150,14 +150,14 @@ class Simulation:
             self.lines.append(line)
 
     def probe(self, name: str, times: int = 1) -> None:
-        """Add ``times`` to the count of executions of a rare code path.
+        """Add ``times`` to the number of executions of the rare code path ``name``.
 
-        A simulation that never executes the path proves nothing about it.
+        The counts show which paths the simulations have tested at all.
         """
         self.probes[name] += times
 
     def violate(self, violation: Violation) -> None:
-        """Record a violation. Only the first of a run counts."""
+        """Record a violation. Only the first one of a run is kept."""
         self.note(f"VIOLATION {violation}")
         self.violations.append(violation)
 

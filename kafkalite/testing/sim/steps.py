@@ -29,7 +29,7 @@ _WRITE: Final = "write"
 class Steps:
     """Counts the steps of a program, and kills or pauses it before step ``fatal`` (from 1; 0: never).
 
-    ``watch`` receives the program and the function ``strike``, which kills or pauses it.
+    ``watch`` sets the program and the function ``strike``, which kills or pauses the program.
     """
 
     def __init__(self, fatal: int = 0) -> None:
@@ -67,11 +67,11 @@ class Steps:
 
 
 def at_every_step(life: Callable[[Steps], None], *, stride: int = 1) -> list[str]:
-    """Call ``life``, which runs one simulation, without a strike, then with a strike at each of its steps.
+    """Call ``life``, which runs one simulation, first without a strike, then once for a strike at each step.
 
     Return the labels of the steps. With a ``stride``, strike only at every ``stride``-th step.
     """
-    gc.freeze()  # so that collecting a simulation at its end does not examine older objects
+    gc.freeze()  # garbage collection at the end of a simulation then skips older objects
     try:
         untouched = Steps()
         life(untouched)

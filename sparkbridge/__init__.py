@@ -9,7 +9,8 @@ Spark finds the format by itself. Otherwise ``install(spark)`` ships the package
     lines = spark.readStream.format("kafkalite").option("kafka.bootstrap.servers", "localhost:9092")
     lines = lines.option("subscribe", "lines").load()
 
-Names are loaded on first use: ``import sparkbridge`` loads neither pyspark nor pyarrow.
+Names are loaded on first use: ``import sparkbridge`` loads neither pyspark nor pyarrow. A name that needs one
+that is not installed raises MissingExtraError.
 """
 
 from __future__ import annotations
@@ -37,7 +38,15 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    try:
+        return getattr(import_module(home), name)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.partition(".")[0] not in {"pyspark", "pyarrow"}:
+            raise
+        from kafkalite.errors import MissingExtraError
+
+        package = missing.name.partition(".")[0]
+        raise MissingExtraError(f"sparkbridge.{name}", package, "spark") from missing
 
 
 def __dir__() -> list[str]:

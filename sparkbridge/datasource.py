@@ -27,10 +27,12 @@ class KafkaliteDataSource(DataSource):
     def schema(self) -> StructType:
         """Return all columns of the source. Spark calls this only if the user has given no schema.
 
-        Raises SparkOptionError for invalid options, so that ``load()`` fails instead of the first action.
+        Raises SparkOptionError for invalid options, so that ``load()`` fails instead of the first action, and
+        for ``CREATE TABLE``.
         """
         from sparkbridge.source.schema import source_schema
 
+        self._refuse_table()
         options = self._parsed_for_either()
         return source_schema(include_headers=options.include_headers, headers_as_map=options.headers_as_map)
 
@@ -59,6 +61,20 @@ class KafkaliteDataSource(DataSource):
         writer = KafkaliteStreamWriter(self.options, schema, overwrite)
         check_servers(writer.options, is_stream=True)
         return writer
+
+    def _refuse_table(self) -> None:
+        """Raise SparkOptionError if a catalog asks for the columns of a new table.
+
+        Spark stores the options of a table and passes none of them to a Python source that reads it. The
+        catalog, and only the catalog, adds ``provider`` and ``owner`` to the options.
+        """
+        from sparkbridge.errors import SparkOptionError
+
+        if self.options.get("provider", "").lower() == self.name() and "owner" in self.options:
+            raise SparkOptionError(
+                "CREATE TABLE can't define a topic: Spark does not pass the options of a table to its reader",
+                hint="use CREATE TEMPORARY VIEW name USING kafkalite OPTIONS (…)",
+            )
 
     def _parsed_for_either(self) -> SourceOptions:
         """Parse the options as those of a batch or, if that fails, of a stream. Spark calls ``schema`` for

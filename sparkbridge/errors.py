@@ -39,6 +39,10 @@ class PipelineError(SparkBridgeError):
     """A pipeline file is invalid, a requirement is not met, or a pipeline or check failed to run."""
 
 
+class SparkStartError(SparkBridgeError):
+    """Spark can't start here, because Java or a package is missing or too old."""
+
+
 class FastStartError(SparkBridgeError):
     """The archive of Java classes that makes Spark start faster could not be made."""
 

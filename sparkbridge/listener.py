@@ -31,10 +31,11 @@ class BatchProgress:
     timestamp: str  #: when the batch started, in ISO 8601
     row_count: int
     rows_per_second: float  #: rows processed per second of the batch's duration
-    durations_ms: Mapping[str, int]  #: by Spark's names, such as triggerExecution and addBatch
-    positions: Positions = field(default_factory=dict)  #: where the batch ends in the topics of kafkalite
-    ends: Positions = field(default_factory=dict)  #: the ends of the topics when the query last fetched them
-    late_count: int = 0  #: rows dropped by the watermark; Spark counts them after a partial aggregation
+    durations_ms: Mapping[str, int]  #: the durations by Spark's names, such as triggerExecution and addBatch
+    positions: Positions = field(default_factory=dict)  #: the end of the batch in each kafkalite partition
+    ends: Positions = field(default_factory=dict)  #: the log ends when the query last fetched them
+    #: Rows dropped by the watermark. Spark counts them after a partial aggregation, so it may report fewer.
+    late_count: int = 0
 
     @property
     def lag(self) -> int:

@@ -28,7 +28,7 @@ _MAX_PARTITION: Final = 2**31 - 1
 
 
 class OffsetFormatError(SparkBridgeError):
-    """JSON that is not an offset of this source: the checkpoint belongs to another source, or was edited."""
+    """JSON is not an offset of this source: the checkpoint belongs to another source, or was edited."""
 
 
 class OffsetRange(NamedTuple):
@@ -46,7 +46,10 @@ class OffsetRange(NamedTuple):
 
 
 class TopicSnapshot(NamedTuple):
-    """The log starts (inclusive) and ends (exclusive) of a topic's partitions at one moment."""
+    """The log starts (inclusive) and ends (exclusive) of a topic's partitions at one time.
+
+    The index is the partition number. Both are -1 for partitions that were not requested.
+    """
 
     topic_id: str
     starts: tuple[int, ...]
@@ -89,7 +92,7 @@ class StreamOffset:
     is_initial: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return the offset as JSON. Spark compares its text, so equal values give equal text."""
+        """Return the offset as a JSON object. Spark compares the text, so equal offsets give equal text."""
         document: dict[str, Any] = positions_to_json(self.positions)
         if self.ids:
             document[IDS] = dict(sorted(self.ids.items()))
@@ -138,7 +141,8 @@ def positions_to_json(positions: Mapping[TopicPartition, int]) -> dict[str, dict
 def positions_from_json(document: Any, whole: Any = None) -> Positions:
     """Parse the result of ``positions_to_json``. Offsets must be 0 or more.
 
-    Raises OffsetFormatError with an excerpt of ``whole``, which is ``document`` by default.
+    Raises OffsetFormatError with an excerpt of ``whole``, the JSON that contains ``document`` (None:
+    ``document`` itself).
     """
     whole = document if whole is None else whole
     if not isinstance(document, Mapping):

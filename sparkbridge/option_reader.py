@@ -40,7 +40,12 @@ class SparkOption:
     convert: Callable[[Any, str], Any] | None = None  #: maps (parsed value, name) to the value
 
     def parse(self, text: str) -> Any:
-        """Return the value of the option. Raises SparkOptionError, also if the text is blank."""
+        """Return the value of the option. Raises SparkOptionError, also if the text is blank.
+
+        A choice may be written in any case, as in Spark's connector.
+        """
+        choices = {str(each).lower(): each for each in self.option.choices or ()}
+        text = choices.get(text.strip().lower(), text)
         try:
             value = self.option.parse(text)
         except ConfigError as cause:
@@ -61,7 +66,7 @@ def row(
     **bounds: Any,
 ) -> SparkOption:
     """Declare an option. If ``kind`` is None, it is the type of ``default``. If ``default`` is "", the option
-    has no default, and its value is None while it is not set.
+    has no default: its value is None if it is not set.
 
     ``convert(parsed value, name)``, if given, returns the final value. ``bounds`` are passed to ``Option``.
     """
@@ -153,19 +158,23 @@ class OptionReader:
                 )
 
     def client_settings(self) -> dict[str, str]:
-        """Return the ``kafka.`` options of the client, without the prefix. Raises SparkOptionError."""
+        """Return the ``kafka.`` options of the client, without the prefix. Raises SparkOptionError.
+
+        Numbers and durations are returned as digits: ``30s`` of a setting in milliseconds becomes ``30000``.
+        """
         settings: dict[str, str] = {}
         for name, value in self.values.items():
             dotted = name.removeprefix("kafka.")
             if dotted == name or dotted not in self.registry:
                 continue
             try:
-                self.registry.get(dotted).parse(value)
+                parsed = self.registry.get(dotted).parse(value)
             except ConfigError as cause:
                 raise SparkOptionError(
                     f"kafka.{cause}", hint=f"it is a setting of the {self.kind}'s Kafka client"
                 ) from cause
-            settings[self.registry.get(dotted).name] = value
+            is_number = isinstance(parsed, int) and not isinstance(parsed, bool)
+            settings[self.registry.get(dotted).name] = str(parsed) if is_number else value
             self._known.add(name)
         return settings
 
@@ -179,8 +188,9 @@ class OptionReader:
     ) -> None:
         """Issue one warning for each option that has no effect. It suggests the most similar option name.
 
-        ``others`` are the options of the sink (for a source) or of the source. Options in ``silent`` cause no
-        warning.
+        ``others`` and ``other_registry`` are the options and client settings of the sink if this reads a
+        source's options, and vice versa: the warning says where such an option would have an effect. Options
+        in ``silent`` cause no warning.
         """
         of_other = {each.name.lower() for each in others} | {f"kafka.{each.name}" for each in other_registry}
         mode = "stream" if self.is_stream else "batch"

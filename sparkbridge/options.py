@@ -246,6 +246,12 @@ class SourceOptions:
 
         Raises SparkOptionError. Issues an UnknownSparkOptionWarning for each option without effect.
         """
+        if not options:
+            raise SparkOptionError(
+                "no option is set; Spark passes none for a table that CREATE TABLE has made",
+                hint="use CREATE TEMPORARY VIEW name USING kafkalite OPTIONS (…), or SELECT … FROM name WITH "
+                "(…)",
+            )
         given = OptionReader(options, SOURCE_OPTIONS, CONSUMER_OPTIONS, "source", is_stream=is_stream)
         given.refuse(_REFUSED_BY_SOURCE)
         settings = given.client_settings()

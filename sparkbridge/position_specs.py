@@ -23,7 +23,10 @@ Kind = Literal["earliest", "latest", "offset", "back", "group", "time", "ago"]
 
 
 class Where(NamedTuple):
-    """A position in a partition. ``value`` is an offset, a count back from the end, or ms: see ``kind``."""
+    """A position in a partition. The meaning of ``value`` depends on ``kind``.
+
+    It is an offset, a number of offsets before the end (back), a time in ms (time), or an age in ms (ago).
+    """
 
     kind: Kind
     value: int = 0
@@ -105,8 +108,8 @@ def parse_ending_times(text: str, option: str) -> EndingSpec:
 def _parse(
     text: str, option: str, read: Any, examples: str
 ) -> tuple[Where | None, dict[str, Where], dict[TopicPartition, Where]]:
-    """Return positions (for all, by topic, by partition). ``read`` parses one position, and returns None if
-    it is invalid."""
+    """Return (the position for all partitions, positions by topic, positions by partition). ``read`` parses
+    one position, and returns None if it is invalid."""
 
     def place(value: Any, whose: str) -> Where:
         is_readable = isinstance(value, str | int) and not isinstance(value, bool)
@@ -153,6 +156,7 @@ def _parse_object(text: str, option: str, examples: str) -> dict[str, Any]:
 
 
 def _starting_place(value: str | int) -> Where | None:
+    value = value.lower() if isinstance(value, str) else value  # any case, as in Spark's connector
     if value == "earliest" or value == -2:
         return EARLIEST
     if value == "group":
@@ -164,7 +168,7 @@ def _ending_place(value: str | int) -> Where | None:
     """Parse an end position. Return None for other values, such as ``earliest`` and ``group``."""
     if isinstance(value, int):
         return LATEST if value == -1 else Where("offset", value) if 0 <= value <= _MAX_LONG else None
-    if value == "latest":
+    if value.lower() == "latest":
         return LATEST
     back = _BACK.fullmatch(value)
     return Where("back", int(back[1])) if back is not None else None

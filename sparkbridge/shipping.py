@@ -12,8 +12,9 @@ import compileall
 import shutil
 import tempfile
 import zipfile
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from py_compile import PycInvalidationMode
 from typing import Any, Final
@@ -23,7 +24,7 @@ from sparkbridge.errors import SparkBridgeError
 PACKAGES: Final = ("kafkalite", "sparkbridge", "pyspark_kafkalite")
 #: Subpackages that tasks and stream readers do not need.
 LEFT_OUT: Final = frozenset({"__pycache__", "testing", "cli", "broker", "raft"})
-#: The directory that Spark's process for stream readers searches, below the root of the added files.
+#: The directory from which Spark's process for stream readers imports, below the root of the added files.
 STREAM_READER_DIRECTORY: Final = "streaming_job"
 
 
@@ -58,8 +59,7 @@ def pack(archive: Path) -> None:
     with tempfile.TemporaryDirectory() as directory:
         copied = Path(directory) / "packages"
         for package in PACKAGES:
-            source = Path(str(import_module(package).__file__)).parent
-            shutil.copytree(source, copied / package, ignore=shutil.ignore_patterns(*LEFT_OUT))
+            _copy(files(package), copied / package)
         compileall.compile_dir(
             copied,
             quiet=2,
@@ -73,6 +73,18 @@ def pack(archive: Path) -> None:
                 if path.is_file():
                     zipped.write(path, path.relative_to(copied).as_posix())
         shutil.move(packed, archive)
+
+
+def _copy(source: Traversable, target: Path) -> None:
+    """Copy a package, which may be inside a zip: Spark's ``--py-files`` imports it from there."""
+    target.mkdir(parents=True)
+    for entry in source.iterdir():
+        if entry.name in LEFT_OUT:
+            continue
+        if entry.is_dir():
+            _copy(entry, target / entry.name)
+        else:
+            (target / entry.name).write_bytes(entry.read_bytes())
 
 
 def _version() -> str:

@@ -63,6 +63,7 @@ MISSING_TOPIC_GRACE_MS: Final = 1_000
 
 
 def _judge(error: KafkaliteError) -> Verdict:
+    """Return the verdict of ``judge_broker_error``, with a time limit for retries of a missing topic."""
     if isinstance(error, UnknownTopicOrPartitionError):
         return Verdict(must_locate=True, limit_ms=MISSING_TOPIC_GRACE_MS)
     return judge_broker_error(error)
@@ -86,7 +87,7 @@ class Brokers:
             int(settings.get("retry.backoff.ms", RETRY_BACKOFF_MS)),
             int(settings.get("retry.backoff.max.ms", RETRY_BACKOFF_MAX_MS)),
         )
-        self._rules = CallRules(judge_broker_error, backoff, has_free_retry=True)
+        self._rules = CallRules(_judge, backoff, has_free_retry=True)
         connect_ms = int(settings.get("socket.connection.setup.timeout.ms", CONNECT_TIMEOUT_MS))
         self._connect_timeout_s = connect_ms / 1000
         level = (
@@ -115,7 +116,7 @@ class Brokers:
     # --- trying again --------------------------------------------------------------------------
 
     def deadline_s(self, extra_ms: int = 0) -> float:
-        """Return the deadline of a call that begins now, after request.timeout.ms plus ``extra_ms``."""
+        """Return the deadline of a call that begins now: request.timeout.ms plus ``extra_ms`` from now."""
         return time.monotonic() + (self.options.request_timeout_ms + extra_ms) / 1000
 
     def until_answered(
@@ -124,8 +125,9 @@ class Brokers:
         """Call ``attempt(deadline_s)`` until it succeeds, and return its result.
 
         ``attempt`` sends requests to the leaders of ``tps``, so their metadata is refreshed between attempts.
-        ``what`` names the call in errors. Raises permanent errors at once. At the deadline, raises
-        ConnectionFailedError or RequestTimeoutError with the failure of each broker.
+        The deadline is request.timeout.ms plus ``extra_ms`` from now. ``what`` names the call in errors.
+        Raises permanent errors at once. At the deadline, raises ConnectionFailedError or RequestTimeoutError
+        with the failure of each broker.
         """
         started_s = time.monotonic()
         deadline_s = self.deadline_s(extra_ms)
@@ -198,7 +200,10 @@ class Brokers:
         )
 
     def patient_until_s(self, deadline_s: float, patience_s: float) -> float:
-        """Return ``deadline_s``, but at most ``patience_s`` from now if there are other brokers to try."""
+        """Return when to stop waiting for one broker, on the monotonic clock.
+
+        This is ``deadline_s`` or, if there are other brokers to try, at most ``patience_s`` from now.
+        """
         if len(self._addresses()) < 2:
             return deadline_s
         return min(deadline_s, time.monotonic() + patience_s)
@@ -431,7 +436,10 @@ class Brokers:
 
 
 def _take(entries: Iterable[Any], found: dict[TopicPartition, list[Any]]) -> KafkaliteError | None:
-    """Add entries without an error to ``found``. Return the error of another entry, permanent if possible."""
+    """Add the entries of partitions without an error to ``found``.
+
+    Return the error of an entry (a permanent one, if there is any), or None.
+    """
     error: KafkaliteError | None = None
     refused: set[TopicPartition] = set()
     taken: dict[TopicPartition, list[Any]] = {}

@@ -83,7 +83,7 @@ class FetchToken:
     offset: int
     max_bytes: int
     max_wait_ms: int
-    connection: BrokerConnection | None = None  #: None: not sent; ``receive_fetch`` sends it
+    connection: BrokerConnection | None = None  #: None: not sent yet; ``receive_fetch`` then sends it
     reply: Reply | None = None
 
     def __repr__(self) -> str:
@@ -167,8 +167,8 @@ class SparkCluster:
     ) -> dict[str, TopicInfo]:
         """Return the existing topics by name. ``names`` and ``pattern``, if given, restrict the result.
 
-        ``pattern`` must match the whole name. The metadata is always fetched. Internal topics must be in
-        ``names``. Raises the BrokerError of a topic in ``names`` that cannot be used.
+        ``pattern`` must match the whole name. Internal topics are returned only if they are in ``names``. The
+        metadata is always fetched. Raises the BrokerError of a topic in ``names`` that cannot be used.
         """
         with self._locked() as state:
             brokers = state.brokers
@@ -193,11 +193,12 @@ class SparkCluster:
             state.brokers.avoid_last_responder()
 
     def snapshot(self, topics: Mapping[str, Sequence[int] | None]) -> dict[str, TopicSnapshot]:
-        """Return the log start and end of the partitions in ``topics`` (None: all of the topic), by topic.
+        """Return {topic: the log start and end of its partitions}.
 
-        Missing topics are omitted. With read_committed the end is the last stable offset. Both are -1 for
-        partitions that were not requested. The metadata is always fetched again, because a topic may have
-        been created again with the same name.
+        ``topics`` maps each topic to the requested partitions (None: all). Missing topics are omitted. With
+        read_committed, the end is the last stable offset. Start and end are -1 for partitions that were not
+        requested. The metadata is always fetched again, because a topic may have been created again with the
+        same name.
         """
         gone: UnknownTopicOrPartitionError | None = None
         with self._locked() as state:
@@ -220,12 +221,14 @@ class SparkCluster:
                 except UnknownTopicOrPartitionError as error:
                     gone = error  # the topic was deleted between the two requests; the next metadata omits it
                     continue
-                if all(brokers.metadata.topics[name].topic_id == id_ for name, id_ in ids.items()):
+                # A retry refreshes the metadata, in which a topic may be missing or another one by then.
+                topics_now = brokers.metadata.topics
+                if all(name in topics_now and topics_now[name].topic_id == ids[name] for name in ids):
                     return {name: _topic_snapshot(brokers, name, ids[name], listed) for name in ids}
         raise gone or RequestTimeoutError("topics are created again faster than they can be listed")
 
     def high_watermarks(self, tps: Collection[TopicPartition]) -> Positions:
-        """Return each partition's high watermark: its end offset, including records of open transactions."""
+        """Return the high watermark of each partition. It includes the records of open transactions."""
         with self._locked() as state:
             level = int(IsolationLevel.READ_UNCOMMITTED)
             listed = self._list_offsets(state.brokers, dict.fromkeys(tps, (LATEST,)), level)
@@ -250,9 +253,10 @@ class SparkCluster:
         return brokers.ask_leaders("the look-up of offsets", wanted, entries_of, request_of)
 
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """Return each partition's first offset at or after its time (ms) in ``times``, or None.
+        """Return the offset of each partition's first record at or after its time (ms) in ``times``.
 
-        Ignores records that a reader does not see: markers, and aborted transactions with read_committed.
+        The offset is None if all records are older. Transaction markers and, with read_committed, records of
+        aborted transactions are ignored.
         """
         gone: OffsetOutOfRangeError | None = None
         with self._locked() as state:
@@ -278,7 +282,10 @@ class SparkCluster:
         }
 
     def _find_time(self, token: FetchToken, timestamp_ms: int) -> int | None:
-        """Return the first offset from ``token.offset`` on with a time >= ``timestamp_ms`` (ms), or None."""
+        """Search the log from ``token.offset`` on for a record with a timestamp >= ``timestamp_ms``.
+
+        Return the offset of the first such record, or None.
+        """
         while True:
             fetched = self.receive_fetch(token)
             offset, next_offset = _find_time_in(fetched, timestamp_ms, token.offset)
@@ -289,12 +296,13 @@ class SparkCluster:
     def ends_by_bytes(
         self, starts: Positions, ends: Positions, max_bytes: int, first: TopicPartition | None = None
     ) -> Positions:
-        """Return the positions up to which about ``max_bytes`` can be read from ``starts``, at most ``ends``.
+        """Divide ``max_bytes`` among partitions. Return the position up to which each one may be read.
 
-        Each partition gets complete batches, in proportion to the size of its range. A partition whose first
-        batch exceeds its share gets that batch if the other partitions leave enough bytes. The partition
-        ``first`` is served first, with all the bytes it can use. If there is any batch, the result includes
-        at least one.
+        The ranges from ``starts`` to ``ends`` (exclusive) are cut after complete batches, so that about
+        ``max_bytes`` remain in all. Each partition gets a share in proportion to the size of its range, but
+        the partition ``first`` gets all the bytes that it can use. A partition whose first batch exceeds its
+        share gets that batch if the other partitions leave enough bytes. If there is any batch, the result
+        includes at least one.
         """
         reached = dict(ends)
         open_ = {tp: end for tp, end in ends.items() if starts.get(tp, end) < end}
@@ -344,7 +352,7 @@ class SparkCluster:
     # --- records -------------------------------------------------------------------------------
 
     def fetch(self, tp: TopicPartition, offset: int, *, max_bytes: int, max_wait_ms: int = 0) -> Fetched:
-        """Return complete batches from ``offset`` on: about ``max_bytes``, but at least one batch if any.
+        """Return complete batches from ``offset`` on: about ``max_bytes``, at least one if there is any.
 
         Waits up to ``max_wait_ms`` for the first batch. Raises UnknownTopicOrPartitionError, and
         OffsetOutOfRangeError with the range of existing offsets in its message.

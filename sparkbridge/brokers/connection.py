@@ -1,8 +1,8 @@
 """One blocking connection to one broker: a socket around ``kafkalite.protocol.connection.ClientConnection``.
 
-``send`` writes a request, and ``receive`` waits for its response. Several requests may be in flight; their
-responses arrive in the order of the requests. A ``Reply`` need not be received. Every wait ends at a
-deadline, given in seconds of the monotonic clock.
+``send`` writes a request and returns a ``Reply``; ``receive`` waits for the response. Several requests may be
+in flight; their responses arrive in the order of the requests. A caller may drop a ``Reply`` instead of
+receiving it. Every wait ends at a deadline, given in seconds of the monotonic clock.
 
 This module turns error codes of responses, lost connections and missing responses into exceptions.
 """
@@ -33,7 +33,7 @@ _NOTHING: Final = memoryview(b"")
 
 @dataclass(slots=True, eq=False)
 class Reply:
-    """The response to one request. Invariant: if ``is_done``, either ``error`` or ``message`` is set."""
+    """The response to one request, once it has arrived. If ``is_done``, ``error`` or ``message`` is set."""
 
     is_done: bool = False
     message: Any = None

@@ -44,7 +44,7 @@ class _Poll(NamedTuple):
     reply: Reply
 
     def covers(self, wanted: Mapping[TopicPartition, int]) -> bool:
-        """Whether this poll can replace a new poll for ``wanted``, because its response comes no later."""
+        """Whether this poll can replace a new poll for ``wanted``: the broker responds to it no later."""
         return all(self.positions.get(tp, at + 1) <= at for tp, at in wanted.items())
 
 
@@ -71,7 +71,7 @@ class LongPolls:
         self._polls.pop(address, None)
 
     def wait(self, positions: Positions, max_wait_ms: int) -> bool:
-        """Whether there is data at or after any of ``positions``. Waits up to ``max_wait_ms`` for it.
+        """Return True if there is data at or after any of ``positions``; False after ``max_wait_ms``.
 
         With read_committed, only data below the last stable offset counts. Unreachable brokers and missing
         partitions count as having no data; the caller's next request raises their errors.
@@ -176,7 +176,10 @@ class LongPolls:
         return one.last_stable_offset if self._brokers.options.is_read_committed else one.high_watermark
 
     def _may_poll_again(self, response: Reply, watched: Positions, refused: set[TopicPartition]) -> bool:
-        """Return whether to poll again at once. Adds partitions with permanent errors to ``refused``."""
+        """Return whether another poll may be sent at once: not after a lost connection or a retriable error.
+
+        Adds partitions with permanent errors to ``refused``.
+        """
         if response.error is not None:
             return False
         may_poll = True

@@ -69,7 +69,7 @@ def find_java() -> Java | None:
 
 
 def cache_directory(cache: str | os.PathLike[str] | None = None) -> Path:
-    """Return ``cache``, or by default the directory described above. It may not exist yet."""
+    """Return ``cache`` or, if it is None, the default cache directory (see the module). It may not exist."""
     named = cache or os.environ.get(CACHE_VARIABLE)
     if named:
         return Path(named).absolute()
@@ -137,9 +137,10 @@ def quiet_daemon(home: Path) -> str | None:
 
 
 def class_archive(cache: str | os.PathLike[str] | None = None) -> Path | None:
-    """Return the class archive for the installed Java and pyspark, or None if there is none that fits.
+    """Return the class archive for the installed Java and pyspark, or None if it has not been made.
 
-    An archive fits only the exact paths with which it was made, those of ``shadow_home(cache)``.
+    The JVM accepts an archive only with the exact paths with which it was made: those of
+    ``shadow_home(cache)``.
     """
     java, home = find_java(), shadow_home(cache)
     if java is None or home is None:
@@ -151,8 +152,8 @@ def class_archive(cache: str | os.PathLike[str] | None = None) -> Path | None:
 def make_class_archive(cache: str | os.PathLike[str] | None = None) -> Path:
     """Return the class archive. If it is missing, run a Spark session that makes it.
 
-    This takes less than a minute and 200 MB. Raises FastStartError, also if another process is making the
-    archive.
+    This takes less than a minute and 200 MB of disk space. Raises FastStartError if it fails, or if another
+    process is making the archive.
     """
     java, home = find_java(), shadow_home(cache)
     if java is None:
@@ -259,7 +260,10 @@ def _alone(lock: Path) -> Iterator[bool]:
 
 
 def java_options(archive: Path | None, *, is_short_lived: bool) -> str:
-    """Return JVM options for ``archive``, if any. ``is_short_lived`` turns off C2 and parallel collection."""
+    """Return the JVM options, with those for ``archive`` if it is not None.
+
+    ``is_short_lived`` turns off the JVM's C2 compiler and parallel garbage collection.
+    """
     options = ["-Xlog:disable", "-Xlog:all=error:stderr"]  # no messages about an archive that does not fit
     if is_short_lived:
         options += ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]

@@ -21,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from sparkbridge.errors import SparkStartError
 from sparkbridge.local import fast_start
 from sparkbridge.option_values import option_text
 
@@ -74,7 +75,8 @@ def recommended_settings(
 
     For local masters, the settings also disable the web interface, bind to one address, set as many shuffle
     partitions as cores, and select a manager of checkpoint files that is faster on a local disk.
-    ``is_short_lived`` (tests, short jobs) trades peak speed for a faster start.
+    ``is_short_lived`` (for tests and short jobs) makes the start faster and long jobs slower. ``cache`` is
+    the cache directory of ``fast_start``.
     """
     settings = {
         "spark.master": master,
@@ -136,11 +138,17 @@ def session(
 ) -> Any:
     """Return the running SparkSession, or a new one. ``settings`` override the recommended settings.
 
+    The session becomes the active one of the calling thread: each thread that writes must call this first.
     ``master`` is ``local[*]`` unless it is given here, in ``settings``, to spark-submit or as MASTER in the
     environment. Settings of spark-submit override the recommended ones. In ``settings``, booleans become
     ``true`` and ``false``, and extraJavaOptions are appended. ``cache`` is passed to ``fast_start``.
+    Raises SparkStartError if pyspark or Java is missing or too old.
     """
-    from pyspark.sql import SparkSession
+    try:
+        from pyspark.sql import SparkSession
+    except ModuleNotFoundError:
+        hint = "; ".join(missing_requirements()) or f"pyspark is not installed: {_how_to_install()}"
+        raise SparkStartError("Spark can't start here", hint=hint) from None
 
     given = {name: option_text(value) for name, value in (settings or {}).items()}
     submitted = _submitted_settings()
@@ -159,25 +167,40 @@ def session(
         for name, value in wanted.items():
             builder = builder.config(name, value)
         try:
-            return builder.getOrCreate()
+            spark = builder.getOrCreate()
         except BaseException as error:
             _end_forgotten_jvm(error)
+            if isinstance(error, Exception) and (missing := missing_requirements()):
+                raise SparkStartError("Spark can't start here", hint="; ".join(missing)) from None
             raise
+    activate(spark)
+    return spark
+
+
+def activate(spark: Any) -> None:
+    """Make ``spark`` the active session of the calling thread.
+
+    Spark finds a sink in Python only by the active session, and a new thread has none. Does nothing for a
+    session of Spark Connect, whose JVM is elsewhere.
+    """
+    if hasattr(spark, "_jsparkSession"):
+        spark._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 def _end_forgotten_jvm(error: BaseException) -> None:
     """Kill the JVM that pyspark was starting when ``error``, such as Ctrl-C, was raised.
 
     The JVM would not end by itself, because pyspark has lost its handle to it and has removed the directory
-    in which the JVM reports its port.
+    in which the JVM reports its port. If the JVM's process was only just made, subprocess alone has a handle.
     """
+    handles = {"launch_gateway": "proc", "_execute_child": "self"}
     trace = error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_name == "launch_gateway":
-            process = trace.tb_frame.f_locals.get("proc")
-            if process is not None:
-                process.kill()
-                process.wait()
+        frame = trace.tb_frame
+        process: Any = frame.f_locals.get(handles.get(frame.f_code.co_name, ""))
+        if getattr(process, "pid", None) is not None:
+            process.kill()
+            process.wait()
         trace = trace.tb_next
 
 

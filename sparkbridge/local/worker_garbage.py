@@ -19,7 +19,8 @@ _uses: dict[Use, int] = {}
 def spare_collections(use: Use) -> None:
     """Record that this process starts a task of the kind ``use``. The second time, freeze all objects.
 
-    Frozen objects are never freed, so later calls freeze nothing. Does nothing if Spark reuses no workers.
+    Frozen objects are excluded from garbage collection and never freed, so later starts freeze nothing. Does
+    nothing if Spark reuses no workers.
     """
     if not os.environ.get("SPARK_REUSE_WORKER"):
         return

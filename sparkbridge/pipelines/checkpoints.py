@@ -18,14 +18,16 @@ _METADATA: Final = "_spark_metadata"
 
 
 def checkpoint_path(directory: str, pipeline: Pipeline, sink: Sink) -> str:
-    """Return the checkpoint of ``sink``: ``directory`` for ``[sink]``, or the subdirectory NAME for
-    ``[sinks.NAME]``."""
+    """Return the checkpoint directory of ``sink``: ``directory`` itself for ``[sink]``, its subdirectory NAME
+    for ``[sinks.NAME]``."""
     return directory if pipeline.has_one_sink else f"{directory.rstrip('/')}/{sink.name}"
 
 
 def require_own_checkpoint(directory: str, pipeline: Pipeline) -> None:
-    """Raise PipelineError if the checkpoint belongs to other sinks: the pipeline would read all data
-    again."""
+    """Raise PipelineError if ``directory`` has the checkpoint of other sinks.
+
+    The queries would not find their own checkpoints, and would read and write all data again.
+    """
     if is_url(directory):
         return
     home = Path(directory)
@@ -44,10 +46,10 @@ def require_own_checkpoint(directory: str, pipeline: Pipeline) -> None:
 
 
 def require_own_output(output: str, checkpoint: str) -> None:
-    """Raise PipelineError if ``output`` has batches of another query.
+    """Raise PipelineError if the directory ``output`` has later batches than ``checkpoint``.
 
-    Beside the Parquet files, Spark stores the numbers of written batches, but no query id. It silently skips
-    batches of this query with the same numbers.
+    Then a query with another checkpoint wrote them. Beside the Parquet files, Spark stores the numbers of
+    written batches, but no query id, and would silently skip batches of this query with the same numbers.
     """
     if is_url(output) or is_url(checkpoint):
         return
@@ -63,7 +65,8 @@ def require_own_output(output: str, checkpoint: str) -> None:
 def written_files(output: Path) -> list[Path] | None:
     """Return the files of finished batches, according to Spark's metadata log; None if there is no log.
 
-    A killed run also leaves empty files, and files of a batch that is run again.
+    Other files in the directory are left over from killed runs: they are empty, or belong to a batch that was
+    run again.
     """
     log = output / _METADATA
     numbers = (

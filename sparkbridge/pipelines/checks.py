@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _RECORDS_PER_READ: Final = 10_000
-_READ_PAUSE_MS: Final = 100  #: short: a partition may end with control records, which are not returned
+#: The time limit of one read. It is short, because a partition may end with control records, which are never
+#: returned.
+_READ_PAUSE_MS: Final = 100
 _SHOWN: Final = 3
 
 
@@ -159,20 +161,27 @@ def _line_of(problem: AssertionError) -> str:
 
 
 def _make_views(run: Run, spark: SparkSession) -> None:
-    """Create a view of each sink's topic or files, called ``output`` if there is only one sink."""
+    """Create a view of each sink's topic or files, with the sink's name (and ``_`` in place of ``-``).
+
+    If there is only one sink, it also has the view ``output``; the sink ``[sink]`` has only that view.
+    """
     for each in run.queries:
         if each.sink.console:
             continue
         with explained(f"[check] {each.sink.text}"):
             frame = _output(run, spark, each)
-        frame.createOrReplaceTempView("output" if len(run.queries) == 1 else each.sink.name.replace("-", "_"))
+        if len(run.queries) == 1:
+            frame.createOrReplaceTempView("output")
+        if not run.pipeline.has_one_sink:
+            frame.createOrReplaceTempView(each.sink.name.replace("-", "_"))
 
 
 def _output(run: Run, spark: SparkSession, running: RunningQuery) -> DataFrame:
     from pyspark.sql import functions as sql
 
     if running.sink.parquet:
-        return spark.read.parquet(run.output_path(running.sink))
+        # Without rows there may be no file from which Spark could infer the schema.
+        return spark.read.schema(running.schema).parquet(run.output_path(running.sink))
     reader = spark.read.format("kafkalite").option("kafka.bootstrap.servers", run.setting.servers)
     frame = reader.option("subscribe", running.sink.topic).load()
     if "value" in running.sink.columns:

@@ -153,6 +153,11 @@ class Pipeline:
         """Whether the file declares ``[sink]`` instead of ``[sinks.NAME]``."""
         return [sink.name for sink in self.sinks] == ["sink"]
 
+    @property
+    def needs_checkpoint(self) -> bool:
+        """Whether a run needs ``--checkpoint``: the file names no checkpoint, and a sink stores its rows."""
+        return not self.checkpoint and not all(sink.console for sink in self.sinks)
+
     def group_id(self, sink: Sink) -> str:
         """Return the consumer group to which the query of ``sink`` commits its progress."""
         return self.name if self.has_one_sink else f"{self.name}.{sink.name}"

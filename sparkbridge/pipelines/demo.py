@@ -84,8 +84,8 @@ def _make_topics(topics: Mapping[str, int], servers: str) -> None:
         if there:  # checked first, so that a failed attempt leaves no topics behind
             raise TopicAlreadyExistsError(
                 f"{', '.join(there)} exist{'s' * (len(there) == 1)}; a demo creates its topics itself",
-                hint=f"kl topic delete {' '.join(there)}, or leave -b and KL_BOOTSTRAP_SERVERS out:"
-                " then it starts a broker of its own",
+                hint=f"kl topic delete {' '.join(there)}, or leave -b out: then it starts"
+                " a broker of its own",
             )
         for name, partition_count in topics.items():
             # Retention would delete records with old timestamps.

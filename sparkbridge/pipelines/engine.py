@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+    from pyspark.sql.types import StructType
 
 #: The pause between two requests for a query's progress, in seconds.
 _POLL_SECONDS: Final = 0.1
@@ -45,8 +46,8 @@ Show = Callable[[ShownRows], None]
 class Setting:
     """Where a pipeline runs: brokers, checkpoint directory, and the base of relative output paths.
 
-    ``checkpoint`` is a directory or a URL. A nonempty ``trigger`` overrides the trigger in the file. If
-    ``outputs`` is None, the base is the directory of the pipeline file.
+    ``checkpoint`` is a directory or a URL. A nonempty ``trigger`` overrides the trigger in the file. Relative
+    output paths start at ``outputs`` or, if that is None, at the directory of the pipeline file.
     """
 
     servers: str
@@ -59,9 +60,9 @@ class Setting:
 class RunningQuery:
     sink: Sink
     query: StreamingQuery
-    schema: str  #: of the view that the sink reads, as DDL
+    schema: StructType  #: the schema of the view that the sink reads
     tally: Tally
-    group_id: str  #: of the committed offsets that show its progress
+    group_id: str  #: the consumer group to which the query commits its progress
 
     def poll(self) -> list[BatchProgress]:
         """Return the batches that finished since the last call."""
@@ -140,7 +141,10 @@ def source_options(pipeline: Pipeline, sink: Sink, servers: str) -> dict[str, st
 def start(
     spark: SparkSession, file: PipelineFile, pipeline: Pipeline, setting: Setting, show: Show | None = None
 ) -> Run:
-    """Start the pipeline's queries. Raises PipelineError with the failed part and the reason."""
+    """Start the pipeline's queries. Raises PipelineError with the failed part and the reason.
+
+    ``show`` is called with the first rows of each batch of a console sink.
+    """
     run = Run(file, pipeline, setting)
     if setting.checkpoint is not None:
         require_own_checkpoint(setting.checkpoint, pipeline)
@@ -164,7 +168,6 @@ def start(
 
 
 def _start_query(run: Run, frame: DataFrame, sink: Sink, show: Show | None) -> RunningQuery:
-    schema = ", ".join(f"`{each.name}` {each.dataType.simpleString()}" for each in frame.schema.fields)
     if sink.topic:
         writer = _to_topic(run, frame, sink)
     elif sink.parquet:
@@ -183,7 +186,7 @@ def _start_query(run: Run, frame: DataFrame, sink: Sink, show: Show | None) -> R
     else:
         writer = writer.trigger(processingTime=trigger)
     query = writer.outputMode(sink.output_mode).queryName(f"{run.pipeline.name}.{sink.name}").start()
-    return RunningQuery(sink, query, schema, Tally(run.name_of(sink)), run.pipeline.group_id(sink))
+    return RunningQuery(sink, query, frame.schema, Tally(run.name_of(sink)), run.pipeline.group_id(sink))
 
 
 def _to_topic(run: Run, frame: DataFrame, sink: Sink) -> DataStreamWriter:

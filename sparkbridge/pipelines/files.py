@@ -17,7 +17,7 @@ from sparkbridge.pipelines.parsing import parse_pipeline
 from sparkbridge.pipelines.section import Problem, nearest
 
 _AT_LINE: Final = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a drive letter does not match
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # two letters or more: C:/ is not a URL
 _HEADING: Final = re.compile(r"\s*\[\[?\s*(?P<name>[^\]]+?)\s*\]\]?\s*(?:#.*)?")
 FILE_NAME: Final = "pipeline.toml"  #: the file name of a pipeline that is named by its directory
 
@@ -52,8 +52,19 @@ def is_url(path: str) -> bool:
     return _URL.match(path) is not None
 
 
-def read(path: Path, overrides: Sequence[str] = ()) -> PipelineFile:
-    """Read and check one file. ``overrides`` are ``table.key=value``. Raises OSError, PipelineError."""
+def read(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    has_checkpoint: bool = True,
+    sql_problem: Callable[[str], str] | None = None,
+) -> PipelineFile:
+    """Read and check one file. ``overrides`` are texts ``table.key=value``. Raises OSError, PipelineError.
+
+    ``has_checkpoint`` means that the run names a checkpoint. Otherwise there is a warning if the sinks need
+    one and the file names none. ``sql_problem(query)`` returns the syntax error of a query, or ""; without
+    it, queries are not parsed.
+    """
     if path.is_dir():
         path = path / FILE_NAME
     text = path.read_text("utf-8", "replace")
@@ -68,6 +79,12 @@ def read(path: Path, overrides: Sequence[str] = ()) -> PipelineFile:
         apply_override(document, override)
     pipeline, problems = parse_pipeline(document)
     problems += _check_files(PipelineFile(path, pipeline, ()), pipeline)
+    if sql_problem is not None:
+        problems += _check_syntax(pipeline, sql_problem)
+    if pipeline.needs_checkpoint and not has_checkpoint:
+        message = "is missing: run needs --checkpoint DIR"
+        hint = 'checkpoint = "DIR" in [pipeline]'
+        problems.append(Problem("pipeline", "checkpoint", message, hint, is_warning=True))
     found_at = (replace(each, line=find_line(text, each.table, each.key)) for each in problems)
     located = tuple(sorted(found_at, key=lambda problem: problem.line))
     is_wrong = any(not each.is_warning for each in located)
@@ -78,7 +95,7 @@ def apply_override(document: dict[str, Any], override: str) -> None:
     """Apply an override such as ``sink.topic=out``. A value that is not TOML is a plain string. Raises
     PipelineError."""
     name, equals, text = override.partition("=")
-    parts = [part.strip() for part in name.split(".")]
+    parts = _key_parts(name)
     if not equals or not all(parts):
         raise PipelineError(
             f"--set {override!r} is not table.key=value", hint="for example sink.topic=totals"
@@ -90,17 +107,31 @@ def apply_override(document: dict[str, Any], override: str) -> None:
     place: Any = document
     for number, part in enumerate(parts[:-1], 1):
         if part in {"options", "settings", "spark", "sql"} and number < len(parts) - 1:
-            place.setdefault(part, {})[".".join(parts[number:])] = value  # option names contain dots
-            return
+            parts = [*parts[:number], ".".join(parts[number:])]  # option names contain dots
         if isinstance(place, list):
             place = _item(place, part, override)
         else:
             place = place.setdefault(part, {})
         if not isinstance(place, dict | list):
             raise PipelineError(f"--set {override!r}: {'.'.join(parts[:number])} is not a table")
+        if number == len(parts) - 1:
+            break
     if isinstance(place, list):
         raise PipelineError(f"--set {override!r}: select one, from 1: {name}.1.sql=…")
     place[parts[-1]] = value
+
+
+def _key_parts(name: str) -> list[str]:
+    """Return the parts of a dotted key. As in TOML, a part in quotes may contain dots."""
+    try:
+        place: Any = tomllib.loads(f"{name} = 0")
+    except tomllib.TOMLDecodeError:
+        return [part.strip() for part in name.split(".")]
+    parts: list[str] = []
+    while isinstance(place, dict):
+        ((part, place),) = place.items()
+        parts.append(part)
+    return parts
 
 
 def _item(listed: list[Any], part: str, override: str) -> Any:
@@ -167,7 +198,7 @@ def find_line(text: str, table: str, key: str) -> int:
 def _headings(text: str, number: int, listed: str) -> list[tuple[str, int, list[str]]]:
     """Return (name, line number, lines of the body) of each table in ``text``.
 
-    Of the array of tables ``[[listed]]``, only table ``number`` (from 1) is found under its name.
+    Of the array of tables ``[[listed]]``, only the table ``number`` (from 1) is returned.
     """
     found: list[tuple[str, int, list[str]]] = [("", 0, [])]
     seen = 0
@@ -220,8 +251,15 @@ def _check_files(file: PipelineFile, pipeline: Pipeline) -> list[Problem]:
     return problems
 
 
+def _check_syntax(pipeline: Pipeline, sql_problem: Callable[[str], str]) -> list[Problem]:
+    queries = [(f"transform {number}", "sql", step.sql) for number, step in enumerate(pipeline.steps, 1)]
+    queries += [("check.sql", name, query) for name, query in pipeline.check.sql.items()]
+    found = [(table, key, sql_problem(query)) for table, key, query in queries if query.strip()]
+    return [Problem(table, key, message) for table, key, message in found if message]
+
+
 def _no_problem(path: Path) -> None:
-    """Return None (no problem) for every path, because the run creates it."""
+    """Return None, which means no problem, for a path that the run creates."""
 
 
 def _table_problem(table: Table, path: Path) -> tuple[str, str] | None:

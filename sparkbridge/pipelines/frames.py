@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 _COLUMN_TYPES: Final = {name: types[0] for name, types in COLUMNS.items() if name != "headers"}
 _CORRUPT: Final = "_corrupt_record"
+#: The columns that FAILFAST names of a record that it refuses.
+_PLACE: Final = ("topic", "partition", "offset")
+#: How much of a refused value an error shows, in characters.
+_SHOWN_CHARACTERS: Final = 200
 
 
 def read_stream(
@@ -56,9 +60,11 @@ def wanted_columns(pipeline: Pipeline) -> str:
     Spark requests all columns of a Python source, even unused ones. Omitted columns are not built.
     """
     named = record_columns(pipeline)
-    if pipeline.source.decode.format == "none" or "headers" in named:
+    decode = pipeline.source.decode
+    if decode.format == "none" or "headers" in named:
         return ""
-    return ", ".join(f"{name} {kind}" for name, kind in _COLUMN_TYPES.items() if name in {"value", *named})
+    wanted = {"value", *named, *(_PLACE if decode.mode == "FAILFAST" else ())}
+    return ", ".join(f"{name} {kind}" for name, kind in _COLUMN_TYPES.items() if name in wanted)
 
 
 def decoded(frame: DataFrame, decode: Decode, record_names: Collection[str]) -> DataFrame:
@@ -78,9 +84,7 @@ def decoded(frame: DataFrame, decode: Decode, record_names: Collection[str]) -> 
         extracted = sql.regexp_extract(text, decode.pattern, decode.groups[field.name])
         column: Column = sql.when(is_match, extracted.try_cast(field.type))
         if decode.mode == "FAILFAST":
-            column = column.otherwise(
-                sql.raise_error(sql.concat(sql.lit("a value does not match the pattern: "), text))
-            )
+            column = column.otherwise(_refusal("does not match the pattern", text))
         columns.append(column.alias(field.name))
     if decode.mode == "DROPMALFORMED":
         frame = frame.where(is_match)
@@ -91,14 +95,29 @@ def _from_json(frame: DataFrame, decode: Decode, text: Column, record: list[Colu
     from pyspark.sql import functions as sql
 
     names = ["record"] if record else []
-    if decode.mode != "DROPMALFORMED":
+    if decode.mode == "PERMISSIVE":
         value = sql.from_json(text, decode.schema, {"mode": decode.mode})
         return frame.select(value.alias("value"), *record).select("value.*", *names)
+    # Spark's own FAILFAST names neither the record nor its value.
     schema = f"{decode.schema}, {_CORRUPT} STRING"
     value = sql.from_json(text, schema, {"columnNameOfCorruptRecord": _CORRUPT})
-    parsed = frame.select(value.alias("value"), *record)
-    good = parsed.where(sql.col("value").isNotNull() & sql.col(f"value.{_CORRUPT}").isNull())
-    return good.select("value.*", *names).drop(_CORRUPT)
+    parsed = frame.withColumn("parsed", value)
+    is_corrupt = sql.col(f"parsed.{_CORRUPT}").isNotNull()
+    if decode.mode == "FAILFAST":
+        refused = sql.when(is_corrupt, _refusal("is not JSON of the schema", text))
+        good = parsed.withColumn("parsed", refused.otherwise(sql.col("parsed")))
+    else:
+        good = parsed.where(sql.col("parsed").isNotNull() & ~is_corrupt)
+    return good.select("parsed", *record).select("parsed.*", *names).drop(_CORRUPT)
+
+
+def _refusal(problem: str, text: Column) -> Column:
+    """Return an expression that fails with the record's topic, partition and offset, and ``problem``."""
+    from pyspark.sql import functions as sql
+
+    shown = sql.left(text, sql.lit(_SHOWN_CHARACTERS))
+    message = sql.format_string(f"topic %s, partition %d, offset %d: the value {problem}: %s", *_PLACE, shown)
+    return sql.raise_error(message)
 
 
 def load_table(spark: SparkSession, table: Table, path: str) -> DataFrame:
@@ -166,7 +185,8 @@ def views(
 
 
 def topic_columns(frame: DataFrame, sink: Sink) -> DataFrame:
-    """Return a topic's columns: the sink's expressions, and, without one for value, the value as JSON."""
+    """Return the columns to write to a topic: the sink's expressions. The default of ``value`` is the row as
+    JSON."""
     names = sink.json_columns or frame.columns
     value = sink.columns.get("value") or f"to_json(struct({', '.join(map(_quoted, names))}))"
     columns = {**sink.columns, "value": value}

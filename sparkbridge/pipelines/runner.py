@@ -36,7 +36,7 @@ def _nothing(*_: Any) -> None:
 class Listener:
     """Callbacks during a run. ``on_tick`` is called several times a second.
 
-    ``is_stopping`` returns whether the user is stopping the run. Failures of queries are then expected,
+    ``is_stopping`` returns whether the user is stopping the run. If so, failures of queries are not raised,
     because a signal to the whole process group also ends Spark's JVM.
     """
 
@@ -71,7 +71,7 @@ def require_spark() -> None:
 def spark_session(
     name: str, *, master: str = "local[*]", settings: Mapping[str, str] | None = None, log: Path | None = None
 ) -> Iterator[SparkSession]:
-    """Open a new session in a new JVM, which ends with it. JVM and workers write their output to ``log``.
+    """Open a new session in a new JVM, and end both after the block. JVM and workers write to ``log``.
 
     Raises PipelineError.
     """
@@ -133,7 +133,10 @@ def _stderr_to(log: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _query_log_to(log: Path | None) -> Iterator[None]:
-    """Redirect pyspark's log of failed queries, which includes JVM stack traces, from stderr to ``log``."""
+    """Redirect pyspark's log of failed queries, which includes JVM stack traces, from stderr to ``log``.
+
+    Also redirects the messages of py4j about a JVM that has ended, which it sends to the root logger itself.
+    """
     if log is None:
         yield
         return
@@ -143,9 +146,18 @@ def _query_log_to(log: Path | None) -> Iterator[None]:
     streams = [each for each in handlers if isinstance(each, logging.StreamHandler)]
     with log.open("a") as file:
         before = [(each, each.setStream(file)) for each in streams]
+        to_file = logging.StreamHandler(file)
+
+        def redirect(record: logging.LogRecord) -> bool:
+            to_file.emit(record)
+            return False
+
+        root = logging.getLogger()
+        root.addFilter(redirect)  # a logger's filter does not see the messages of other loggers
         try:
             yield
         finally:
+            root.removeFilter(redirect)
             for each, stream in before:
                 if stream is not None:
                     each.setStream(stream)
@@ -159,9 +171,10 @@ def execute(
     has_checks: bool = True,
     listener: Listener | None = None,
 ) -> Report:
-    """Run a pipeline until its queries end or Ctrl-C stops them. Run its checks if it ended by itself.
+    """Run a pipeline until its queries end or Ctrl-C stops them.
 
-    Raises PipelineError for a pipeline that cannot run or that fails.
+    If ``has_checks``, then run the checks of an available-now run that was not stopped. Raises PipelineError
+    for a pipeline that cannot run or that fails.
     """
     listener = listener or Listener()
     pipeline = file.pipeline

@@ -70,7 +70,7 @@ class Section:
         return key in self.values
 
     def has_nearly(self, keys: Sequence[str]) -> bool:
-        """Whether an unread key is probably a misspelling of one of ``keys``. ``finish`` will report it."""
+        """Whether a key that has not been read is probably a misspelling of one of ``keys``."""
         return any(key not in keys and nearest(key, keys) for key in self.values if key not in self._known)
 
     def get(self, key: str, kind: type[T], default: T) -> T:
@@ -85,7 +85,10 @@ class Section:
         return default
 
     def text(self, key: str, default: str = "", *, required: str = "") -> str:
-        """Return a nonblank string or ``default``. If ``required``, a hint, is not "", the key must exist."""
+        """Return a nonblank string or ``default``.
+
+        If ``required`` is not "", the key must exist; ``required`` is the hint of the error.
+        """
         found = self.get(key, str, default)
         if key in self.values:
             if isinstance(self.values[key], str) and not found.strip():
@@ -183,7 +186,7 @@ class Section:
     def finish(self) -> None:
         for key in self.values:
             if key not in self._known:
-                hint = nearest(key, self._known) or f"it has {', '.join(sorted(self._known))}"
+                hint = nearest(key, self._known) or f"it has {', '.join(sorted(set(self._known)))}"
                 self.error(key, "is not known here", hint)
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -40,6 +42,9 @@ _OTHER_STATE: Final = re.compile(
 _UNCAUGHT: Final = re.compile(r"^Exception in thread \S+ [\w.$]+: (?P<text>[^\n]+)", re.MULTILINE)
 _CHATTER: Final = re.compile(r"^WARNING|^Using |^Setting |^To adjust | WARN | INFO ")
 SEE_LOG: Final = "--spark-log FILE writes Spark's log to a file"
+JVM_END_S: Final = 2.0  #: how long to wait for a JVM that closed its connections to end, in seconds
+#: The beginning of py4j's message for a failed call. The message contains "Trace:" if the JVM has responded.
+_NO_RESPONSE: Final = "An error occurred while calling"
 _TAIL: Final = re.compile(r"(?:\s*SQLSTATE: \w+)*[;.]?\s*(?:line \d+,? pos \d+)?;?\s*$")
 
 
@@ -75,7 +80,10 @@ def hint(error: BaseException) -> str:
 
 
 def _is_named(error: BaseException) -> bool:
-    """Whether ``cause`` names kafkalite's error, an invalid query, or a line of the user's file."""
+    """Whether ``cause(error)`` already names the reason.
+
+    This is so for an error of kafkalite, an invalid query, and an error at a line of the user's file.
+    """
     if type(error).__name__ in _WRONG_QUERY or place(error):
         return True
     return _OURS.search(_all_text(error)) is not None
@@ -90,8 +98,8 @@ def last_words(log: str) -> str:
 
 
 def place(error: BaseException) -> str:
-    """Return where the user's Python code failed, such as `` (transform.py:12)``, or "" if it did not
-    fail."""
+    """Return where the user's Python code failed, such as `` (transform.py:12)``; "" if the error has another
+    cause."""
     trace, found = error.__traceback__, ""
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -125,15 +133,68 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 @contextlib.contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Convert errors other than KafkaliteError to a PipelineError with the text ``where: cause``."""
+    """Convert errors other than KafkaliteError to a PipelineError with the text ``where: cause``.
+
+    If the connection to Spark's JVM broke, the text says that the JVM has ended, and how.
+    """
     try:
         yield
     except KafkaliteError:
         raise
     except Exception as problem:
+        if is_connection_to_jvm(problem):
+            text = f"{jvm_end(_jvm_exit_code())} ({where})"
+            raise PipelineError(text, hint=SEE_LOG) from problem
         name = "" if _is_spark(problem) else f"{type(problem).__name__}: "
         text = f"{where}: {name}{cause(problem)}{place(problem)}"
         raise PipelineError(text, hint=hint(problem) if _is_spark(problem) else "") from problem
+
+
+def is_connection_to_jvm(error: BaseException) -> bool:
+    """Whether py4j lost the connection to Spark's JVM, or could not open one.
+
+    A function of the user that cannot reach a server raises such errors as well, but not inside py4j.
+    """
+    kind = type(error).__name__
+    if kind == "Py4JNetworkError":
+        return True
+    if kind == "Py4JError" and "Trace:" not in str(error):
+        # A call without a response. A name that the JVM lacks raises a Py4JError as well, while the JVM runs.
+        has_process = _jvm_process() is not None
+        return _jvm_exit_code() is not None if has_process else str(error).startswith(_NO_RESPONSE)
+    trace, is_in_py4j = error.__traceback__, False
+    while trace is not None:
+        is_in_py4j |= str(trace.tb_frame.f_globals.get("__name__", "")).startswith("py4j.")
+        trace = trace.tb_next
+    return is_in_py4j and isinstance(error, OSError)
+
+
+def jvm_end(exit_code: int | None) -> str:
+    """Return how Spark's JVM ended. A negative ``exit_code`` is that of a signal; None means unknown."""
+    if exit_code is None:
+        return "Spark's JVM does not respond: it was killed, crashed or ran out of memory"
+    if exit_code >= 0:
+        return f"Spark's JVM ended with exit code {exit_code}"
+    by_system = ", as the system does when memory is short" if -exit_code == signal.SIGKILL else ""
+    return f"Spark's JVM was killed by {signal.Signals(-exit_code).name}{by_system}"
+
+
+def _jvm_exit_code() -> int | None:
+    """Return the exit code of the JVM that pyspark started; None if it runs, or if pyspark started none."""
+    process = _jvm_process()
+    if process is None:
+        return None
+    try:
+        return int(process.wait(JVM_END_S))
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _jvm_process() -> subprocess.Popen[bytes] | None:
+    """Return the process of the JVM that pyspark started; None if it started none."""
+    from pyspark import SparkContext
+
+    return getattr(SparkContext._gateway, "proc", None)
 
 
 def _is_spark(error: BaseException) -> bool:

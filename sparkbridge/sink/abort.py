@@ -40,9 +40,10 @@ class Attempt(NamedTuple):
 
 
 def checkpoint_mark(options: Mapping[str, str], topic: str | None) -> str:
-    """Return a hash that is equal in a stream's tasks and driver; "" without the option checkpointLocation.
+    """Return a hash of checkpoint location and topic that is equal in a stream's tasks and driver.
 
-    It includes the topic, because ``/checkpoint`` may be a different directory on each of several machines.
+    Return "" without the option checkpointLocation. The topic is included, because a path such as
+    ``/checkpoint`` may belong to different queries on different machines.
     """
     named = [str(value) for name, value in options.items() if str(name).lower() == "checkpointlocation"]
     return hashlib.sha256(f"{topic}\n{named[0]}".encode()).hexdigest()[:MARK_DIGITS] if named else ""
@@ -58,8 +59,9 @@ def abort_batch(
 ) -> None:
     """Abort the transactions of a batch as far as possible. Errors are only logged.
 
-    Aborts the writers of ``messages``. Unless ``mark`` is empty, also aborts the open attempts with ``mark``
-    in their names that belong to ``sink_id`` (None: all sinks) and ``batch_id`` (None: any batch).
+    Aborts the writers of ``messages``. Unless ``mark`` (see ``checkpoint_mark``) is empty, also aborts the
+    open attempts with ``mark`` in their names that belong to ``sink_id`` (None: all sinks) and ``batch_id``
+    (None: any batch).
     """
     if not options.exactly_once:
         return

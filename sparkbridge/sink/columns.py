@@ -1,7 +1,7 @@
 """Splits the rows of a task, as Arrow columns, by topic and partition, and keeps their order.
 
-No record is processed alone. Keys are hashed by column, rows are sorted stably by partition and moved once,
-and the end of a batch is found by binary search in the offsets of the columns.
+There is no loop over single records. Keys are hashed by column, rows are sorted stably by partition and
+copied once, and the end of a batch is found by binary search in the offsets of the columns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sparkbridge.sink.schema import SinkColumns
 BATCH_BYTES: Final = 160
 #: The maximum size of a record header without its name and value, in bytes.
 HEADER_BYTES: Final = 12
-NO_PARTITION: Final = -1  # of records without a key, until the partition of their batch is chosen
+NO_PARTITION: Final = -1  # for records without a key, until the partition of their batch is chosen
 
 _LARGE: Final = {pa.large_binary(): pa.binary(), pa.large_string(): pa.string()}
 _HEADERS: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -56,7 +56,10 @@ def _arrays(column: Any) -> list[Any]:
 
 
 def joined(parts: Sequence[Records]) -> Records:
-    """Join the parts, in chunks if there are several. Assumes that all or none of them have timestamps."""
+    """Join the parts into one, whose columns are chunked if there are several parts.
+
+    Either all or none of the parts must have timestamps.
+    """
     if len(parts) == 1:
         return parts[0]
     return Records(*(_chunked(arrays, parts) for arrays in zip(*parts, strict=True)))
@@ -90,8 +93,8 @@ class PartitionSlice(NamedTuple):
 class Splitter:
     """Splits Arrow batches by topic and partition. ``partition_count`` returns a topic's partition count.
 
-    ``keyless`` returns the partition for rows without a key in a batch that also has other rows. It is not
-    called if no row of a batch has a key.
+    If some rows of an Arrow batch have a key or a partition, ``keyless(topic)`` returns the partition for the
+    other rows. Otherwise ``keyless`` is not called: the rows get NO_PARTITION.
     """
 
     def __init__(
@@ -255,10 +258,10 @@ def _milliseconds(timestamps: Any, now_ms: int) -> Any:
 
 
 def record_overhead(columns: SinkColumns) -> int:
-    """Return an upper bound of a record's size in a batch in bytes, without the data of its columns.
+    """Return an upper bound, in bytes, of a record's size in a batch without its key, value and headers.
 
-    It counts offsets, timestamp and header length for all columns of the task's rows, because records without
-    a key may share a batch with others. The two validity bits are not included.
+    The bound includes offsets, the timestamp and the length of the header list, but not the two validity
+    bits. It includes a nullable column for every record: records with null may share a batch with others.
     """
     sizes = ((columns.key, 4), (columns.timestamp, 8), (columns.headers, 5))
     return 4 + sum(size for index, size in sizes if index is not None)
@@ -308,10 +311,12 @@ def cut(
     while start < records.row_count:
         end = sizes.end(start, limit_bytes, limit_records)
         if end == start:
+            size_bytes = sizes.between(start, start + 1)
+            needed = size_bytes + BATCH_BYTES
             raise RecordTooLargeError(
-                f"a row makes a record of {sizes.between(start, start + 1)} bytes; the limit of a batch is "
-                f"{limit_bytes}",
-                hint="raise the topic's max.message.bytes, and kafka.max.request.size with it",
+                f"a row makes a record of {size_bytes} bytes; the limit of a batch is {limit_bytes}",
+                hint="set the topic's max.message.bytes and the option kafka.max.request.size to "
+                f"{needed} or more, and kafka.buffer.memory if that is less",
             )
         yield records.slice(start, end - start), sizes.between(start, end)
         start = end

@@ -31,7 +31,7 @@ from sparkbridge.errors import SinkCommitError
 from sparkbridge.local.worker_garbage import spare_collections
 from sparkbridge.options import SinkOptions
 
-#: How long a commit waits for its markers, which make it visible. It is decided before they are written.
+#: How long a commit, once decided, waits until its transaction markers make it visible in every partition.
 COMPLETE_WAIT_MS: Final = 10_000
 #: The timeout of a commit in milliseconds, including failovers of the coordinator.
 COMMIT_TIMEOUT_MS: Final = 120_000
@@ -48,7 +48,7 @@ class Written(WriterCommitMessage):
 
     sink_id: str
     batch_id: int
-    query_id: str  #: of the stream, to detect two queries that use one sink name; "" in a batch job
+    query_id: str  #: the stream's query id, to detect two queries with one sink name; "" in a batch job
     rows: int
     prepared: tuple[str, int, int] | None
 
@@ -106,7 +106,10 @@ def _retire(group: TransactionGroup) -> None:
 
 
 def _witness(options: SinkOptions, one: Written) -> list[PreparedWriter]:
-    """Return [] or a prepared writer without records, so that brokers store the query of an empty batch."""
+    """Return a prepared writer without records, whose name tells the brokers the query of an empty batch.
+
+    Return [] if the query need not be stored, because no other query can use the same sink name.
+    """
     if not one.query_id or one.sink_id == f"{options.transactional_id_prefix}-{one.query_id}":
         return []  # no query, or a name that belongs to this query alone
     writer = writer_name(one.query_id, f"nothing-{uuid.uuid4().hex}")
@@ -119,7 +122,7 @@ def _witness(options: SinkOptions, one: Written) -> list[PreparedWriter]:
             )
         ) as joined:
             prepared = joined.prepare()
-    except InvalidTransactionTimeoutError:  # the maximum of the brokers is lower: commit without a witness
+    except InvalidTransactionTimeoutError:  # above the brokers' maximum: commit without this writer
         prepared = None
     return [] if prepared is None else [prepared]
 

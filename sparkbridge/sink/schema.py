@@ -106,7 +106,7 @@ def _is_header(data_type: DataType) -> bool:
 
 
 def _slips(name: str, others: list[str]) -> list[str]:
-    """Return [the name in ``others`` that ``name`` probably means], or [] if none is similar."""
+    """Return a list with the name in ``others`` that is probably a misspelling of ``name``, or []."""
     lowered = {other.lower(): other for other in others}
     return [lowered[close] for close in get_close_matches(name, lowered, n=1, cutoff=0.75)]
 

@@ -27,10 +27,10 @@ _reached: set[str] = set()
 
 
 def check_servers(options: SinkOptions, *, is_stream: bool) -> None:
-    """Raise ConnectionFailedError if no broker can be reached. A planning process checks only once.
+    """Raise ConnectionFailedError if no broker can be reached within the timeout.
 
     The timeout is kafka.request.timeout.ms, but at most JOB_PATIENCE_MS for a batch job without a sink name.
-    Spark creates a writer for every micro-batch; only the first sends a request.
+    A process checks the same servers only once, because Spark creates a writer for every micro-batch.
     """
     servers = options.client.bootstrap_servers
     if PLANNING_MODULE not in sys.modules or servers in _reached:

@@ -65,7 +65,7 @@ class TaskIdentity(NamedTuple):
     batch_id: int
     query_id: str
     attempt: str
-    partition: int  #: of Spark's task
+    partition: int  #: the number of Spark's partition that the task processes
 
 
 def write_task(
@@ -131,9 +131,10 @@ def _aborted(error: KafkaliteError, options: SinkOptions, task: TaskIdentity) ->
 
 
 def _check_is_last(options: SinkOptions, task: TaskIdentity) -> None:
-    """Raise SinkCommitError if a batch after the task's batch is already committed.
+    """Raise SinkCommitError if a later batch than the task's batch is already committed.
 
-    Spark repeats only the last batch of a query, so the task's batch is not a repetition.
+    Spark repeats only the last batch of a query, so the later batch means that this task does not repeat its
+    batch: see the hint of ``older_batch_error`` for the causes.
     """
     with TransactionGroup(task.sink_id, config=driver_config(options, 60_000)) as group:
         last = group.last_batch_id()
@@ -266,8 +267,7 @@ class _OpenBatch:
     def own(self) -> None:
         """Copy the last of ``records`` into new memory, so that its Arrow batch can be freed.
 
-        Preceding items of ``records`` with no more rows are joined to the copy, to limit the number of small
-        pieces.
+        If there are many small items, the preceding ones that have no more rows are joined to the copy.
         """
         last = [self.records.pop()]
         row_count = last[0].row_count
@@ -330,7 +330,7 @@ class TopicWriter:
         for slice_ in self._splitter.split(batch, now_ms):
             self._add(slice_)
         for topic in self._mixed:
-            self._go_on(topic)
+            self._go_on(topic, batch.num_rows)
         self._mixed.clear()
         while self._open_bytes > MAX_OPEN_BYTES:
             self._send(*max(self._open, key=lambda key: self._open[key].held_bytes))
@@ -370,8 +370,8 @@ class TopicWriter:
         self._open_bytes -= waiting.held_bytes
         if partition == NO_PARTITION:
             partition = self._keyless(topic)
-            self._go_on(topic)
-            if (topic, partition) in self._open:  # its rows precede these
+            self._go_on(topic, sum(records.row_count for records in waiting.records))
+            if (topic, partition) in self._open:  # the rows of that open batch precede these
                 self._send(topic, partition)
         builder = RecordBatchBuilder(codec=self._config.codec, level=self._config.compression_level)
         now_ms = time.time_ns() // 1_000_000
@@ -403,11 +403,14 @@ class TopicWriter:
         return (chosen + self._first) % count
 
     def _keyless_among_others(self, topic: str) -> int:
-        if (topic, NO_PARTITION) in self._open:  # its rows precede these
+        if (topic, NO_PARTITION) in self._open:  # the rows of that open batch precede the current ones
             self._send(topic, NO_PARTITION)
         self._mixed.add(topic)
         return self._keyless(topic)
 
-    def _go_on(self, topic: str) -> None:
-        """Let the partitioner choose another partition for the next records without a key."""
-        self._partitioner.on_batch_closed(topic, self._chosen[topic])
+    def _go_on(self, topic: str, record_count: int) -> None:
+        """Tell the partitioner that ``record_count`` records without a key were sent to its partition.
+
+        It may choose another partition for the next ones.
+        """
+        self._partitioner.on_batch_closed(topic, self._chosen[topic], record_count)

@@ -54,7 +54,7 @@ class KafkaliteReader(DataSourceReader):
         return SparkCluster.shared(self._options.client)
 
     def push(self, filters: Sequence[Any]) -> list[Any]:
-        """Limit the ranges to read by ``filters``. Return all filters, because Spark applies them again."""
+        """Limit the ranges to read by ``filters``. Return all filters, so that Spark applies them again."""
         self._pruning = Pruning.of(filters)
         return list(filters)
 

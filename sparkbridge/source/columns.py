@@ -135,7 +135,10 @@ def _binary(
 
 
 def _binary_array(view: BinaryView | None, piece: Piece, field: pa.Field, where: str) -> pa.Array:
-    """Return the rows of ``piece`` in ``view`` as an array. Raises CorruptBatchError for invalid offsets."""
+    """Return the rows of ``piece`` in ``view`` as an array.
+
+    Raises CorruptBatchError for invalid offsets. ``where`` names the partition in the error.
+    """
     if view is None:
         return pa.nulls(piece.row_count, field.type)
     buffers = [

@@ -106,7 +106,7 @@ class Pruning:
 
 
 def _readable(each: Any) -> tuple[str, str, Any] | None:
-    """Return (column, comparison, value) of the filter ``each``, or None if it cannot limit the ranges."""
+    """Return (column, class name, operand) of the filter ``each``, or None if it cannot limit the ranges."""
     name = type(each).__name__
     attribute: tuple[str, ...] = getattr(each, "attribute", ())
     if name not in _COMPARE or len(attribute) != 1 or attribute[0] not in _TYPES:
@@ -125,7 +125,10 @@ def _is_fit(column: str, value: Any) -> bool:
 
 
 def _interval(name: str, value: Any) -> tuple[int, int | None]:
-    """Return (first, exclusive end or None) of the offsets for which the comparison ``name`` can hold."""
+    """Return (first offset, exclusive end or None) of the offsets that can pass a filter.
+
+    ``name`` is the class name of the filter, such as GreaterThan, and ``value`` is its operand.
+    """
     match name:
         case "EqualTo" | "EqualNullSafe":
             return value, value + 1
@@ -141,9 +144,10 @@ def _interval(name: str, value: Any) -> tuple[int, int | None]:
 
 
 def _from_ms(name: str, value: Any) -> int | None:
-    """Return the minimum timestamp (ms) for which a comparison can hold; None if there is no minimum.
+    """Return the minimum timestamp (ms) that can pass a filter; None if there is no minimum.
 
-    Records without a timestamp have -1, so a limit below 0 is ignored.
+    ``name`` is the class name of the filter, such as GreaterThan, and ``value`` is its operand. Records
+    without a timestamp have -1, so a limit below 0 is ignored.
     """
     match name:
         case "EqualTo" | "EqualNullSafe" | "GreaterThanOrEqual":

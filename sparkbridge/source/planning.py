@@ -49,7 +49,7 @@ class BytesLookup(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """One partition at a trigger. Earlier batches have read it up to ``position``.
+    """One partition when a batch is planned. Earlier batches have read it up to ``position``.
 
     The offsets from ``start`` (inclusive) to ``target`` (exclusive) can be read now.
     """
@@ -99,10 +99,10 @@ class _Draft(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The end of the next batch, or ``start`` itself if there is no batch.
+    """A planned batch. ``end`` is its end, or ``start`` itself if there is no batch.
 
     If ``wants_bytes`` is set, pass the result of that look-up to ``SourcePlan.cut`` before using ``end``.
-    ``seen`` holds the ends of the logs, beyond which the reader waits for data.
+    ``seen`` holds the log ends; if there is no batch, the reader waits for data beyond them.
     """
 
     start: StreamOffset
@@ -125,7 +125,8 @@ class SourcePlan:
         self.options = options
         self._initial: StreamOffset | None = None
         self._last_batch_ms: int | None = None
-        self._waits: dict[TopicPartition, int] = {}  # triggers in a row without a part of the limit
+        # batches in a row in which maxOffsetsPerTrigger left nothing for the partition
+        self._waits: dict[TopicPartition, int] = {}
         self._waits_for_bytes: dict[TopicPartition, int] = {}  # the same for maxBytesPerTrigger
         self._is_available_now = False
         self._cap: Positions | None = None  # where AvailableNow ends; ``_cap_ids`` are the ids of its topics
@@ -153,10 +154,10 @@ class SourcePlan:
         self._cap = None
 
     def needed_lookups(self, snapshot: Snapshot, now_ms: int) -> Lookups:
-        """Return the ending times for which ``latest`` needs offsets that were not looked up yet.
+        """Return the times of ending options for which ``latest`` needs offsets that were not looked up yet.
 
-        Look them up after the snapshot was taken. If no offset is found then, the snapshot has no record at
-        or after that time.
+        Look them up after the snapshot was taken: if there is no offset for a time, then the snapshot has no
+        record at or after that time.
         """
         spec = self.options.ending
         if spec is None:
@@ -330,10 +331,10 @@ class SourcePlan:
 def share_out(
     lags: Mapping[TopicPartition, int], limit: int, waits: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """Divide ``limit`` in proportion to the lags (above 0). Return the lags if their sum is not larger.
+    """Divide ``limit`` offsets in proportion to the lags (above 0). Return ``lags`` if their sum fits.
 
-    The remainder of rounding goes first to partitions whose share is below one offset. Those with the most
-    ``waits``, batches in which a partition had no share, come first, so that no partition waits for ever. The
+    The remainder of rounding goes first to partitions whose share is below one offset, in the order of
+    ``waits``, the number of batches in which the partition had no share. So no partition waits for ever. The
     rest goes to the largest remainders.
     """
     total = sum(lags.values())
@@ -382,7 +383,7 @@ def whole_ranges(
 
 
 def went_back(start: StreamOffset, snapshot: Snapshot) -> list[TopicPartition]:
-    """Return the partitions whose log ends before ``start``, for which the caller must retry."""
+    """Return the partitions whose log ends before ``start``. The caller must then take another snapshot."""
     return [
         tp
         for tp, bounds in assigned(snapshot).items()

@@ -114,8 +114,7 @@ class _RangeReader:
                 continue
             except UnknownTopicOrPartitionError as error:
                 token = None
-                if self._has_topic():
-                    self._lose(end, f"the partition was deleted ({error.message})")
+                self._on_unknown(error)
                 continue
             except (ConnectionFailedError, RequestTimeoutError):
                 token = None
@@ -123,7 +122,7 @@ class _RangeReader:
                     raise
                 continue  # the partition may be without a leader for longer than kafka.request.timeout.ms
             response_count += 1
-            # The topic id is checked after the response, so it holds for the response.
+            # The topic id is checked after the response: then the response came from the topic with this id.
             if response_count == 1 and not self._has_topic():
                 return
             start, token = self._position, None
@@ -142,7 +141,7 @@ class _RangeReader:
             if builder.size_bytes >= LEAST_BYTES or 2 * builder.row_count >= TARGET_ROWS:
                 yield from self._built()
             if self._position > start:
-                self._progressed()  # not earlier: the time that Spark takes for the rows does not count
+                self._progressed()  # after the rows were yielded: the time that Spark takes does not count
         if builder.row_count:
             yield from self._built()
         if response_count > 1 and not self._is_cut_short:
@@ -179,7 +178,8 @@ class _RangeReader:
         return spans
 
     def _readable(self, fetched: Fetched, spans: list[tuple[int, int, int]]) -> Iterator[RecordBatch]:
-        """Yield the batches that a consumer may see, with checked CRCs."""
+        """Yield the batches at ``spans`` with a checked CRC. Omit control batches and, with read_committed,
+        batches of aborted transactions."""
         payload = fetched.payload
         isolation = AbortedFilter(fetched.aborted if self._is_read_committed else ())
         for start, end, next_offset in spans:
@@ -223,7 +223,7 @@ class _RangeReader:
     def _check_time(self, fetched: Fetched) -> None:
         if time.monotonic() < self._deadline_s:
             return
-        if fetched.high_watermark < self._range.end:  # it did not when the batch was planned
+        if fetched.high_watermark < self._range.end:  # the log was longer when the batch was planned
             self._lose(self._range.end, f"the log now ends at {fetched.high_watermark}")
             return
         readable = fetched.last_stable_offset if self._is_read_committed else fetched.high_watermark
@@ -276,6 +276,23 @@ class _RangeReader:
                 self._cluster.avoid_last_responder()
                 time.sleep(options.fetch_offset_retry_interval_ms / 1000)
         return None if found is None else found.topic_id
+
+    def _on_unknown(self, error: UnknownTopicOrPartitionError) -> None:
+        """Report the rest of the range as lost if its topic or partition was deleted.
+
+        If the brokers' metadata still has the partition, its leader lags behind: returns for a retry; at the
+        deadline, raises ``error``.
+        """
+        if not self._has_topic():
+            return
+        topic, partition = self._tp
+        found = self._cluster.topics(names=[topic]).get(topic)
+        if found is None or partition >= found.partition_count:
+            self._lose(self._range.end, f"the partition was deleted ({error.message})")
+        elif time.monotonic() < self._deadline_s:
+            time.sleep(_RETRY_PAUSE_S)
+        else:
+            raise error
 
     def _on_out_of_range(self, error: OffsetOutOfRangeError) -> None:
         """Move to the next existing record and report the records before it as lost.

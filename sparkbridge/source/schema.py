@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HEADERS_ARRAY: Final = "array<struct<key:string,value:binary>>"
 HEADERS_MAP: Final = "map<string,binary>"
 
-#: Allowed types by column name, as Spark writes them. The first is the default.
+#: {column name: its allowed types, as Spark writes them}. The first type is the default.
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "key": ("binary", "string"),
     "value": ("binary", "string"),
@@ -38,7 +38,10 @@ NULLABLE: Final = ("key", "value", "headers")
 
 @lru_cache(maxsize=4)
 def source_schema(*, include_headers: bool = False, headers_as_map: bool = False) -> StructType:
-    """Return all columns of the source. The result is cached and must not be modified."""
+    """Return all columns of the source, with ``headers`` if ``include_headers``: an array, or a map.
+
+    The result is cached and must not be modified.
+    """
     from pyspark.sql import types as spark
 
     header = spark.StructType().add("key", "string").add("value", "binary")

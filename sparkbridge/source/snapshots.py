@@ -55,9 +55,9 @@ def steady_snapshot(
 ) -> dict[str, TopicSnapshot]:
     """Return a snapshot that matches ``offset``. Retry up to fetchOffset.numRetries times.
 
-    A snapshot does not match if a partition is missing, ends before the offset, or belongs to another topic
-    id. If no retry gets a match, returns the last snapshot. Retries go to other brokers, because a new broker
-    or leader may lag behind.
+    A snapshot does not match if a partition is missing, ends before its position in ``offset``, or has
+    another topic id. If no retry gets a match, returns the last snapshot. Retries go to other brokers,
+    because a new broker or leader may lag behind.
     """
     return _steady(cluster, options, offset, lambda: snapshot_now(cluster, options))
 
@@ -96,10 +96,11 @@ def _steady(
 
 
 def _let_stand(snapshot: dict[str, TopicSnapshot], positions: Positions, ends: Positions) -> None:
-    """Set each partition's end to its position, if that is at most the high watermark in ``ends``.
+    """Set each partition's end in ``snapshot`` to its position, unless that is above the end in ``ends``.
 
-    An open transaction hides the records before that position. They are not lost: they were read with
-    read_uncommitted, or the user requested this position.
+    ``ends`` are high watermarks, and the positions are beyond the last stable offset: an open transaction
+    hides the records before them. These records are not lost: they were read with read_uncommitted, or the
+    user requested the position.
     """
     for tp, position in positions.items():
         known = snapshot[tp.topic]

@@ -28,7 +28,7 @@ class StartAfterEndError(SparkOptionError):
 
 
 class Lookups(NamedTuple):
-    """The look-ups to make: offsets for ``times`` (ms) and, if wanted, the group's committed offsets."""
+    """The look-ups to make: the offsets for ``times`` (ms) and, if wanted, the group's committed offsets."""
 
     times: dict[TopicPartition, int]
     is_group_wanted: bool = False
@@ -38,7 +38,7 @@ class Lookups(NamedTuple):
 
 
 class LookupResults(NamedTuple):
-    """The results of look-ups. A partition in ``times`` has None if all records are older."""
+    """The results of look-ups: offsets by partition. In ``times``, None means that all records are older."""
 
     times: Mapping[TopicPartition, int | None] = {}
     committed: Mapping[TopicPartition, int] = {}
@@ -68,7 +68,7 @@ def assigned(
 ) -> dict[TopicPartition, Bounds]:
     """Return the bounds of the partitions that are read, in order. ``assign`` (None: all) selects them.
 
-    An end is at least its start: an open transaction may hold the last stable offset below the log start.
+    If an open transaction holds the last stable offset below the log start, the end is the log start.
     """
     found: dict[TopicPartition, Bounds] = {}
     for topic, known in sorted(snapshot.items()):
@@ -112,7 +112,7 @@ def needed_lookups(spec: PositionSpec, partitions: Mapping[TopicPartition, Bound
 
 
 def time_of(where: Where, now_ms: int) -> int | None:
-    """Return the time (ms) to look up for a position; None if it needs no look-up."""
+    """Return the time (ms) to look up for the position ``where``; None if it needs no look-up."""
     if where.kind == "ago":
         return max(0, now_ms - where.value)
     return where.value if where.kind == "time" else None
@@ -121,10 +121,10 @@ def time_of(where: Where, now_ms: int) -> int | None:
 def resolve_starting(
     spec: StartingSpec, partitions: Mapping[TopicPartition, Bounds], results: LookupResults = NO_RESULTS
 ) -> Resolved:
-    """Return start positions. An offset outside a log is reported as a loss and moved to the nearer end.
+    """Return start positions. An offset outside a log is replaced by the nearer end and reported as a loss.
 
-    A partition without a committed offset of the group starts at its log start, so that no record is skipped.
-    Raises StartOffsetMismatchError and NoOffsetForTimeError.
+    With ``group``, a partition without a committed offset starts at its log start, so that no record is
+    skipped. Raises StartOffsetMismatchError and NoOffsetForTimeError.
     """
     check_match(spec, partitions)
     positions: Positions = {}

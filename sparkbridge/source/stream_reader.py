@@ -104,12 +104,15 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._plan.initial(snapshot, starting)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Only set a flag, because a batch that a crash interrupted is run before the first latestOffset."""
+        """Let the next ``latestOffset`` fix the end of the query.
+
+        The end is not fixed here, because a batch that a crash interrupted is run before ``latestOffset``.
+        """
         self._is_available_now = True
         self._plan.prepare_available_now()
 
     def getDefaultReadLimit(self) -> Any:
-        """Return one configured limit, because Spark cannot combine several. ``latestOffset`` applies all."""
+        """Return one of the configured limits: Spark accepts only one, and ``latestOffset`` applies all."""
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -183,7 +186,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return None if self._seen is None else dict(positions_to_json(self._seen))
 
     def commit(self, end: OffsetJson) -> None:
-        """Commit the offsets before ``end`` for the group. Spark calls this one batch late."""
+        """Commit ``end`` for the group. Spark calls this one batch late."""
         self._commit_group(StreamOffset.parse(end))
 
     def stop(self) -> None:

@@ -2,7 +2,8 @@
 
 All tests below this directory run in one xdist worker (tests/conftest.py), so there is one JVM however many
 workers run. ``KAFKALITE_SPARK_CACHE`` names the cache directory of ``fast_start``, also for programs started
-by tests; by default it is in the virtual environment. The first run fills it, which takes under a minute.
+by tests; by default it is in the virtual environment. ``make spark-deployments`` and ``make spark-faults``,
+which start many JVMs, add the class archive: it costs as much processor time as ten starts save.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import Any
 import pytest
 
 from kafkalite.testing.sync_cluster import SyncCluster
-from sparkbridge.errors import FastStartError
 from sparkbridge.local import fast_start
 from sparkbridge.local.spark_session import missing_requirements, session
 
@@ -47,8 +47,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The session of this run, with the recommended settings."""
-    with contextlib.suppress(FastStartError):
-        fast_start.make_class_archive()
     scratch = tmp_path_factory.mktemp("spark")
     running = session(
         "kafkalite-tests",

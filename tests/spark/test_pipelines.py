@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,7 +76,7 @@ def decoded(spark: Any, decode: str, *values: bytes) -> list[tuple[Any, ...]]:
     pipeline, problems = parse_pipeline(tomllib.loads(text + "[sink]\nconsole = true"))
     assert problems == []
     listed = ", ".join(f"(X'{value.hex()}', {n}L)" for n, value in enumerate(values))
-    frame = spark.sql(f"SELECT * FROM VALUES {listed} AS (value, offset)")
+    frame = spark.sql(f"SELECT *, 't' AS topic, 7 AS partition FROM VALUES {listed} AS (value, offset)")
     rows = frames.decoded(frame, pipeline.source.decode, ["offset"]).selectExpr("*", "record.offset AS at")
     return [tuple(row) for row in rows.drop("record").collect()]
 
@@ -91,7 +92,8 @@ def test_text_becomes_columns(spark: Any) -> None:
     lines = (b"a 200 17", b"no request", b"b 304 - and more")
     assert decoded(spark, TEXT, *lines) == [(200, 17, 0), (None, None, 1), (304, None, 2)]
     assert decoded(spark, TEXT + 'mode = "DROPMALFORMED"', *lines) == [(200, 17, 0), (304, None, 2)]
-    with pytest.raises(Exception, match="does not match the pattern: no request"):
+    refusal = "topic t, partition 7, offset 1: the value does not match the pattern: no request"
+    with pytest.raises(Exception, match=refusal):
         decoded(spark, TEXT + 'mode = "FAILFAST"', *lines)
 
 
@@ -99,8 +101,58 @@ def test_json_becomes_columns(spark: Any) -> None:
     values = (b'{"id": 1, "tags": ["x"], "more": 2}', b"no json", b'{"id": "one"}')
     assert decoded(spark, JSON, *values)[:2] == [(1, ["x"], 0), (None, None, 1)]
     assert decoded(spark, JSON + 'mode = "DROPMALFORMED"', *values) == [(1, ["x"], 0)]
-    with pytest.raises(Exception, match="Malformed records are detected"):
-        decoded(spark, JSON + 'mode = "FAILFAST"', *values)
+
+
+def test_failfast_refuses_the_values_that_sparks_own_mode_refuses(spark: Any) -> None:
+    """The refusal names the record and its value."""
+    values = (b'{"id": 1, "tags": ["x"], "more": 2}', b"no json", b'{"id": "one"}', b'{"id": 1', b"17")
+    for value in (*values, b'{"tags": {}}', b'"x"', b"", b"null", b"{}", b'[{"id": 1}]', b"[]"):
+        listed = f"SELECT * FROM VALUES (CAST(X'{value.hex()}' AS STRING)) AS (text)"
+        schema = "id BIGINT, tags ARRAY<STRING>"
+        query = f"SELECT from_json(text, '{schema}', map('mode', 'FAILFAST')) AS v FROM ({listed})"
+        try:
+            (row,) = spark.sql(query).collect()
+            expected = (None, None) if row.v is None else tuple(row.v)
+        except Exception:
+            refusal = f"topic t, partition 7, offset 0: the value is not JSON of the schema: {value.decode()}"
+            with pytest.raises(Exception, match=re.escape(refusal)):
+                decoded(spark, JSON + 'mode = "FAILFAST"', value)
+        else:
+            assert decoded(spark, JSON + 'mode = "FAILFAST"', value) == [(*expected, 0)]
+
+
+def test_failfast_names_topic_partition_offset_and_value_of_a_record(
+    spark: Any, broker: SyncCluster, new_topic_on: Any, checkpoint: str, tmp_path: Path
+) -> None:
+    topic = new_topic_on("orders")
+    produce(broker, topic, {"id": 1, "country": "US"}, b"poison", {"id": 2, "country": "NZ"})
+    file = plain(tmp_path, topic, 'from = "source"\nconsole = true', DROPMALFORMED="FAILFAST")
+    refusal = f"topic {topic}, partition 0, offset 1: the value is not JSON of the schema: poison"
+    with pytest.raises(PipelineError, match=refusal):
+        runner.execute(spark, file, Setting(broker.bootstrap_servers, checkpoint))
+
+
+def test_a_check_queries_a_single_named_sink_by_its_name_and_as_output(
+    spark: Any, broker: SyncCluster, new_topic_on: Any, checkpoint: str, tmp_path: Path
+) -> None:
+    topic, copies = new_topic_on("orders"), new_topic_on("copies")
+    produce(broker, topic, {"id": 1, "country": "US"}, {"id": 2, "country": "NZ"})
+    sink = f'from = "source"\ntopic = "{copies}"\n[check.sql]\n'
+    sink += "".join(f'{name} = "SELECT sum(id) = 3 FROM {name}"\n' for name in ("all_copies", "output"))
+    file = plain(tmp_path, topic, sink, **{"[sink]\n": "[sinks.all-copies]\n"})
+    report = runner.execute(spark, file, Setting(broker.bootstrap_servers, checkpoint))
+    assert [(each.name, each.holds) for each in report.findings] == [("all_copies", True), ("output", True)]
+
+
+def test_a_check_queries_files_of_a_run_without_rows(
+    spark: Any, broker: SyncCluster, new_topic_on: Any, checkpoint: str, tmp_path: Path
+) -> None:
+    """Without rows there is no file of a partition."""
+    sink = 'from = "source"\nparquet = "out"\npartition_by = ["country"]\n[check.sql]\n'
+    sink += 'empty = "SELECT count(id) = 0 FROM output"\n'
+    file = plain(tmp_path, new_topic_on("orders"), sink)
+    report = runner.execute(spark, file, Setting(broker.bootstrap_servers, checkpoint))
+    assert [(each.name, each.holds) for each in report.findings] == [("empty", True)]
 
 
 def test_donut_revenue(spark: Any, own_broker: SyncCluster) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from kafkalite.testing.sync_cluster import SyncCluster
 from sparkbridge import session
 from sparkbridge.local import fast_start
 
 
-def test_the_session_uses_the_archive_and_the_unpacked_pyspark(spark: Any) -> None:
-    home, archive = fast_start.shadow_home(), fast_start.class_archive()
+def test_workers_of_the_session_use_the_unpacked_pyspark(spark: Any) -> None:
+    home = fast_start.shadow_home()
     assert home is not None
-    assert archive is not None, (
-        "the warm-up could not make one: python -m sparkbridge.local.warm_up /tmp/x.jsa"
-    )
-    options = spark.sparkContext.getConf().get("spark.driver.extraJavaOptions")
-    assert f"-XX:SharedArchiveFile={archive}" in options
     assert spark._jvm.System.getenv("SPARK_HOME") == str(home)
 
     def where(_: int) -> str:
@@ -40,3 +38,18 @@ def test_the_recommended_settings_are_in_effect(spark: Any) -> None:
 
 def test_a_second_call_returns_the_running_session(spark: Any) -> None:
     assert session("another", master="local[2,4]").sparkContext is spark.sparkContext
+
+
+def test_another_thread_writes_after_it_asked_for_the_session(
+    spark: Any, broker: SyncCluster, new_topic_on: Callable[..., str]
+) -> None:
+    topic = new_topic_on("from-a-thread")
+
+    def write() -> None:
+        rows = session("another", master="local[2,4]").sql("SELECT 'value' AS value")
+        writer = rows.write.format("kafkalite").mode("append").option("topic", topic)
+        writer.option("kafka.bootstrap.servers", broker.bootstrap_servers).save()
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(write).result()
+    assert [record.value for record in broker.records(topic)] == [b"value"]

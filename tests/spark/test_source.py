@@ -16,6 +16,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 
 from kafkalite import sync
 from kafkalite.model import TopicPartition
+from kafkalite.records.partitioners import partition_for_key
 from kafkalite.testing.sync_cluster import SyncCluster
 from sparkbridge.listener import BatchProgress, ProgressListener
 
@@ -125,6 +126,29 @@ def test_filters_return_the_same_rows_pushed_down_or_not(
 def test_invalid_options_fail_at_load(source: Callable[..., Any]) -> None:
     with pytest.raises(AnalysisException, match="exactly one of assign, subscribe and subscribePattern"):
         source()
+
+
+def test_a_topic_is_a_view_in_sql_and_never_a_table_that_cannot_be_read(
+    spark: Any, broker: SyncCluster, new_topic_on: Callable[..., str]
+) -> None:
+    """Spark passes the options of a temporary view and of WITH to the source, and none of a table."""
+    topic = new_topic_on("sql")
+    broker.produce(topic, numbered(0, 3))
+    options = f"('kafka.bootstrap.servers' '{broker.bootstrap_servers}', 'subscribe' '{topic}')"
+    with pytest.raises(Exception, match=r"CREATE TABLE can't define a topic.*CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE inferred USING kafkalite OPTIONS {options}")
+    assert not spark.catalog.tableExists("inferred")
+    spark.sql(f"CREATE TEMPORARY VIEW topic_view USING kafkalite OPTIONS {options}")
+    assert spark.sql("SELECT count(value) FROM topic_view").first()[0] == 3
+    spark.sql(f"CREATE TABLE declared (value BINARY) USING kafkalite OPTIONS {options}")
+    try:
+        with pytest.raises(Exception, match=r"no option is set.*SELECT … FROM name WITH"):
+            spark.sql("SELECT * FROM declared").collect()
+        given = options.replace("' '", "' = '")
+        assert spark.sql(f"SELECT count(value) FROM declared WITH {given}").first()[0] == 3
+    finally:
+        spark.sql("DROP TABLE declared")
+        spark.sql("DROP VIEW topic_view")
 
 
 def test_available_now_reads_several_batches_and_a_later_run_the_rest(
@@ -244,3 +268,33 @@ def test_killing_the_reader_replays_the_same_offsets(
     assert batches[1][0] == batches[1][1]
     read = Counter(value for attempts in batches.values() for value in attempts[-1])
     assert read == Counter(numbered(0, 300))
+
+
+def test_two_topics_are_joined_and_partitioned_by_another_key(
+    source: Callable[..., Any], broker: SyncCluster, new_topic_on: Callable[..., str], checkpoint: str
+) -> None:
+    """Orders by number and payments by order become amounts by country, whose partition the key decides."""
+    orders, payments = new_topic_on("orders", partitions=2), new_topic_on("payments", partitions=3)
+    amounts = new_topic_on("amounts", partitions=4)
+    countries = ["US", "CA", "MX", "NZ", "FR"]
+    with sync.Producer(broker.bootstrap_servers) as producer:
+        for number in range(200):
+            producer.send(orders, countries[number % 5].encode(), b"%d" % number)
+            if number % 2 == 0:
+                producer.send(payments, b"%d" % (number * 10), b"%d" % number)
+        producer.flush()
+
+    def stream(topic: str, value: str) -> Any:
+        frame = source(topic, streams=True, startingOffsets="earliest")
+        return frame.selectExpr("CAST(key AS STRING) AS number", f"CAST(value AS STRING) AS {value}")
+
+    joined = stream(orders, "country").join(stream(payments, "amount"), "number")
+    writer = joined.selectExpr("country AS key", "amount AS value").writeStream.format("kafkalite")
+    writer = writer.option("kafka.bootstrap.servers", broker.bootstrap_servers).option("topic", amounts)
+    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    assert query.awaitTermination(QUERY_TIMEOUT_S)
+    written = [(record.key, record.value, record.partition) for record in broker.records(amounts)]
+    assert sorted((key, value) for key, value, _ in written) == sorted(
+        (countries[number % 5].encode(), b"%d" % (number * 10)) for number in range(0, 200, 2)
+    )
+    assert all(partition == partition_for_key(key or b"", 4) for key, _, partition in written)

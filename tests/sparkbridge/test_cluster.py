@@ -162,6 +162,28 @@ def test_a_topic_deleted_during_a_snapshot(
     assert not comes_back or found[topic].topic_id == spark.topics(names=[topic])[topic].topic_id
 
 
+def test_a_topic_that_a_refresh_during_a_snapshot_no_longer_finds(
+    cluster: SyncCluster, spark: SparkCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry for another topic refreshes the metadata of all."""
+    other = f"{topic}-other"
+    cluster.create_topic(other)
+    real = SparkCluster._list_offsets
+    left = ["once"]
+
+    def list_offsets(self: SparkCluster, brokers: Any, *args: Any) -> Any:
+        found = real(self, brokers, *args)
+        if left:
+            left.pop()
+            with kafkalite.sync.Admin(cluster.bootstrap_servers) as admin:
+                admin.delete_topics([topic])
+            brokers.refresh([topic, other], brokers.deadline_s())
+        return found
+
+    monkeypatch.setattr(SparkCluster, "_list_offsets", list_offsets)
+    assert spark.snapshot({topic: None, other: None}).keys() == {other}
+
+
 def test_a_topic_deleted_during_every_snapshot_is_an_error(
     spark: SparkCluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import pkgutil
 import subprocess
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,12 @@ def test_invalid_options_fail_at_load() -> None:
     source(startingOffsets="latest").schema()  # valid in a stream, not in a batch: the reader will raise it
 
 
+def test_a_table_of_a_catalog_is_refused_when_it_is_created() -> None:
+    """Spark adds these two to the options of CREATE TABLE, and passes no option to the table's reader."""
+    with pytest.raises(SparkOptionError, match=r"CREATE TABLE .* CREATE TEMPORARY VIEW"):
+        source(provider="kafkalite", owner="root").schema()
+
+
 def test_the_reader_warns_once_of_an_unknown_option() -> None:
     made = source(startingOfsets="earliest")
     with warnings.catch_warnings():
@@ -95,6 +102,23 @@ def test_the_package_loads_its_names_on_first_use() -> None:
 
 
 # --- shipping -------------------------------------------------------------------------------------------
+
+
+def test_the_package_is_shipped_from_a_zip_as_spark_imports_it(tmp_path: Path) -> None:
+    """``--py-files kafkalite.zip``, and then ``install(spark)``."""
+    first, second = tmp_path / "first.zip", tmp_path / "second.zip"
+    pack(first)
+    code = (
+        f"import sys; sys.path.insert(0, {str(first)!r})\n"
+        "from pathlib import Path\n"
+        "from sparkbridge import shipping\n"
+        f"assert shipping.__file__.startswith({str(first)!r})\n"
+        f"shipping.pack(Path({str(second)!r}))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    with zipfile.ZipFile(first) as one, zipfile.ZipFile(second) as other:
+        assert sorted(other.namelist()) == sorted(one.namelist())
+        assert other.read("sparkbridge/shipping.py") == one.read("sparkbridge/shipping.py")
 
 
 def test_the_shipped_package_imports_by_itself(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
@@ -87,9 +88,17 @@ def test_each_partition_is_read_from_its_leader(
     assert spark.ends_by_bytes(starts, ends, 1 << 30) == ends
 
 
-def test_a_topic_that_no_broker_knows_is_an_error(three: SyncCluster, spark: SparkCluster) -> None:
+def test_a_topic_that_no_broker_knows_is_an_error_long_before_the_request_timeout(
+    spark: SparkCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(brokers_module, "MISSING_TOPIC_GRACE_MS", 200)
+    absent = TopicPartition("absent", 0)
+    began_s = time.monotonic()
     with pytest.raises(UnknownTopicOrPartitionError, match="absent"):
-        spark.fetch(TopicPartition("absent", 0), 0, max_bytes=MIB)
+        spark.fetch(absent, 0, max_bytes=MIB)
+    with pytest.raises(UnknownTopicOrPartitionError, match="absent"):
+        spark.commit_offsets("group", {absent: 3})
+    assert time.monotonic() - began_s < LONG_MS / 1000
 
 
 def test_fetches_move_to_the_next_leader_when_theirs_is_killed(

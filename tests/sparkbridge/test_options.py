@@ -369,6 +369,22 @@ def test_servers_without_the_prefix_are_mentioned() -> None:
         SourceOptions.parse({"bootstrap.servers": "h:1", "subscribe": "t"}, is_stream=True)
 
 
+def test_a_table_of_create_table_which_has_no_options_is_explained() -> None:
+    with pytest.raises(SparkOptionError, match="CREATE TEMPORARY VIEW name USING kafkalite OPTIONS"):
+        SourceOptions.parse({}, is_stream=False)
+
+
+def test_words_may_be_written_in_any_case() -> None:
+    assert source(startingOffsets="EARLIEST").starting == source(startingOffsets="earliest").starting
+    assert (
+        source(startingOffsets='{"t":"Latest"}').starting == source(startingOffsets='{"t":"latest"}').starting
+    )
+    assert source(endingOffsets="Latest", is_stream=False).ending == source(is_stream=False).ending
+    times = {"startingTimestamp": "0", "startingOffsetsByTimestampStrategy": "LATEST"}
+    assert source(times).starting.is_latest_without_match
+    assert sink(partitioner="Sticky").partitioner == "sticky"
+
+
 # --- settings of the Kafka client ------------------------------------------------------------------
 def test_settings_of_the_client_pass_through() -> None:
     client = source(
@@ -383,6 +399,22 @@ def test_settings_of_the_client_pass_through() -> None:
     assert (client.client_id, client.request_timeout_ms) == ("me", 7000)
     assert client.consumer == {"request.timeout.ms": "7000", "fetch.max.bytes": "1000"}
     assert client.producer == {}
+
+
+def test_a_setting_in_milliseconds_may_have_a_unit() -> None:
+    given = {
+        "kafka.request.timeout.ms": "7s",
+        "kafka.retry.backoff.ms": "1m",
+        "kafka.fetch.max.bytes": "1_000",
+    }
+    client = source(given).client
+    assert client.request_timeout_ms == 7000
+    assert client.consumer == {
+        "request.timeout.ms": "7000",
+        "retry.backoff.ms": "60000",
+        "fetch.max.bytes": "1000",
+    }
+    assert sink({"kafka.request.timeout.ms": "7s"}).client.request_timeout_ms == 7000
 
 
 def test_a_setting_without_effect_on_the_source_warns() -> None:

@@ -440,6 +440,30 @@ def test_a_topic_deleted_while_it_is_read_is_a_loss(log: Log, topic_id: str, why
         log.rows(2, 8, topic_id=topic_id)
 
 
+def test_a_leader_that_does_not_know_an_existing_partition_is_asked_again(log: Log) -> None:
+    written = numbered(log, 10)
+    left = [UnknownTopicOrPartitionError("t-0")] * 2
+
+    def refuse(offset: int) -> None:
+        if left:
+            raise left.pop()
+
+    log.on_receive = refuse
+    assert log.rows(2, 8, topic_id="id-1") == written[2:8]
+    assert not left
+
+
+def test_a_leader_that_never_knows_its_partition_is_an_error_and_no_loss(log: Log) -> None:
+    numbered(log, 10)
+
+    def refuse(offset: int) -> None:
+        raise UnknownTopicOrPartitionError("t-0")
+
+    log.on_receive = refuse
+    with pytest.raises(UnknownTopicOrPartitionError):
+        log.rows(2, 8, topic_id="id-1", **IGNORED, **{"kafkaConsumer.pollTimeoutMs": "100"})
+
+
 def test_topic_of_the_same_id_is_read(log: Log) -> None:
     written = numbered(log, 10)
     assert log.rows(2, 8, topic_id="id-1") == written[2:8]

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparkbridge.errors import FastStartError
+from sparkbridge.errors import FastStartError, SparkStartError
 from sparkbridge.local import fast_start, spark_session
 from sparkbridge.local.fast_start import (
     Java,
@@ -392,6 +392,29 @@ def test_ctrl_c_while_the_jvm_starts_leaves_none_behind(tmp_path: Path) -> None:
     assert not is_left
 
 
+def test_ctrl_c_while_the_process_of_the_jvm_is_made_leaves_none_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[subprocess.Popen[bytes]] = []
+    execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+    def interrupted(process: subprocess.Popen[bytes], *arguments: object) -> None:
+        made.append(process)
+        with monkeypatch.context() as patches:
+            patches.setattr(subprocess.os, "read", _interrupt)  # of the child's report that it has started
+            execute(process, *arguments)
+
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", interrupted)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        subprocess.Popen(["sleep", "100"], preexec_fn=lambda: None)
+    spark_session._end_forgotten_jvm(raised.value)
+    assert [process.returncode for process in made] == [-signal.SIGKILL]
+
+
+def _interrupt(*_arguments: object) -> bytes:
+    raise KeyboardInterrupt
+
+
 def test_settings_of_spark_submit_override_the_recommended_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a job submitted to a cluster would run on the submitting machine."""
     told: dict[str, str] = {}
@@ -422,3 +445,54 @@ def test_settings_of_spark_submit_override_the_recommended_ones(monkeypatch: pyt
     monkeypatch.delenv("MASTER", raising=False)
     spark_session.session("job")
     assert told["spark.master"] == "local[*]"
+
+
+def test_a_start_without_java_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Builder:
+        def appName(self, name: str) -> Builder:
+            return self
+
+        def config(self, name: str, value: str) -> Builder:
+            return self
+
+        def getOrCreate(self) -> None:
+            raise RuntimeError("[JAVA_GATEWAY_EXITED]")
+
+    monkeypatch.setattr("pyspark.sql.SparkSession.builder", Builder())
+    monkeypatch.setattr(spark_session, "missing_requirements", list)
+    with pytest.raises(RuntimeError, match="GATEWAY"):
+        spark_session.session("job")
+    monkeypatch.setattr(spark_session, "missing_requirements", lambda: ["no working java was found"])
+    with pytest.raises(SparkStartError, match="can't start here") as caught:
+        spark_session.session("job")
+    assert caught.value.hint == "no working java was found"
+    assert caught.value.__suppress_context__, "no traceback of Spark is printed above the sentence"
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("from sparkbridge import KafkaliteDataSource", "needs the package pyspark, which is not installed"),
+        ("from sparkbridge import foreach_batch; foreach_batch", ""),
+        (
+            "import sparkbridge; sparkbridge.session('x')",
+            "SparkStartError: Spark can't start here (pyspark is",
+        ),
+    ],
+)
+def test_without_pyspark_one_sentence_says_what_to_install(repository: Path, code: str, told: str) -> None:
+    hide = (
+        "import sys\n"
+        "class Hidden:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] == 'pyspark':\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", hide + code], capture_output=True, text=True, cwd=repository, timeout=240
+    )
+    last = done.stderr.strip().splitlines()[-1] if done.stderr else ""
+    assert told in last
+    assert "ModuleNotFoundError" not in last
+    assert not told or "kafkalite[spark]" in last or "bin/setup" in last

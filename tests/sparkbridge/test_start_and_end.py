@@ -76,7 +76,7 @@ def test_json_names_partitions_and_topics() -> None:
     "text",
     [
         "",
-        "Earliest",
+        "first",
         "first",
         "23",
         "-",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import count
@@ -162,6 +163,24 @@ def test_a_row_that_the_topic_does_not_accept(cluster: SyncCluster, topic: str) 
         admin.alter_configs("topic", topic, {"max.message.bytes": "5000"})
     with pytest.raises(RecordTooLargeError, match=r"max\.message\.bytes"):
         write(cluster, topic, batch_of(value=[b"x" * 6_000]))
+
+
+def test_the_error_for_a_large_row_names_every_setting_that_it_needs(
+    cluster: SyncCluster, topic: str
+) -> None:
+    row = batch_of(value=[b"x" * 40_000_000])
+    with pytest.raises(RecordTooLargeError) as refused:
+        write(cluster, topic, row)
+    hint = refused.value.hint
+    needed = re.search(r"to (\d+) or more", hint)
+    assert needed is not None
+    assert all(
+        name in hint for name in ("max.message.bytes", "kafka.max.request.size", "kafka.buffer.memory")
+    )
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.alter_configs("topic", topic, {"max.message.bytes": needed[1]})
+    settings = {"kafka.max.request.size": needed[1], "kafka.buffer.memory": needed[1]}
+    assert [len(record.value or b"") for record in write(cluster, topic, row, **settings)] == [40_000_000]
 
 
 def test_a_missing_topic(cluster: SyncCluster) -> None:

@@ -121,6 +121,23 @@ def test_a_single_named_sink_is_named_as_among_several() -> None:
     assert pipeline.group_id(pipeline.sinks[0]) == "orders.priced"
 
 
+def test_the_keys_of_a_table_are_listed_once() -> None:
+    text = """
+    [pipeline]
+    name = "p"
+    [source]
+    topic = "a"
+    [source.decode]
+    format = "json"
+    schema = "a INT"
+    zzz = 1
+    [sink]
+    console = true
+    """
+    (line,) = (line for line in problems_of(text).splitlines() if "zzz" in line)
+    assert line.count("schema") == 1
+
+
 def test_all_mistakes_are_reported_at_once() -> None:
     text = """
     [pipelin]

@@ -209,19 +209,29 @@ def test_an_override_in_a_list() -> None:
     assert document["transform"] == [{"sql": "a"}, {"sql": "SELECT 1"}]
 
 
+def test_a_part_of_an_override_in_quotes_may_contain_dots() -> None:
+    document: dict[str, Any] = {"pipeline": {"name": "p"}}
+    apply_override(document, 'spark."spark.sql.session.timeZone"=UTC')
+    apply_override(document, "spark.spark.log.level=OFF")
+    assert document["spark"] == {"spark.sql.session.timeZone": "UTC", "spark.log.level": "OFF"}
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("sink.topic", "is not table.key=value"),
         ("=x", "is not table.key=value"),
         ("pipeline.name.x=1", "pipeline.name is not a table"),
+        ("transform.options.kafka.acks=1", "'options' is not from 1 to 1"),
+        ("source.options.kafka.acks=1", "source.options is not a table"),
         ("transform.3.sql=x", "'3' is not from 1 to 1"),
         ("transform.sql=x", "select one, from 1"),
     ],
 )
 def test_an_invalid_override(override: str, message: str) -> None:
     with pytest.raises(PipelineError, match=message):
-        apply_override({"pipeline": {"name": "p"}, "transform": [{"sql": "a"}]}, override)
+        document = {"pipeline": {"name": "p"}, "source": {"options": "none"}, "transform": [{"sql": "a"}]}
+        apply_override(document, override)
 
 
 def test_lines_of_keys_in_tables_of_one_line() -> None:

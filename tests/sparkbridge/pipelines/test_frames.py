@@ -49,3 +49,16 @@ def test_the_record_has_the_named_columns(rest: str, columns: tuple[str, ...]) -
     assert record_columns(pipeline) == columns
     wanted = [part.split()[0] for part in wanted_columns(pipeline).split(", ") if part]
     assert set(wanted) == (set() if "headers" in columns else {"value", *columns})
+
+
+def test_failfast_reads_the_columns_that_name_a_record() -> None:
+    document = tomllib.loads(
+        TEXT.replace('"id BIGINT"', '"id BIGINT", mode = "FAILFAST"') + "[sink]\nconsole = true"
+    )
+    pipeline, _ = parse_pipeline(document)
+    assert {part.split()[0] for part in wanted_columns(pipeline).split(", ")} == {
+        "value",
+        "topic",
+        "partition",
+        "offset",
+    }

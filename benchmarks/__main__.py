@@ -16,6 +16,7 @@ SUITES = (
     "yardsticks",
     "records",
     "broker",
+    "fairness",
     "client",
     "raft",
     "groups",
@@ -24,8 +25,10 @@ SUITES = (
     "failover",
     "scale",
     "start_up",
+    "fixture",
     "spark",
     "spark_sink",
+    "spark_files",
 )
 
 

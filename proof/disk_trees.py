@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from kafkalite.errors import WrongFileTypeError
 from kafkalite.storage.layout import parent
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 
@@ -39,6 +40,6 @@ def tree_of(disk: MemoryFileSystem, directory: str = "/") -> dict[str, bytes]:
         path = f"{directory.rstrip('/')}/{name}"
         try:
             found |= tree_of(disk, path)
-        except FileNotFoundError:  # it is a file
+        except WrongFileTypeError:  # it is a file
             found[path] = disk.read_bytes(path)
     return found

@@ -8,21 +8,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.server.error_responses import translate
-from kafkalite.broker.server.responses import PendingResults, Reply
+from kafkalite.broker.server.responses import HeldResponse, PendingResults, Reply
 from kafkalite.broker.server.server import REQUESTS_PER_TURN
-from kafkalite.errors import broker_error
+from kafkalite.coordinator_types import Caller, Instant
+from kafkalite.errors import ErrorCode, PolicyViolationError, broker_error
+from kafkalite.groups.settings import GroupSettings
+from kafkalite.limits import MAX_GROUPS_PER_REQUEST, MAX_WAIT_MS
 from kafkalite.protocol.messages.admin import CreateTopicsRequest, NewTopic
 from kafkalite.protocol.messages.data import FetchPartition, FetchRequest, ProducePartition, ProduceRequest
+from kafkalite.protocol.messages.groups import DeleteGroupsRequest
 from kafkalite.protocol.messages.metadata import DescribeClusterRequest
 from kafkalite.records.builder import build_batch
 from kafkalite.records.header import HEADER_BYTES, seal
 from kafkalite.testing.wire import WireClient
+from kafkalite.transactions.commands import InitProducerId
+from kafkalite.transactions.machine import TransactionMachine, TransactionSettings
+from proof.groups.world import Consumer, Coordinator
 
 _TOPIC: Final = "t"
+_CALLER: Final = Caller("app", "10.0.0.1")
 _REQUESTS_OF_FLOOD: Final = 20 * REQUESTS_PER_TURN
 
 
@@ -84,8 +93,76 @@ async def _lose_track() -> str | None:
     return None if error.retriable else f"the outcome is unknown, and the error is final: {error!r}"
 
 
-def _broker() -> Broker:
-    return Broker(listeners="127.0.0.1:0")
+class _Timers:
+    """A loop that records the seconds of each timer."""
+
+    def __init__(self) -> None:
+        self.delays_s: list[float] = []
+
+    def call_later(self, delay_s: float, _callback: object) -> None:
+        self.delays_s.append(delay_s)
+
+
+async def _wait_for_weeks() -> str | None:
+    """A long poll for 25 days is answered after MAX_WAIT_MS (S25)."""
+    timers: Any = _Timers()
+    HeldResponse(timers, 2**31, lambda: None).offer(None)
+    waits_ms = max(timers.delays_s) * 1000
+    return None if waits_ms <= MAX_WAIT_MS else f"a request waits for {waits_ms:.0f} ms"
+
+
+async def _name_many_groups() -> str | None:
+    """A request for more groups than the limit is refused as a whole (S25)."""
+    async with _broker() as broker, WireClient(broker.address) as wire:
+        names = [f"group-{number}" for number in range(MAX_GROUPS_PER_REQUEST + 1)]
+        response = await wire.call(DeleteGroupsRequest(names))
+    return None if response.error_code else f"one request deleted {len(response.groups)} groups"
+
+
+async def _create_many_topics() -> str | None:
+    """No topic is created beyond max.topics (S26)."""
+    async with _broker(max_topics=1) as broker, WireClient(broker.address) as wire:
+        topics = [NewTopic(f"topic-{number}", 1, 1, {}) for number in range(2)]
+        response = await wire.call(CreateTopicsRequest(1_000, False, topics))
+    codes = [topic.error_code for topic in response.topics]
+    return None if codes == [0, ErrorCode.POLICY_VIOLATION] else "a cluster has more topics than max.topics"
+
+
+async def _create_many_groups() -> str | None:
+    """No group is created beyond group.max.count, by a member or a commit (S26)."""
+    coordinator = Coordinator(GroupSettings(max_count=1), t=1)
+    coordinator.commit({(_TOPIC, 0): 1})
+    with suppress(PolicyViolationError):
+        coordinator.commit({(_TOPIC, 0): 1}, group_id="other")
+        return "a commit adds a group beyond group.max.count"
+    with suppress(PolicyViolationError):
+        coordinator.ask(Consumer(coordinator, "member", _TOPIC).request()._replace(group_id="other"))
+        return "a member adds a group beyond group.max.count"
+    return None
+
+
+async def _commit_many_offsets() -> str | None:
+    """No offset is added beyond group.max.offsets (S26)."""
+    codes = Coordinator(GroupSettings(max_offsets=1), t=2).commit({(_TOPIC, 0): 1, (_TOPIC, 1): 1})
+    return None if codes == [0, ErrorCode.POLICY_VIOLATION] else "a group has more than group.max.offsets"
+
+
+async def _use_many_names() -> str | None:
+    """No transactional id is added beyond transactional.id.max.count (S26)."""
+    machine = TransactionMachine(TransactionSettings(max_count=1))
+    now = Instant(1, 1)
+    for record in machine.decide(
+        InitProducerId("a", 1_000, reserved_producer_id=1), _CALLER, now, {}
+    ).records:
+        machine.replay(record, now)
+    with suppress(PolicyViolationError):
+        machine.decide(InitProducerId("b", 1_000, reserved_producer_id=2), _CALLER, now, {})
+        return "a coordinator has more names than transactional.id.max.count"
+    return None
+
+
+def _broker(**settings: Any) -> Broker:
+    return Broker(listeners="127.0.0.1:0", **settings)
 
 
 def _run(schedule: Callable[[], Any]) -> Callable[[], str | None]:
@@ -101,5 +178,11 @@ DIRECTED: Final = {
     "S22-unreadable": _run(_produce_garbage),
     "S23-repeated": _run(_fetch_repeatedly),
     "S24-all-at-once": _run(_flood),
+    "S25-wait-uncut": _run(_wait_for_weeks),
+    "S25-uncounted": _run(_name_many_groups),
+    "S26-topics-unlimited": _run(_create_many_topics),
+    "S26-groups-unlimited": _run(_create_many_groups),
+    "S26-offsets-unlimited": _run(_commit_many_offsets),
+    "S26-names-unlimited": _run(_use_many_names),
     "R30-unknown-is-final": _run(_lose_track),
 }

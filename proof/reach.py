@@ -43,17 +43,20 @@ def counting(counts: Counter[str]) -> Iterator[None]:
         for rule, branches in points().items():
             owner, attribute = owner_and_attribute(rule)
             original = vars(owner)[attribute]
-            setattr(owner, attribute, installable(original, _counter(rule, branches, counts)))
+            function = getattr(original, "fget", None) or getattr(original, "__func__", original)
+            setattr(owner, attribute, installable(original, _counter(rule, branches, counts, function)))
             stack.callback(setattr, owner, attribute, original)
         yield
 
 
-def _counter(rule: str, branches: tuple[str, ...], counts: Counter[str]) -> Callable[..., Any]:
+def _counter(
+    rule: str, branches: tuple[str, ...], counts: Counter[str], original: Callable[..., Any]
+) -> Callable[..., Any]:
     first, last = f"{rule} {branches[0]}", f"{rule} {branches[-1]}"
     refused = f"{rule} refused"
     is_predicate = branches[0] == "true"
 
-    def counted(*arguments: Any, original: Callable[..., Any], **keywords: Any) -> Any:
+    def counted(*arguments: Any, **keywords: Any) -> Any:
         try:
             result = original(*arguments, **keywords)
         except Exception:

@@ -86,6 +86,8 @@ class RecordingFile:
 class RecordingFileSystem:
     """Passes every operation to ``inner``, which starts empty, and appends it to ``operations``."""
 
+    is_memory = False
+
     def __init__(self, inner: FileSystem) -> None:
         self._inner = inner
         self._file_ids: dict[str, int] = {}
@@ -99,7 +101,7 @@ class RecordingFileSystem:
     def open(self, path: str, *, create: bool = False) -> File:
         existed = self._inner.exists(path)
         file = self._inner.open(path, create=create)
-        if not existed:
+        if not existed or path not in self._file_ids:  # a directory was there, and is set aside
             self._file_ids[path] = self._next_file_id
             self._next_file_id += 1
             self.operations.append(Operation("create", path, self._file_ids[path]))

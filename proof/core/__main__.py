@@ -16,6 +16,7 @@ from collections import Counter
 from contextlib import nullcontext
 from typing import Final
 
+from proof.console import tell
 from proof.core.directed import DIRECTED
 from proof.core.model import run_core_seed
 from proof.mutants import effects, without
@@ -56,11 +57,6 @@ def directed(mutant: str) -> str | None:
         return schedule()
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 def _run(pool: multiprocessing.pool.Pool, mutant: str, first: int, seeds: int) -> bool:
     """Print a line about one mutant, or about the unchanged rules. Return whether it is as expected."""
     began = time.monotonic()
@@ -71,7 +67,7 @@ def _run(pool: multiprocessing.pool.Pool, mutant: str, first: int, seeds: int) -
     seconds = time.monotonic() - began
     by_mode = Counter(fsync for _, fsync, _ in found)
     by_schedule = directed(mutant) if mutant else None
-    _say(
+    tell(
         f"{mutant or 'all rules in force':28} fsync {by_mode[True]:5} page-cache {by_mode[False]:5}"
         f" of {seeds}"
         f"  directed {'-' if mutant not in DIRECTED else 'found' if by_schedule else 'MISSED'}"
@@ -79,7 +75,7 @@ def _run(pool: multiprocessing.pool.Pool, mutant: str, first: int, seeds: int) -
     )
     if not mutant:
         for seed, fsync, problem in found:
-            _say(f"FAIL seed={seed} fsync={fsync} {problem}")
+            tell(f"FAIL seed={seed} fsync={fsync} {problem}")
         return not found
     return bool(found or by_schedule)
 

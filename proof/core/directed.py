@@ -60,6 +60,11 @@ class Stage(World):
             self.publish(self.brokers[node_id], number % len(self.images))
             self.check()
 
+    def confirm(self, leader: int) -> None:
+        """Let ``leader`` propose the ISR as the controller has set it (R57)."""
+        self.propose(self.brokers[leader], NEVER_MS)
+        self.drain()
+
     def shrink(self, leader: int, gone: int) -> None:
         """Let ``leader`` remove ``gone``, which has stopped fetching, from the ISR."""
         self.now_ms += 100
@@ -121,6 +126,7 @@ def old_epoch_fetch() -> None:
     stage.fence(2)
     assert (stage.state.leader, stage.state.isr) == (1, (1, 3))
     stage.tell(1)
+    stage.confirm(1)
     stage.write(1)
     stage.replicate(3, rounds=3)
     stage.tell(3, number=zombie)
@@ -294,6 +300,7 @@ def longest_log() -> None:
     stage.network.clear()
     stage.fence(1)
     stage.tell(2, 3)
+    stage.confirm(2)
     value = stage.write(2, producer=1)
     stage.replicate(3, rounds=3)
     assert stage.is_acknowledged(value)
@@ -308,6 +315,40 @@ def longest_log() -> None:
         stage.report(stage.brokers[node_id])
     assert stage.state.leader > 0
     stage.check()
+
+
+def registrations_before_the_fence() -> None:
+    """All brokers are killed. The followers return and register before the leader, which does not return, is
+    fenced."""
+    stage = _stage(fsync=True)
+    value = stage.write(1)
+    stage.replicate(2, 3, rounds=3)
+    assert stage.is_acknowledged(value)
+    for node_id in (1, 2, 3):
+        stage.crash(stage.brokers[node_id], "kill")
+    for node_id in (2, 3):
+        stage.brokers[node_id].boot()
+        stage.return_of(node_id)
+    stage.fence(1)
+    stage.tell(2, 3)
+    for node_id in (2, 3):
+        stage.report(stage.brokers[node_id])
+    stage.check()
+    if stage.state.leader < 0:
+        raise ViolationError(f"R57: two complete logs do not suffice: {stage.state}")
+
+
+def unconfirmed_isr() -> None:
+    """The controller fences a follower that still runs. The leader writes at once in the smaller ISR."""
+    stage = _stage(fsync=True)
+    stage.fence(2)
+    stage.tell(1, 3)
+    value = stage.write(1)
+    stage.replicate(3, rounds=3)
+    assert not stage.is_acknowledged(value), "the check of the eligible replica has failed"
+    stage.confirm(1)
+    stage.replicate(3)
+    assert stage.is_acknowledged(value)
 
 
 def short_leader() -> None:
@@ -337,6 +378,44 @@ def short_leader() -> None:
     stage.check()
     if stage.state.leader != 3:
         raise ViolationError(f"R50: a leader without a committed record stays: {stage.state}")
+
+
+def two_histories() -> None:
+    """Two disks lose all, and their replicas acknowledge other records. One of the two is killed and returns,
+    so that the ELR has only an unverified replica, before the third one returns with the first records."""
+    stage = _stage(fsync=True)
+    stage.write(1)
+    stage.replicate(2, 3, rounds=3)
+    assert stage.brokers[3].partition.high_watermark == 1
+    stage.fence(3)
+    stage.may_be_short = True
+    for node_id in (2, 1):
+        stage.fence(node_id)
+        stage.lose(node_id)
+        stage.return_of(node_id)
+    stage.report(stage.brokers[1])
+    stage.recover(NEVER_MS)
+    assert stage.state.leader == 1
+    stage.tell(1, 2)
+    stage.replicate(2, rounds=3)
+    stage.propose(stage.brokers[1], NEVER_MS)
+    stage.drain()
+    assert set(stage.state.isr) == {1, 2}
+    second = stage.write(1, producer=1)
+    stage.replicate(2, rounds=3)
+    assert stage.is_acknowledged(second)
+    stage.crash(stage.brokers[2], "kill")
+    stage.fence(2)
+    stage.brokers[2].boot()
+    stage.return_of(2)
+    assert list(stage.state.elr) == list(stage.state.unverified) == [2]
+    stage.unfence(3)
+    stage.tell(1, 3)
+    for _ in range(3):
+        stage.replicate(3)
+        stage.tell(1, 3)
+    if stage.state.leader == 3:
+        raise ViolationError(f"R50: a leader that has committed records is replaced: {stage.state}")
 
 
 def below_committed() -> None:
@@ -471,6 +550,8 @@ DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
     "R14-revert": _outcome(reverted_proposal),
     "R15-any-fetch": _outcome(silent_follower),
     "R16-no-elr": _outcome(last_replica_standing),
+    "R57-controller-clears": _outcome(registrations_before_the_fence),
+    "R57-unconfirmed": _outcome(unconfirmed_isr),
     "R26-sync-retried": _outcome(failed_sync),
     "R55-refusal-final": _outcome(refused_sync),
     "R21-marker-unregistered": _outcome(marker_of_the_unregistered),
@@ -478,4 +559,5 @@ DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
     "R48-clamped": _outcome(below_committed),
     "R49-any-truncation": _outcome(short_leader),
     "R50-short-leader-stays": _outcome(short_leader),
+    "R50-restart-hides-commits": _outcome(two_histories),
 }

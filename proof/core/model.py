@@ -50,6 +50,7 @@ class RandomWorld(World):
             self._step_restart: rng.choice([2, 5, 10]),
             self.consume: 3.0,
             self._step_checkpoint: rng.choice([0, 1]),
+            self._step_roll: rng.choice([0, 1, 8]),
             self._step_delete: fault * rng.choice([0, 0, 0, 0.5]),
             self.forge: rng.choice([0, 0, 0, 0.2]),
         }
@@ -171,15 +172,19 @@ class RandomWorld(World):
             self.register(broker)
 
     def _step_checkpoint(self) -> None:
-        """Run one of the periodic jobs: recovery points, rolls, the high watermark for the controller."""
+        """Run one of the periodic jobs: recovery points, the high watermark for the controller."""
         broker = self._any()
         if not broker.is_registered:
             return
         broker.point = broker.log.recovery_point
-        if self.rng.random() < 0.3:
-            broker.log.roll()
         if broker.leads:
             self.checkpoint(broker.node_id)
+
+    def _step_roll(self) -> None:
+        """Close a segment, as after segment.ms. A later truncation may then remove whole segments (R4)."""
+        broker = self._any()
+        if broker.is_registered:
+            broker.log.roll()
 
     def _step_delete(self) -> None:
         broker = self._any()

@@ -194,7 +194,7 @@ class World:
             log.latest_epoch,
             log.log_end_offset,
             log.is_damaged,
-            partition.committed_end,
+            max(partition.committed_end, 0 if log.damage is None else log.damage.known_end_offset),
             -1,
         )
 
@@ -491,10 +491,10 @@ class World:
             log = broker.log
             if not log.synced_end_offset <= log.log_end_offset >= broker.partition.high_watermark:
                 raise ViolationError(f"I8: high watermark beyond the end of {log}")
+        if self.may_be_short:
+            return
         for broker in up:
             is_candidate = broker.node_id in state.isr or broker.node_id in state.elr
-            if self.may_be_short:
-                continue
             if is_candidate and broker.broker_epoch == self.image.brokers[broker.node_id].broker_epoch:
                 self._check_complete(broker)
         for number, one in enumerate(up):

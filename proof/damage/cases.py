@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-Tree = dict[str, bytes]
+from kafkalite.records.header import scan
+from proof.damage.kinds import Tree, with_epoch
 
 METADATA: Final = "__cluster_metadata"
 
@@ -87,6 +88,17 @@ MORE: Final = (
     ("metadata journal", "cut"),
     ("metadata journal", "flip middle"),
     ("group segment", "third"),
+    ("group segment", "epoch up"),
+    *(
+        (kind, operation)
+        for kind in ("active segment", "closed segment", "middle segment", "unproven segment")
+        for operation in ("epoch up", "epoch down", "last epoch")
+    ),
+    *(
+        (kind, operation)
+        for kind in ("active segment", "closed segment", "middle segment")
+        for operation in ("length", "base offset")
+    ),
     ("unproven segment", "flip"),
     ("young segment", "zero"),
     ("young segment", "delete"),
@@ -109,6 +121,7 @@ def damage(case: Case, tree: Tree, older: Tree, names: Layout) -> bool:
     before = dict(tree)
     if case.kind in {"unproven segment", "young segment"}:  # nothing shows how far it was synced
         tree.pop("recovery-points", None)
+        tree.pop("recovery-points.copy", None)
         tree.pop("clean-shutdown", None)
     if case.kind in DIRECTORIES:
         _damage_directory(case, tree, older, names)
@@ -145,6 +158,16 @@ def _damage_file(operation: str, tree: Tree, older: Tree, path: str, sibling: st
             tree[path] = _flipped(data, len(contents) // 3)
         case "zero":
             tree[path] = bytes(len(data))
+        case "epoch up":
+            tree[path] = with_epoch(data, 1)
+        case "epoch down":
+            tree[path] = with_epoch(data, -1)
+        case "last epoch":
+            tree[path] = with_epoch(data, 1, is_last=True)
+        case "length":
+            tree[path] = _flipped(data, _middle_batch(data) + 9)
+        case "base offset":
+            tree[path] = _flipped(data, _middle_batch(data) + 6)
         case "third":
             tree[path] = data[: len(contents) // 3]
         case "cut":
@@ -157,6 +180,12 @@ def _damage_file(operation: str, tree: Tree, older: Tree, path: str, sibling: st
             tree[path], tree[sibling] = tree[sibling], tree[path]
         case "older" if path in older:
             tree[path] = older[path]
+
+
+def _middle_batch(data: bytes) -> int:
+    """Return the position of a batch in the middle of a segment."""
+    positions = [one[0] for one in scan(data, 0, len(data))]
+    return positions[len(positions) // 2]
 
 
 def _flipped(data: bytes, position: int) -> bytes:

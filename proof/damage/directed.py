@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
+from kafkalite.errors import LogOfflineError
+from kafkalite.records.builder import build_batch
+from kafkalite.storage.log import Log
+from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from proof.damage.cases import Case, damage
+from proof.damage.kinds import with_epoch
 from proof.damage.single_node import broker_on, disk_of, intact_batches, prepare, run_case
+
+_LOG: Final = "/data/log"
 
 
 def _schedule(*cases: Case) -> Callable[[], str | None]:
@@ -61,6 +70,96 @@ def _scrub_finds_damage() -> str | None:
     return None if asyncio.run(start()) == 1 else "the changed bit was not found"
 
 
+class _Epochs:
+    """A log without a broker, whose batches have the leader epochs 1, 1, 2, 2, …"""
+
+    def __init__(self, count: int) -> None:
+        self.fs = MemoryFileSystem()
+        self.log = Log.create(self.fs, _LOG, LogConfig(segment_bytes=1024))
+        for number in range(count):
+            batch = build_batch([b"%d" % number * 40])
+            self.log.append(batch, now_ms=1, leader_epoch=1 + number // 2)
+
+    def change(self, number: int) -> None:
+        """Give the last batch of segment ``number`` a later epoch."""
+        names = [name for name in self.fs.list_dir(_LOG) if name.endswith(".log")]
+        path = f"{_LOG}/{names[number]}"
+        self.fs.open(path).write_at(0, with_epoch(self.fs.read_bytes(path), 1, is_last=True))
+
+    def is_damaged(self) -> bool:
+        """Whether a start after the end of the process, or a reader, finds damage."""
+        log = Log.recover(self.fs, _LOG, LogConfig())
+        with suppress(LogOfflineError):
+            log.read(0, max_bytes=1 << 20, up_to=log.log_end_offset)
+        return log.damage is not None
+
+
+def _finds_epoch(segment: int) -> Callable[[], str | None]:
+    def run() -> str | None:
+        node = _Epochs(20)
+        node.change(segment)
+        return None if node.is_damaged() else "a changed leader epoch is served"
+
+    return run
+
+
+def _takes_new_epoch() -> str | None:
+    """The process ends after the first batch of an epoch, which is not synced."""
+    node = _Epochs(20)
+    work = node.log.begin_sync()
+    assert work is not None
+    work.run()
+    node.log.finish_sync(work, None)
+    node.log.append(build_batch([b"new"]), now_ms=1, leader_epoch=20)
+    return "a sound log is damaged" if node.is_damaged() else None
+
+
+def _rebuilds_older_epochs() -> str | None:
+    """The file of epochs is an older version."""
+    node, path = _Epochs(8), f"{_LOG}/leader-epochs"
+    older = node.fs.read_bytes(path)
+    for number in range(2):
+        node.log.append(build_batch([b"%d" % number]), now_ms=1, leader_epoch=9)
+    node.log.close(clean=True)
+    node.fs.write_atomically(path, older)
+    end = node.log.clean_end
+    assert end is not None
+    log = Log.open_clean(node.fs, _LOG, LogConfig(), end)
+    with suppress(LogOfflineError):
+        log.read(0, max_bytes=1 << 20, up_to=log.log_end_offset)
+    return "a sound log is damaged" if log.is_damaged else None
+
+
+def _finds_flipped_batch() -> str | None:
+    """A payload changes while no process runs, after an orderly stop."""
+    fs = MemoryFileSystem()
+    log = Log.create(fs, _LOG, LogConfig())
+    log.append(build_batch([b"value"]), now_ms=1, leader_epoch=1)
+    log.close(clean=True)
+    (name,) = (name for name in fs.list_dir(_LOG) if name.endswith(".log"))
+    fs.open(f"{_LOG}/{name}").write_at(log.size_bytes - 1, b"?")
+    end = log.clean_end
+    assert end is not None
+    again = Log.open_clean(fs, _LOG, LogConfig(), end)
+    with suppress(LogOfflineError):
+        again.read(0, max_bytes=1 << 20, up_to=again.log_end_offset)
+    return None if again.is_damaged else "a changed batch is sent"
+
+
+def _finds_moved_batch() -> str | None:
+    """The base offset of a batch changes after its process has written it."""
+    fs = MemoryFileSystem()
+    log = Log.create(fs, _LOG, LogConfig())
+    for number in range(4):
+        log.append(build_batch([b"%d" % number]), now_ms=1, leader_epoch=1)
+    (name,) = (name for name in fs.list_dir(_LOG) if name.endswith(".log"))
+    second = log.size_bytes // 4
+    fs.open(f"{_LOG}/{name}").write_at(second, (3).to_bytes(8, "big"))
+    with suppress(LogOfflineError):
+        log.read(0, max_bytes=1 << 20, up_to=log.log_end_offset)
+    return None if log.is_damaged else "a batch is served with the offset of another one"
+
+
 DIRECTED: Final = {
     "R24-no-scan": _schedule(Case("unproven segment", "flip", is_clean=False)),
     "R24-late-points": _schedule(Case("active segment", "third", is_clean=False)),
@@ -68,7 +167,12 @@ DIRECTED: Final = {
     "R25-missing-is-new": _schedule(Case("partition directory", "delete", is_clean=False)),
     "R42-no-fingerprint": _schedule(Case("middle segment", "swap", is_clean=False)),
     "R42-head-unnamed": _schedule(Case("young segment", "swap", is_clean=False)),
-    "R43-unchecked-read": _schedule(Case("middle segment", "flip", is_clean=False)),
+    "R43-unchecked-read": _finds_flipped_batch,
+    "R43-place-unchecked": _finds_moved_batch,
     "R53-scrub-ignored": _scrub_finds_damage,
+    "R58-epoch-unchecked": _finds_epoch(1),
+    "R58-newer-accepted": _finds_epoch(-1),
+    "R58-epochs-late": _takes_new_epoch,
+    "R58-older-kept": _rebuilds_older_epochs,
     "R44-damaged-served": _schedule(Case("group directory", "delete", is_clean=False)),
 }

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
+from kafkalite.errors import WrongFileTypeError
+from kafkalite.records.header import parse_header, scan, stamp
 from kafkalite.rng import Rng
 from kafkalite.storage import layout
 from kafkalite.storage.filesystem import FileSystem
@@ -77,6 +79,36 @@ def duplicate(fs: FileSystem, path: str, _rng: Rng) -> None:
     _overwrite(fs, path, len(content), content)
 
 
+def epoch_up(fs: FileSystem, path: str, _rng: Rng) -> None:
+    """Give a batch in the middle a later leader epoch."""
+    _overwrite(fs, path, 0, with_epoch(fs.read_bytes(path), 1))
+
+
+def epoch_down(fs: FileSystem, path: str, _rng: Rng) -> None:
+    """Give a batch in the middle an earlier leader epoch."""
+    _overwrite(fs, path, 0, with_epoch(fs.read_bytes(path), -1))
+
+
+def epoch_last(fs: FileSystem, path: str, _rng: Rng) -> None:
+    """Give the last batch a later leader epoch."""
+    _overwrite(fs, path, 0, with_epoch(fs.read_bytes(path), 1, is_last=True))
+
+
+def with_epoch(content: bytes, change: int, *, is_last: bool = False) -> bytes:
+    """Return the content of a segment with another leader epoch of one batch, which its CRC does not cover:
+    the last epoch in the segment if that is later and ``change`` is positive, else changed by ``change``."""
+    positions = [one[0] for one in scan(content, 0, len(content))]
+    if not positions:
+        return content
+    at = positions[-1 if is_last else len(positions) // 2]
+    epoch = parse_header(content, at).leader_epoch
+    last = parse_header(content, positions[-1]).leader_epoch
+    changed = bytearray(content)
+    new = last if last > epoch and change > 0 else epoch + change
+    stamp(memoryview(changed)[at:], base_offset=parse_header(content, at).base_offset, leader_epoch=new)
+    return bytes(changed)
+
+
 def replace(fs: FileSystem, path: str, content: bytes | None) -> None:
     """Replace the content of a file; None removes it."""
     if fs.exists(path):
@@ -109,6 +141,9 @@ OPERATIONS: Final[dict[str, Callable[[FileSystem, str, Rng], None]]] = {
     "truncate": truncate,
     "delete": delete,
     "duplicate": duplicate,
+    "epoch-up": epoch_up,
+    "epoch-down": epoch_down,
+    "epoch-last": epoch_last,
 }
 
 
@@ -122,7 +157,7 @@ def copy_tree(fs: FileSystem, path: str) -> Tree:
         inner = layout.join(path, name)
         try:
             found[name] = fs.read_bytes(inner)
-        except (IsADirectoryError, FileNotFoundError, AssertionError):
+        except (WrongFileTypeError, FileNotFoundError, AssertionError):
             found |= {f"{name}/{each}": content for each, content in copy_tree(fs, inner).items()}
     return found
 
@@ -174,7 +209,8 @@ def _kinds(file: str, operations: str) -> list[Kind]:
 
 LOG_KINDS: Final = (
     *_kinds(ACTIVE, "flip flip-last zero zero-block truncate delete duplicate swap older"),
-    *_kinds(CLOSED, "flip zero zero-block truncate delete duplicate swap"),
+    *_kinds(ACTIVE, "epoch-up epoch-down epoch-last"),
+    *_kinds(CLOSED, "flip zero zero-block truncate delete duplicate swap epoch-up epoch-down"),
     *_kinds(FIRST, "flip truncate delete"),
     *_kinds(DIRECTORY, "delete swap older"),
     *_kinds("index", "flip zero truncate delete swap"),
@@ -189,10 +225,12 @@ LOG_KINDS: Final = (
 def damage_log(
     fs: FileSystem, directory: str, kind: Kind, rng: Rng, *, sibling: str = "", earlier: Tree | None = None
 ) -> bool:
-    """Damage a log. Return False if it has no such file.
+    """Damage a log. Return False if it has no such file, or if other damage has removed it or its sibling.
 
     SWAP also damages the log in the directory ``sibling``; OLDER restores files of ``earlier``.
     """
+    if not all(fs.exists(each) for each in (directory, sibling) if each):
+        return False
     if kind.file == DIRECTORY:
         tree = {} if kind.operation == "delete" else earlier or {}
         if kind.operation == SWAP:

@@ -23,7 +23,8 @@ from kafkalite.storage.accept_loss import accept_loss
 from kafkalite.storage.inspect import verify_data_dir
 from kafkalite.storage.layout import parent
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
-from proof.damage.cases import Case, Layout, Tree, damage
+from proof.damage.cases import Case, Layout, damage
+from proof.damage.kinds import Tree
 from proof.disk_trees import tree_of
 
 DATA: Final = "/data"
@@ -196,6 +197,9 @@ async def _judge(broker: Broker, node: Node) -> Outcome:
             return Outcome("lost", f"{tp}: {len(missing)} of {len(records)} records from {missing[0]} on")
         if not _is_named(problem, len(missing)):
             return Outcome("lost", f"{tp}: {len(missing)} missing, and the error is {problem}")
+        hidden = _hidden(broker, tp)
+        if hidden is not None:
+            return Outcome("lost", f"{tp}: {hidden}")
         offline.append(problem)
     try:
         async with Admin(bootstrap_servers=broker.address, default_api_timeout_ms=TIMEOUT_MS) as admin:
@@ -208,6 +212,24 @@ async def _judge(broker: Broker, node: Node) -> Outcome:
         if committed != node.committed:
             return Outcome("lost", f"committed offsets {committed}, not {node.committed}")
     return Outcome("offline", "; ".join(offline)) if offline else Outcome("whole", "")
+
+
+def _hidden(broker: Broker, tp: TopicPartition) -> str | None:
+    """Return why a part of a damaged log below its sound end cannot be read, or None."""
+    hosted = broker.partitions.find(tp)
+    if hosted is None or hosted.partition.log.damage is None:
+        return None
+    log, sound_end = hosted.partition.log, hosted.partition.log.damage.sound_end_offset
+    offset = log.log_start_offset
+    while offset < sound_end:
+        try:
+            found = log.read(offset, max_bytes=1000, up_to=sound_end)
+        except StorageError as error:
+            return f"offset {offset} is below the sound end {sound_end}, but: {error}"
+        if found.next_offset <= offset:
+            return f"offset {offset} is below the sound end {sound_end}, but there is nothing"
+        offset = found.next_offset
+    return None
 
 
 def _is_named(problem: str, missing: int) -> bool:
@@ -298,5 +320,5 @@ async def _accept(fs: MemoryFileSystem, node: Node, outcome: Outcome) -> str | N
 
 def verify(fs: MemoryFileSystem) -> list[Any]:
     """Return the findings of ``kl log verify``."""
-    findings, verdicts = verify_data_dir(fs, DATA)
-    return [*findings, *(one for verdict in verdicts for one in verdict.findings)]
+    own, verdicts = verify_data_dir(fs, DATA)
+    return [*own.findings, *(one for verdict in verdicts for one in verdict.findings)]

@@ -7,7 +7,7 @@ partitions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from kafkalite.errors import BrokerError, ErrorCode
 from proof.groups.world import Consumer, Coordinator, settle
@@ -81,6 +81,19 @@ def _late_commit(coordinator: Coordinator, owner: Consumer, late_id: str, late_e
     return f"{late_id} set the offset of {owner.member_id} back to {offset}"
 
 
+def late_commit() -> str | None:
+    """A member gives up a connection, commits on a new one, and its last commit on the old one arrives."""
+    coordinator, first = _group()
+    who: dict[str, Any] = {"member_id": first.member_id, "epoch": first.epoch}
+    coordinator.commit({T0: 10}, **who, connection=1)
+    coordinator.commit({T0: 30}, **who, connection=2)
+    try:
+        coordinator.commit({T0: 20}, **who, connection=1)
+    except BrokerError:
+        return None
+    return f"a late commit set the offset back to {coordinator.committed(T0)[T0][0]}"
+
+
 def member_unchecked() -> str | None:
     """A producer that continues after its consumer was expelled sends its offsets (KIP-447)."""
     coordinator, first = _group()
@@ -130,4 +143,5 @@ DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
     "R38-hand-over-early": hand_over_early,
     "R39-any-epoch": any_epoch,
     "R39-any-member": any_member,
+    "R56-late-commit": late_commit,
 }

@@ -1,4 +1,4 @@
-"""Random histories of one group: late, expelled and replaced members, and their offsets (R35, R38 to R40).
+"""Random histories of one group: late, expelled and replaced members, their offsets (R35, R38 to R40, R56).
 
 The coordinator is the real state machine on its log; it is replaced by another one now and then. What the
 requests may do is known from the group as it describes itself. ``run_group_seed`` returns the violation of a
@@ -41,6 +41,7 @@ class Commit(NamedTuple):
     partition: int
     value: _Value
     producer_id: int
+    connection: int
 
 
 class World:
@@ -55,6 +56,9 @@ class World:
         self.committed: dict[int, _Value] = {}
         #: {producer id: {partition: (its place in the log, value)} of its open transaction}
         self.pending: dict[int, dict[int, tuple[int, _Value]]] = {}
+        self.connection = 1  # the newest; members use it, and what they sent before is in transit
+        #: the newest connection of an accepted commit by (member id, epoch), since the coordinator loaded
+        self.newest: dict[tuple[str, int], int] = {}
         self.places = 0
         self.values = 0
         self.producers = 7_000
@@ -68,6 +72,7 @@ class World:
             (self.wait, 10),
             (self.leave, 2),
             (self.end, 6),
+            (self.reconnect, 2),
             (self.replace_coordinator, 1),
         ]
         calls, weights = zip(*steps, strict=True)
@@ -113,7 +118,10 @@ class World:
         if self.rng.random() < 0.4:
             self.producers += self.rng.random() < 0.5
             producer_id = self.producers
-        self.transit.append(Commit(*who, self.rng.randrange(PARTITIONS), value, producer_id))
+        self.transit.append(Commit(*who, self.rng.randrange(PARTITIONS), value, producer_id, self.connection))
+
+    def reconnect(self) -> None:
+        self.connection += 1
 
     def deliver(self) -> None:
         if not self.transit:
@@ -130,21 +138,30 @@ class World:
         rest = ("g", commit.member_id, commit.member_epoch, None, [entry])
         try:
             if commit.producer_id < 0:
-                self.coordinator.ask(OffsetCommitRequest(*rest))
+                self.coordinator.ask(OffsetCommitRequest(*rest), connection=commit.connection)
             else:
                 self.coordinator.ask(TxnOffsetCommitRequest("txn", commit.producer_id, 0, *rest))
         except BrokerError as error:
-            if is_allowed:
+            if is_allowed and not self._is_late(commit, {epoch for _, epoch in self.newest}):
                 raise ViolationError(f"L2: {commit} was refused: {error}") from error
             return
         if not is_allowed:
             rule = "R39" if commit.producer_id < 0 else "R35"
             raise ViolationError(f"{rule}: {commit} was accepted; the members are {present}")
         self.places += 1
+        if commit.producer_id < 0 and commit.member_id:
+            if self._is_late(commit, {commit.member_epoch}):
+                raise ViolationError(f"R56: {commit} was accepted; its member has committed since, elsewhere")
+            self.newest[commit.member_id, commit.member_epoch] = commit.connection
         if commit.producer_id < 0:
             self._take(commit.partition, self.places, commit.value)
         else:
             self.pending.setdefault(commit.producer_id, {})[commit.partition] = (self.places, commit.value)
+
+    def _is_late(self, commit: Commit, epochs: set[int]) -> bool:
+        """Whether the member has committed at one of ``epochs`` on a newer connection."""
+        newest = [self.newest.get((commit.member_id, epoch), 0) for epoch in epochs]
+        return commit.producer_id < 0 and commit.connection < max(newest, default=0)
 
     def _take(self, partition: int, place: int, value: _Value) -> None:
         """Let an offset take effect. It replaces all that are before it in the log, open ones too."""
@@ -164,6 +181,7 @@ class World:
 
     def replace_coordinator(self) -> None:
         self.coordinator.reload()
+        self.newest.clear()
 
     def _members(self) -> list[DescribedMember]:
         try:

@@ -78,8 +78,10 @@ class Coordinator:
             self.machine.replay(record, self.now, producer_id=decision.producer_id)
         return decision.reply
 
-    def ask(self, request: Any) -> Any:
-        return self.take(self.machine.decide(request, CALLER, self.now, self.topics))
+    def ask(self, request: Any, *, connection: int = 0) -> Any:
+        """Return the response to a request that arrives on the connection with this number."""
+        caller = CALLER._replace(connection=connection)
+        return self.take(self.machine.decide(request, caller, self.now, self.topics))
 
     def end_transaction(self, producer_id: int, *, is_commit: bool) -> None:
         self.log.append((producer_id, is_commit))
@@ -125,6 +127,7 @@ class Coordinator:
         producer_id: int | None = None,
         metadata: str | None = None,
         topic_id: str = "",
+        connection: int = 0,
     ) -> list[int]:
         """Commit offsets. Return the error code of each."""
         entries = [
@@ -137,7 +140,7 @@ class Coordinator:
             request = TxnOffsetCommitRequest(
                 "txn", producer_id, 0, group_id, member_id, epoch, instance_id, entries
             )
-        return [entry.error_code for entry in self.ask(request).offsets]
+        return [entry.error_code for entry in self.ask(request, connection=connection).offsets]
 
     def committed(
         self,

@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from proof.console import tell
 from proof.mutants import effects, without
 from proof.sim.runner import default_jobs, run_one
 from proof.worlds import worlds_of
@@ -144,25 +145,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.jobs, mp_context=context, initializer=logging.disable, initargs=(logging.CRITICAL,)
     ) as pool:
         futures = [pool.submit(find, name, **settings) for name in names]
-        _say(f"{'mutant':<26}{'found by':<19}{'tries':>6}{'s':>7}  symptom")
+        tell(f"{'mutant':<26}{'found by':<19}{'tries':>6}{'s':>7}  symptom")
         for future in futures:
             finding = future.result()
             findings.append(finding)
-            _say(
+            tell(
                 f"{finding.mutant:<26}{finding.how or 'NOT FOUND':<19}{finding.tries:>6}"
                 f"{finding.seconds:>7.1f}  {finding.symptom[:90]}"
             )
     found = sum(bool(finding.how) for finding in findings)
-    _say(f"score: {found} of {len(findings)}, {100 * found // max(len(findings), 1)} %")
+    tell(f"score: {found} of {len(findings)}, {100 * found // max(len(findings), 1)} %")
     randomly = sum(finding.how not in ("", DIRECTED) for finding in findings)
     only = ", ".join(finding.mutant for finding in findings if finding.how == DIRECTED)
-    _say(f"{randomly} by random histories; only by a directed schedule: {only or 'none'}")
+    tell(f"{randomly} by random histories; only by a directed schedule: {only or 'none'}")
     return 0 if found == len(findings) and randomly >= options.at_least else 1
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -74,6 +74,16 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         {"kafkalite.broker.server.server:Server.wait_for_turn": _all_at_once},
     ),
     Mutant(
+        "S25-wait-uncut",
+        "a request may make the broker wait for as long as it likes",
+        {"kafkalite.broker.server.responses:bounded_wait_ms": lambda wait_ms: wait_ms},
+    ),
+    Mutant(
+        "S25-uncounted",
+        "a request may name any number of groups",
+        {"kafkalite.broker.handlers.groups:_check_count": _nothing},
+    ),
+    Mutant(
         "R30-unknown-is-final",
         "an unknown outcome is reported as UNKNOWN_SERVER_ERROR",
         {"kafkalite.broker.server.responses:PendingResults._expire": _expire_as_final},

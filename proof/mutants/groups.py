@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from kafkalite.coordinator_types import Decision
@@ -14,6 +14,7 @@ from kafkalite.groups.member import JOIN_EPOCH
 from kafkalite.groups.offset_rules import OffsetRules
 from kafkalite.groups.offsets import OffsetKey
 from kafkalite.groups.record_codec import OffsetValue
+from kafkalite.groups.settings import GroupSettings
 from kafkalite.model import NO_EPOCH, NO_PRODUCER_ID
 from kafkalite.protocol.messages.groups import (
     CommittedOffset,
@@ -90,7 +91,24 @@ def _fetched_without_metadata(
     return original(topic, partition, value, error)._replace(metadata=None)
 
 
+def _one_more_group(groups: Mapping[str, Group], group_id: str, settings: GroupSettings) -> Group:
+    return Group(group_id)
+
+
 MUTANTS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "S26-groups-unlimited",
+        "a coordinator has any number of groups",
+        {
+            "kafkalite.groups.heartbeat:new_group": _one_more_group,
+            "kafkalite.groups.offset_rules:new_group": _one_more_group,
+        },
+    ),
+    Mutant(
+        "S26-offsets-unlimited",
+        "a group has any number of committed offsets",
+        {f"{_OFFSETS}._check_offset_count": lambda self, group_id, left_count: None},
+    ),
     Mutant(
         "R35-member-unchecked",
         "offsets from any sender join a transaction",
@@ -135,6 +153,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R40-metadata-forgotten",
         "the metadata of a committed offset is not returned",
         {"kafkalite.groups.offset_rules:_fetched": _fetched_without_metadata},
+    ),
+    Mutant(
+        "R56-late-commit",
+        "a late commit from a closed connection replaces a newer one of the same member",
+        {f"{_OFFSETS}.check_connection": lambda *_: None},
     ),
     Mutant(
         "R39-any-member",

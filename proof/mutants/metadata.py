@@ -34,6 +34,10 @@ def _stays_unfenced(earlier: BrokerState | None, settings: ControllerSettings) -
     return not settings.is_single_node and (earlier is None or earlier.is_fenced)
 
 
+def _has_only_unverified(state: PartitionState) -> bool:
+    return bool(state.elr) and state.elr == state.unverified
+
+
 def _longest(state: PartitionState, ends: Mapping[int, ReplicaEnd]) -> int:
     return max(ends, key=lambda node_id: ends[node_id].log_end_offset)
 
@@ -45,14 +49,31 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         {"kafkalite.metadata.partition_commands:knows_present_state": _returns(True)},
     ),
     Mutant(
+        "S26-topics-unlimited",
+        "a cluster may have any number of topics and partitions",
+        {"kafkalite.metadata.topic_commands:_Room.take": lambda self, partitions, *, topics=0: None},
+    ),
+    Mutant(
         "R16-no-elr",
         "the last in-sync replica is kept, and no eligible leader replicas are remembered",
-        {f"{_EDIT}.keeps_eligible": _returns(False), f"{_EDIT}.fence": _keep_the_last_in_sync},
+        {
+            f"{_EDIT}.keeps_eligible": _returns(False),
+            f"{_EDIT}.keeps_removed": lambda self, *, is_proposed: False,
+            f"{_EDIT}.fence": _keep_the_last_in_sync,
+        },
+    ),
+    Mutant(
+        "R57-controller-clears",
+        "a replica that the controller removes from the ISR is not eligible if enough replicas remain",
+        {f"{_EDIT}.keeps_removed": lambda self, *, is_proposed: False},
     ),
     Mutant(
         "R16-elr-stays",
         "replicas stay eligible when enough replicas are in sync again",
-        {f"{_EDIT}.keeps_eligible": _returns(True)},
+        {
+            f"{_EDIT}.keeps_eligible": _returns(True),
+            "kafkalite.replication.leader:PartitionLeader.waits_for_confirmation": _returns(False),
+        },
     ),
     Mutant(
         "R23-endless-session",
@@ -75,7 +96,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "R46-first-returns",
         "an eligible replica leads after an unclean stop without a comparison of logs",
-        {f"{_BROKERS}:suspect_after_unclean_stop": _returns(None)},
+        {f"{_BROKERS}:mark_unverified": _returns(None)},
     ),
     Mutant(
         "R46-longest",
@@ -99,6 +120,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R50-short-leader-stays",
         "a leader keeps its role although a replica has committed records that it lacks",
         {f"{_RECOVERY}:has_committed_nothing": _returns(False)},
+    ),
+    Mutant(
+        "R50-restart-hides-commits",
+        "an ELR of unverified replicas counts as proof that the leader has committed nothing",
+        {f"{_RECOVERY}:has_committed_nothing": _has_only_unverified},
     ),
     Mutant(
         "R52-leader-stays",

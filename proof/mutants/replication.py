@@ -202,6 +202,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         {f"{_LEADER}.may_move_high_watermark": lambda self: True},
     ),
     Mutant(
+        "R57-unconfirmed",
+        "a leader commits in an ISR that the controller has made smaller, while others are eligible",
+        {f"{_LEADER}.waits_for_confirmation": lambda self: False},
+    ),
+    Mutant(
         "R10-always-settled",
         "a new leader answers monotonic requests before it knows what is committed",
         {f"{_LEADER}.is_settled": lambda self: True},
@@ -210,6 +215,15 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "R10-beyond-end",
         "a follower's high watermark passes its log end",
         {f"{_FOLLOWER}.advance": _beyond_the_end},
+    ),
+    Mutant(
+        "R10-told-diverged",
+        "a leader sends its high watermark to a follower whose log diverges",
+        {
+            "kafkalite.broker.replication.fetch_sessions:FetchedReplica.may_learn_high_watermark": (
+                lambda self: True
+            )
+        },
     ),
     Mutant(
         "R11-beyond-high-watermark",

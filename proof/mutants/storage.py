@@ -64,6 +64,10 @@ def _always(self: object, *_: object) -> bool:
     return True
 
 
+def _never(*_: object) -> bool:
+    return False
+
+
 def _no_files(*_: object) -> tuple[str, ...]:
     return ()
 
@@ -174,7 +178,10 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "R45-behind-dropped",
         "accepting a loss drops the intact batches behind the damage",
-        {"kafkalite.storage.accept_loss:intact_runs": _first_run},
+        {
+            "kafkalite.storage.accept_loss:intact_runs": _first_run,
+            "kafkalite.storage.accept_loss:misplaced_runs": _no_files,
+        },
     ),
     Mutant(
         "R42-no-fingerprint",
@@ -196,9 +203,34 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         },
     ),
     Mutant(
-        "R53-scrub-ignored", "damage that nobody reads stays unnoticed", {f"{_LOG}.finish_scrub": _nothing}
+        "R53-scrub-ignored", "damage that no reader meets stays unnoticed", {f"{_LOG}.finish_scrub": _nothing}
+    ),
+    Mutant(
+        "R58-epoch-unchecked",
+        "a batch whose leader epoch has changed is used",
+        {"kafkalite.storage.leader_epochs:LeaderEpochs.check": _nothing},
+    ),
+    Mutant(
+        "R58-epochs-late",
+        "a new epoch is in the leader-epochs file only after the next sync",
+        {"kafkalite.storage.sync_work:SyncState.write_ahead": _nothing},
+    ),
+    Mutant(
+        "R58-newer-accepted",
+        "after the end of the process a last batch may have any later epoch",
+        {f"{_RECOVERY}._may_begin_epochs": _always},
+    ),
+    Mutant(
+        "R58-older-kept",
+        "an older version of the leader-epochs file is used",
+        {"kafkalite.storage.recovery:_has_newer_end": _never},
     ),
     Mutant("R43-unchecked-read", "changed bytes are sent to readers", {f"{_SEGMENT}._verify": _nothing}),
+    Mutant(
+        "R43-place-unchecked",
+        "a batch that another one has overwritten under a running node is hidden from readers",
+        {f"{_SEGMENT}._check_place": _nothing},
+    ),
     Mutant(
         "R1-own-epoch",
         "a follower writes the epoch that it follows into the leader's batches",

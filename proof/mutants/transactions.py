@@ -60,11 +60,28 @@ def _nothing_due(self: TransactionTable, now: Instant) -> Iterator[Transaction]:
     return iter(())
 
 
+def _same_producer_epoch(transaction: Transaction, requester: Identity) -> bool:
+    return requester.producer_epoch == transaction.identity.producer_epoch
+
+
 def _is_any_group(self: TransactionTable, name: str) -> bool:
     return name in self.groups
 
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "S26-names-unlimited",
+        "a coordinator has any number of transactional ids",
+        {f"{_MACHINE}:TransactionMachine._check_room": lambda self: None},
+    ),
+    Mutant(
+        "R37-any-producer-id",
+        "a producer uses a transactional id with a producer id that is not of this transactional id",
+        {
+            f"{_MACHINE}:belongs_to": lambda transaction, producer_id: True,
+            f"{_MACHINE}:is_present_producer": _same_producer_epoch,
+        },
+    ),
     Mutant(
         "R31-no-epoch-bump",
         "the end of a transaction leaves the producer's epoch as it was",

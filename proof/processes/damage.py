@@ -25,6 +25,7 @@ import asyncio
 import hashlib
 import itertools
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -41,13 +42,14 @@ from kafkalite.broker.coordination.internal_topics import OFFSETS_TOPIC, partiti
 from kafkalite.client.admin.admin import Admin
 from kafkalite.client.consumer.consumer import Consumer
 from kafkalite.client.producer.producer import Producer
-from kafkalite.errors import KafkaliteError
+from kafkalite.errors import KafkaliteError, UnknownTopicOrPartitionError
 from kafkalite.model import TopicPartition
 from kafkalite.rng import Rng, seeded_rng
 from kafkalite.storage import layout
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.inspect import iter_batches
-from kafkalite.testing.process_cluster import NodeFailedError, ProcessCluster
+from kafkalite.testing.process_cluster import SECRET, NodeFailedError, ProcessCluster
+from proof.console import tell
 from proof.damage.kinds import (
     ACTIVE,
     DIRECTORY,
@@ -63,6 +65,7 @@ from proof.damage.kinds import (
     damage_log,
     damage_node,
 )
+from proof.waiting import eventually
 
 KILL, CLEAN, ROLLING = STOPS = ("kill", "clean", "rolling")
 LEADER, FOLLOWER, TWO_NODES, TWO_COPIES, WHOLE_NODE = (
@@ -181,6 +184,7 @@ class Life:
     directories: dict[TopicPartition, str] = field(default_factory=dict)
     trees: dict[tuple[int, TopicPartition | None], Tree] = field(default_factory=dict)
     committed: dict[str, int] = field(default_factory=dict)  #: offset by group
+    undecided: list[TopicPartition] = field(default_factory=list)  #: their only sound copy was not in sync
     failures: dict[Case, list[str]] = field(default_factory=dict)
 
     def fail(self, problem: str, *partitions: TopicPartition) -> None:
@@ -281,7 +285,19 @@ class Programme:
             await self._write(producer, life, MORE_RECORDS)
             for group_id in life.committed:
                 offset = life.committed[group_id] = 7 + next(self._numbers)
-                await admin.alter_group_offsets(group_id, {TopicPartition(life.topic, 0): offset})
+                await self._set_offset(admin, group_id, TopicPartition(life.topic, 0), offset)
+
+    async def _set_offset(self, admin: Admin, group_id: str, key: TopicPartition, offset: int) -> None:
+        """Commit ``offset``. The group's coordinator may not have the new topic in its metadata yet."""
+
+        async def is_set() -> bool:
+            try:
+                await admin.alter_group_offsets(group_id, {key: offset})
+            except UnknownTopicOrPartitionError:
+                return False
+            return True
+
+        await eventually(is_set, f"{key} is known to the coordinator of {group_id}")
 
     async def _create(self, cluster: ProcessCluster, life: Life) -> None:
         """Create the topic, with enough partitions led by each node, and choose the sites of each case."""
@@ -302,7 +318,7 @@ class Programme:
         configs = {"min.insync.replicas": "2", "segment.bytes": str(SEGMENT_BYTES)}
         async with Admin(cluster.bootstrap_servers) as admin:
             await admin.create_topic(life.topic, count, 3, configs=configs)
-            await admin.alter_group_offsets("first", {TopicPartition(life.topic, 0): 1})
+            await self._set_offset(admin, "first", TopicPartition(life.topic, 0), 1)
             view = await cluster.wait(is_whole=True, brokers=3, topics=[life.topic, OFFSETS_TOPIC])
             ids = {name: (await admin.describe_topic(name)).topic_id for name in (life.topic, OFFSETS_TOPIC)}
         pool: dict[tuple[str, int], list[TopicPartition]] = {}
@@ -407,6 +423,8 @@ class Programme:
                 await self._judge_waiting(cluster, life, waiting)
             elif number < 2 and case.gap == APART:
                 await asyncio.sleep(APART_S)
+        for key in life.undecided:
+            await self._elect_as_operator(cluster, key)
 
     async def _roll(self, cluster: ProcessCluster, life: Life) -> None:
         for node_id in life.order:
@@ -442,17 +460,38 @@ class Programme:
     async def _judge_waiting(
         self, cluster: ProcessCluster, life: Life, waiting: Sequence[TopicPartition]
     ) -> None:
-        """Two damaged copies are back and the sound one is not: no leader, and the status states why."""
+        """Two damaged copies are back and the sound one is not: no leader, and the status states why.
+
+        A sound copy that had left the ISR and ELR at an orderly stop needs an operator's election.
+        """
         await cluster.wait(brokers=2, limit_s=HEALING_LIMIT_S)
         await asyncio.sleep(APART_S)
         view = await cluster.view()
         for each in view.partitions:
             if each.name in waiting and not each.is_leaderless:
                 life.fail(f"{each.name} is led by {each.state.leader_id} without a sound copy", each.name)
+            if each.name in waiting and life.order[-1] not in (*each.state.isr, *each.state.elr):
+                life.undecided.append(each.name)
         status = await kl("cluster", "status", "-b", cluster.running_addresses[0])
         for key in waiting:
             if f"{key.topic}-{key.partition} waits" not in status:
                 life.fail(f"{key.topic}-{key.partition}: the status does not state why it waits", key)
+
+    async def _elect_as_operator(self, cluster: ProcessCluster, key: TopicPartition) -> None:
+        """If the partition does not find a leader, elect one with the command that the status names."""
+        name = f"{key.topic}-{key.partition}"
+
+        async def is_decided() -> bool:
+            view = await cluster.view()
+            if key not in {each.name for each in view.leaderless}:
+                return True
+            status = await kl("cluster", "status", "-b", cluster.running_addresses[0])
+            if f"{name} has no leader and no complete replica" not in status:
+                return False
+            self._tell(await kl("cluster", "elect", "--unclean", "-y", name, "-b", cluster.bootstrap_servers))
+            return True
+
+        await eventually(is_decided, f"{name} has a leader or needs one", limit_s=HEALING_LIMIT_S)
 
     async def _until_whole(self, cluster: ProcessCluster, life: Life) -> bool:
         """Wait until all replicas are in sync. Return False, and note the partitions, if that takes too long.
@@ -642,6 +681,7 @@ async def kl(*words: str) -> str:
         *words,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "KAFKALITE_CLUSTER_SECRET": SECRET},
     )
     output, _ = await process.communicate()
     return output.decode()
@@ -686,30 +726,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = chosen.seed if chosen.seed is not None else time.time_ns() % 1_000_000
     directory = Path(chosen.directory or tempfile.mkdtemp(prefix="kafkalite-damage-"))
     if chosen.self_test:
-        is_found = self_test(directory, _print)
-        _print("the judge found the loss" if is_found else "FAILED: the judge did not find the loss")
+        is_found = self_test(directory, tell)
+        tell("the judge found the loss" if is_found else "FAILED: the judge did not find the loss")
         return 0 if is_found else 1
     cases = [Case.parse(each) for each in chosen.case or ()] or draw_cases(chosen.cases, seeded_rng(seed))
-    _print(f"seed {seed}, {len(cases)} cases, nodes in {directory}")
+    tell(f"seed {seed}, {len(cases)} cases, nodes in {directory}")
     began_s = time.monotonic()
-    results = run_cases(cases, directory, seed=seed, jobs=chosen.jobs, tell=_print)
+    results = run_cases(cases, directory, seed=seed, jobs=chosen.jobs, tell=tell)
     failed = {case: problems for case, problems in results.items() if problems}
     texts = [text for problems in failed.values() for text in problems]
-    _print(
+    tell(
         f"\n{len(cases)} cases in {time.monotonic() - began_s:.0f} s: {len(failed)} failed,"
         f" {sum('LOST' in text for text in texts)} lost, {sum('CHANGED' in text for text in texts)} changed"
     )
     for case, problems in failed.items():
-        _print(f"{case}\n    {problems[0]}")
-        _print(f"    again: python -m proof.processes.damage --seed {seed} --case {case}")
+        tell(f"{case}\n    {problems[0]}")
+        tell(f"    again: python -m proof.processes.damage --seed {seed} --case {case}")
     if not failed and not chosen.directory:
         shutil.rmtree(directory, ignore_errors=True)
     return 1 if failed else 0
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from kafkalite.rng import Rng, seeded_rng
 from kafkalite.storage import layout
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.testing.process_cluster import ProcessCluster
+from proof.console import tell
 from proof.damage.kinds import LOG_KINDS, OLDER, damage_log
 from proof.histories.history import Anomaly, check
 from proof.processes.workload import Workload
@@ -398,7 +399,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen.fault:
         seeded_rng(seed).shuffle(faults)
     directory = chosen.directory or tempfile.mkdtemp(prefix="kafkalite-faults-")
-    _print(f"seed {seed}, durability {chosen.durability}, nodes in {directory}")
+    tell(f"seed {seed}, durability {chosen.durability}, nodes in {directory}")
     try:
         report = asyncio.run(
             run(
@@ -407,15 +408,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rounds=chosen.rounds,
                 seed=seed,
                 settings={"durability": chosen.durability},
-                tell=_print,
+                tell=tell,
             )
         )
     except (KafkaliteError, TimeoutError, AssertionError) as error:
-        _print(f"FAILED: {error}\nthe nodes' logs are in {directory}")
+        tell(f"FAILED: {error}\nthe nodes' logs are in {directory}")
         return 1
     _print_report(report)
     if report.anomalies:
-        _print(f"the history is {directory}/history.jsonl")
+        tell(f"the history is {directory}/history.jsonl")
         return 1
     if not chosen.directory:
         import shutil
@@ -424,18 +425,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
 def _print_report(report: Report) -> None:
     whole = sorted(each.whole_s for each in report.rounds)
     served = sorted(each.served_s for each in report.rounds)
     pauses = sorted(each.pause_s for each in report.rounds)
     for anomaly in report.anomalies:
-        _print(str(anomaly))
-    _print(
+        tell(str(anomaly))
+    tell(
         f"\nrounds        {len(report.rounds)}\n"
         f"sent          {report.sent:,}\n"
         f"acknowledged  {report.acknowledged:,}\n"

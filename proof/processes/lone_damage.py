@@ -37,6 +37,7 @@ from kafkalite.rng import seeded_rng
 from kafkalite.storage import layout
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.testing.process_cluster import NodeFailedError, ProcessCluster
+from proof.console import tell
 from proof.damage.kinds import (
     LOG_KINDS,
     NODE,
@@ -422,10 +423,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seeded_rng(chosen.seed).shuffle(alone)
         wanted = [case for case in wanted if case not in alone[chosen.cases :]]
     began_s = time.monotonic()
-    verdicts = run_cases(wanted, directory, seed=chosen.seed, jobs=chosen.jobs, tell=_print)
+    verdicts = run_cases(wanted, directory, seed=chosen.seed, jobs=chosen.jobs, tell=tell)
     outcomes = [verdict.outcome for verdict in verdicts.values()]
     problems = [verdict.problem for verdict in verdicts.values() if verdict.problem]
-    _print(
+    tell(
         f"\n{len(verdicts)} cases in {time.monotonic() - began_s:.0f} s, nodes in {directory}: "
         + ", ".join(f"{outcomes.count(each)} {each}" for each in (REPAIRED, OFFLINE, REFUSED))
         + f"; {len(problems)} failed, {sum('SILENT' in each for each in problems)} silent losses,"
@@ -434,11 +435,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not problems and not chosen.directory:
         shutil.rmtree(directory, ignore_errors=True)
     return 1 if problems else 0
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

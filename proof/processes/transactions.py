@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import logging
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -30,6 +29,7 @@ from kafkalite.errors import KafkaliteError
 from kafkalite.model import TopicPartition
 from kafkalite.rng import Rng, seeded_rng
 from kafkalite.testing.process_cluster import ProcessCluster
+from proof.console import tell
 from proof.histories.history import Anomaly
 from proof.processes.faults import HEALING_LIMIT_S
 from proof.processes.transaction_workload import LEDGER, PARTITIONS, TransactionWorkload
@@ -221,16 +221,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen.fault:
         seeded_rng(seed).shuffle(faults)
     directory = chosen.directory or tempfile.mkdtemp(prefix="kafkalite-transactions-")
-    _print(f"seed {seed}, nodes in {directory}")
+    tell(f"seed {seed}, nodes in {directory}")
     try:
-        report = asyncio.run(run(directory, faults, rounds=chosen.rounds, seed=seed, tell=_print))
+        report = asyncio.run(run(directory, faults, rounds=chosen.rounds, seed=seed, tell=tell))
     except (KafkaliteError, TimeoutError, AssertionError) as error:
-        _print(f"FAILED: {error}\nthe logs are in {directory}")
+        tell(f"FAILED: {error}\nthe logs are in {directory}")
         return 1
     for anomaly in report.anomalies:
-        _print(str(anomaly))
+        tell(str(anomaly))
     served = sorted(seconds for _, seconds in report.rounds)
-    _print(
+    tell(
         f"\nrounds        {len(report.rounds)}\n"
         f"transactions  {report.committed:,} committed\n"
         f"transformed   {report.transformed:,} records\n"
@@ -239,15 +239,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"served after  p50 {served[len(served) // 2]:.2f} s, worst {served[-1]:.2f} s"
     )
     if report.anomalies:
-        _print(f"the logs are in {directory}")
+        tell(f"the logs are in {directory}")
         return 1
     if not chosen.directory:
         import shutil
 
         shutil.rmtree(directory, ignore_errors=True)
     return 0
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

@@ -1,8 +1,8 @@
 """The fault atlas: damage to files at rest, which strikes at most one node of a run.
 
-Every acknowledged record keeps a sound copy on another in-sync replica, so that any loss is a bug. The kinds
-are off unless a run names them: ``python -m proof.sim --factors flip_bit=1,lose_file=1``. Each function
-changes files of a node that is down, at a place drawn from ``rng``, and returns what it did.
+Every acknowledged record keeps a sound copy on another in-sync replica, so that any loss is a bug. Some runs
+have one or two of the kinds; ``python -m proof.sim --factors flip_bit=20,lose_file=20`` has them often. Each
+function changes files of a node that is down, at a place drawn from ``rng``, and returns what it did.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ class Atlas:
     def victim(self, proposed: SimNode) -> SimNode:
         if self._victim is None:
             self._victim = proposed
+        return self._victim
+
+    @property
+    def struck(self) -> SimNode | None:
+        """The node that damage has struck, or None."""
         return self._victim
 
 
@@ -98,5 +103,5 @@ DAMAGES: Final[dict[str, Damage]] = {
     "misdirect": misdirect,
     "tear": tear,
 }
-#: Kinds that a run has only if it names them.
-ON_REQUEST: Final = (*DAMAGES, "older_copy", "no_descriptors", "clock_drift")
+#: Kinds that few runs have.
+RARE: Final = (*DAMAGES, "older_copy", "no_descriptors", "clock_drift")

@@ -45,6 +45,8 @@ DAMAGES: Final[dict[str, Kind]] = {
     "flip-last": Kind(ACTIVE, "flip-last"),
     "cut": Kind(ACTIVE, "truncate"),
     "zero": Kind(ACTIVE, "zero"),
+    "epoch-up": Kind(ACTIVE, "epoch-up"),
+    "epoch-last": Kind(ACTIVE, "epoch-last"),
     "missing": Kind(DIRECTORY, "delete"),
 }
 METADATA: Final = "__cluster_metadata"
@@ -220,7 +222,11 @@ async def _elect_unclean(stage: Stage) -> None:
 
 
 def _intact_records(node: SimNode, path: str) -> int:
-    view = memoryview(node.host.filesystem.read_bytes(path))
+    """Return how many records can be read in a segment, 0 if it does not exist."""
+    fs: FileSystem = node.host.filesystem
+    if not fs.exists(path):
+        return 0
+    view = memoryview(fs.read_bytes(path))
     return sum(run.end_offset - run.start_offset for run in intact_runs(view, 0, 0))
 
 
@@ -241,7 +247,7 @@ def _breaks(rule: str, story: Story) -> str | None:
 
 
 DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
-    "R46-first-returns": partial(_breaks, "R46", partial(damaged_copy, order=(1, 0, 2), gap_s=LONG_GAP_S)),
+    "R46-first-returns": partial(_breaks, "R46", partial(damaged_copy, gap_s=LONG_GAP_S)),
     "R47-no-wait": partial(
         _breaks,
         "R47",

@@ -15,9 +15,11 @@ from typing import Any, Final
 from kafkalite.broker.coordination.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from kafkalite.broker.server.responses import Pending, Response, settled
 from kafkalite.client.admin.admin import Admin
+from kafkalite.client.cluster.authentication import Authenticator
 from kafkalite.client.producer.producer import Producer
 from kafkalite.errors import BrokerError, KafkaliteError
-from kafkalite.model import TopicPartition
+from kafkalite.model import NO_EPOCH, TopicPartition
+from kafkalite.protocol.messages.cluster import ReplicaFetchPartition, ReplicaFetchRequest
 from kafkalite.protocol.messages.data import (
     FetchPartition,
     FetchRequest,
@@ -32,7 +34,7 @@ from kafkalite.testing.sim.simulation import Violation
 from kafkalite.testing.wire import WireClient
 from proof.sim import damage
 from proof.sim.compacted_logs import read_batches
-from proof.sim.nodes import SimNode
+from proof.sim.nodes import CLUSTER_ID, CLUSTER_SECRET, SimNode
 from proof.sim.stage import Stage, play
 from proof.sim.workload import CLIENT_SETTINGS
 
@@ -412,7 +414,55 @@ async def endless_session(stage: Stage) -> str | None:
     return None
 
 
+# --- fetches of replicas (R10) -----------------------------------------------------------------------------
+
+
+async def _fetch_with_longer_log(stage: Stage, node: SimNode, leader: SimNode) -> int:
+    """As ``node``, list a position with records that the leader lacks, and then only wait for updates.
+
+    Return the greatest high watermark of a response without a divergence, or -1.
+    """
+    assert leader.live is not None
+    (hosted,) = (one for one in leader.live.partitions if one.key == KEY)
+    end, topic_id = hosted.log_end_offset + 5, hosted.partition.topic_id
+    listed = ReplicaFetchPartition(topic_id, 0, hosted.leader_epoch, end, 0, end, 0)
+    broker_epoch = stage.observer.image.brokers[node.node_id].broker_epoch
+    random_bytes = stage.simulation.rng("former").randbytes
+    dialler = Authenticator(CLUSTER_SECRET, CLUSTER_ID, node.node_id, random_bytes)
+    told = -1
+    connection = await dialler.dial(
+        leader.address, leader.node_id, client_id=f"node-{node.node_id}", timeout_ms=TIMEOUT_MS
+    )
+    request = ReplicaFetchRequest(node.node_id, broker_epoch, 0, 0, 200, 1, 1 << 20, 1 << 20, [listed], [])
+    for session_epoch in range(4):
+        request = request._replace(session_epoch=session_epoch)
+        response = (await connection.call(request, timeout_ms=TIMEOUT_MS)).message
+        for one in response.partitions:
+            if one.diverging_epoch == NO_EPOCH:
+                told = max(told, one.high_watermark)
+        request = request._replace(session_id=response.session_id, partitions=[])
+        await stage.on("writer", _write(stage, b"key", b"more"))
+    connection.close()
+    return told
+
+
+async def told_diverged(stage: Stage) -> str | None:
+    """A former leader returns with records of its epoch that the new leader does not have."""
+    await stage.open(KEY.topic)
+    await stage.on("writer", _write(stage, b"key", b"first"))
+    old = stage.led(KEY.topic)
+    old.kill()
+    new = await stage.succeeded(old, KEY.topic)
+    await stage.on("writer", _write(stage, b"key", b"second"))
+    told = await stage.on("former", _fetch_with_longer_log(stage, old, new))
+    if told >= 0:
+        return f"R10: a follower whose log diverges was sent the high watermark {told}"
+    await stage.whole()
+    return None
+
+
 DIRECTED: Final[dict[str, Callable[[], str | None]]] = damage.DIRECTED | {
+    "R10-told-diverged": partial(play, told_diverged),
     "R23-endless-session": partial(play, endless_session),
     "R23-from-receipt": partial(play, session_from_receipt),
     "R23-isolated-serves": partial(play, isolated_serves),

@@ -11,10 +11,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from kafkalite.errors import TooManyOpenFilesError
-from kafkalite.testing.sim.simulation import Simulation
+from kafkalite.errors import StorageError, StorageExhaustedError, TooManyOpenFilesError
+from kafkalite.storage.filesystem import File
+from kafkalite.testing.sim.loop import current_process
+from kafkalite.testing.sim.simulation import Simulation, Violation
 from proof.disk_trees import tree_of
 from proof.sim.atlas import DAMAGES, Atlas, Damage, older_copy
 from proof.sim.nodes import DATA_PATH, SimNode
@@ -124,9 +126,31 @@ class Nemesis:
                 await node.stop()
         for node in self.nodes:
             await self._stopped(node)
-            node.is_excused = False
+            node.is_excused = node is self._atlas.struck
             if node.state == "down":
                 node.start()
+        if self._atlas.struck is not None:
+            await self._repair(self._atlas.struck)
+
+    async def _repair(self, node: SimNode) -> None:
+        """Replace the disk of a node that refuses to start with its damaged files, as an operator does."""
+        for _ in range(int(STOP_PATIENCE_S / 0.05)):
+            if node.state != "starting":
+                break
+            await asyncio.sleep(0.05)
+        if node.state == "down":
+            if not isinstance(node.failure, StorageError):
+                self.simulation.violate(
+                    Violation(
+                        "broken-start",
+                        f"{node.host} does not name its damage: {node.failure!r}",
+                        kind="crash",
+                    )
+                )
+            self.simulation.probe("damage-refused")
+            node.replace_disk()
+            node.start()
+        node.is_excused = False
 
     async def _stopped(self, node: SimNode) -> None:
         """Return when a stop in progress has ended. Kill the node if it hangs."""
@@ -330,7 +354,8 @@ class Nemesis:
         node = self._atlas.victim(self._target())
         node.is_excused = True
         node.kill()
-        self.simulation.note(f"{node.host}: {damage(node.host.filesystem, self.rng)}")
+        with suppress(StorageExhaustedError):  # a full disk takes no damage, or half of it
+            self.simulation.note(f"{node.host}: {damage(node.host.filesystem, self.rng)}")
         await asyncio.sleep(self._duration_s())
         self._start_again(node)
 
@@ -346,11 +371,15 @@ class Nemesis:
         self._start_again(node)
 
     async def _no_descriptors(self) -> None:
-        """Let a node open no file for a while."""
-        filesystem = self._target().host.filesystem
+        """Let a node open no file for a while. The observer, which is no process of the node, may."""
+        host = self._target().host
+        filesystem, root = host.filesystem, self.simulation.loop.root
+        open_file = filesystem.open
 
-        def refuse(path: str, *, create: bool = False) -> NoReturn:
-            raise TooManyOpenFilesError(f"no file descriptor left for {path}: simulated")
+        def refuse(path: str, *, create: bool = False) -> File:
+            if current_process.get(root) is host.process:
+                raise TooManyOpenFilesError(f"no file descriptor left for {path}: simulated")
+            return open_file(path, create=create)
 
         vars(filesystem)["open"] = refuse
         try:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kafkalite.broker.broker import Broker
+from kafkalite.errors import StorageExhaustedError
 from kafkalite.testing.sim.host import Host
 from kafkalite.testing.sim.loop import Process
 from kafkalite.testing.sim.simulation import Simulation, Violation
@@ -15,6 +16,7 @@ BROKER_PORT: Final = 9092
 CONTROLLER_PORT: Final = 9093
 FIRST_CONTROLLER_ID: Final = 101
 DATA_PATH: Final = "/data"
+CLUSTER_ID: Final = "simulated-cluster-0000"
 CLUSTER_SECRET: Final = "a secret of the simulation"
 
 
@@ -94,7 +96,9 @@ class SimNode:
             await broker.wait_stopped()
         except Exception as error:
             self.failure = error
-            if not self.is_excused:
+            # ``kl server start`` repeats a start that lacked a resource (R54, R55).
+            is_repeated = self.state == "starting" and isinstance(error, StorageExhaustedError)
+            if not (self.is_excused or is_repeated):
                 violation = Violation("broker-failed", f"{self.host} {self.state}: {error!r}", kind="crash")
                 violation.__cause__ = error
                 simulation.violate(violation)
@@ -165,7 +169,7 @@ def make_nodes(
     for node in (*brokers, *others):
         common = {
             "controller_quorum_voters": voters,
-            "cluster_id": "simulated-cluster-0000",
+            "cluster_id": CLUSTER_ID,
             "cluster_secret": CLUSTER_SECRET,
         }
         if others:

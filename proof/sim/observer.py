@@ -5,7 +5,7 @@ The invariants have the numbers in docs/rules.md:
 I1  the leader of a partition has every record that was ever committed or acknowledged
 I2  every running member of the ISR and of the eligible leader replicas has them too
 I3  two batches of a partition with the same offset and leader epoch are equal, on any two brokers
-I4  a leader that may commit waits for every replica in the ISR of the metadata
+I4  a leader that may commit waits for every replica in the ISR and the ELR of the metadata
 I5  a partition has one leader in each epoch
 I6  records below any replica's high watermark are the same on all replicas and never change
 I7  a log's epochs are those of its batches
@@ -260,14 +260,12 @@ class Observer:
             return
         state = topic.partitions[key[1]]
         counted = set(partition._leader._quorum)
-        if len(partition.in_sync_replicas) >= self._min_isr(key) and not counted.issuperset(state.isr):
+        if partition._leader._may_move and not counted.issuperset((*state.isr, *state.elr)):
             raise Violation(
                 "I4",
-                f"{key[0]}-{key[1]} on {node.node_id} counts {sorted(counted)}, and in sync are {state.isr}",
+                f"{key[0]}-{key[1]} on {node.node_id} counts {sorted(counted)}, in sync are {state.isr}, and"
+                f" eligible {state.elr}",
             )
-
-    def _min_isr(self, key: Key) -> int:
-        return int(self._image.topic_configs(key[0]).get("min.insync.replicas", "1"))
 
     def _check_committed(self, where: str, key: Key, seen: _Seen, high_watermark: int) -> None:
         committed = self._committed.setdefault(key, {})

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kafkalite.rng import Rng
-from proof.sim.atlas import ON_REQUEST
+from kafkalite.rng import Rng, seeded_rng
+from proof.sim.atlas import RARE
 from proof.sim.workload import Load
 
 #: {name of a method of Nemesis: (weight, whether a single broker can have the fault)}
@@ -36,6 +36,9 @@ FAULTS: Final[dict[str, tuple[int, bool]]] = {
     "crash_client": (2, True),
     "pause_client": (2, True),
 }
+
+#: The probability that a run has one of the kinds in ``RARE``: two runs of ten have some.
+RARE_PROBABILITY: Final = 0.03
 
 _CALM: Final = {"replace_disk", "full_disk", "broken_disk", "power_loss_all", "kill_all"}
 
@@ -117,7 +120,9 @@ def draw(
     for name, (weight, alone) in FAULTS.items():
         if (brokers > 1 or alone) and chance(name, 0.15 if name in _CALM else 0.45):
             plan.faults[name] = weight * (1 + rng.randrange(4))
-    damages = [name for name in ON_REQUEST if brokers > 1 and boosts.get(name) and chance(name, 0.45)]
+    apart = seeded_rng(seed)  # so that the other draws do not depend on these
+    rare = [name for name in RARE if apart.random() < min(RARE_PROBABILITY * boosts.get(name, 1.0), 0.95)]
+    damages = rare if brokers > 1 else []
     plan.faults |= dict.fromkeys(damages, 3)
     if page_cache:
         # Acknowledged records are in the memory of min.insync.replicas brokers, so fewer brokers may lose
@@ -139,6 +144,8 @@ def draw(
     _draw_settings(plan, rng)
     _draw_load(plan, rng)
     plan.load.changes_min_isr = plan.load.changes_min_isr and not damages
+    if brokers > 1 and (plan.min_insync_replicas == 1 or plan.load.changes_min_isr):
+        plan.faults.pop("broken_disk", None)  # if only one replica is in sync, an operator must choose
     if chance("coordination", 0.6):
         _draw_coordination(plan, rng, chance)
     plan.jitter_s = 0.0002 + (0.02 * rng.random() if rng.random() < 0.3 else 0.002 * rng.random())

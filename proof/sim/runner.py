@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from proof.console import tell
 from proof.mutants import without
 from proof.reach import Steering, counting, decode_factors, encode_factors, table
 from proof.sim.scenario import Outcome, run_seed
@@ -105,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             }
     if seeds and not options.no_regressions and options.mutant is None:
         seeds = [*regression_seeds(options.brokers), *seeds]
-    _say(f"seeds {start} to {start + options.seeds - 1}, {options.brokers} brokers, {_commit()}")
+    tell(f"seeds {start} to {start + options.seeds - 1}, {options.brokers} brokers, {_commit()}")
     report = Report(options.verbose)
     started_s = time.monotonic()
     for found in run_small_worlds(small, jobs=options.jobs, mutant=options.mutant):
@@ -274,7 +275,7 @@ class Report:
         self.reached_small.update(found.reached)
         if found.failed is not None:
             seed, violation = found.failed
-            _say(
+            tell(
                 f"FAIL world={found.world} seed={seed} commit={_commit()}\n     {violation}\n"
                 f"     replay: python -m proof.sim --world {found.world} --seeds 1 --start {seed}"
             )
@@ -289,7 +290,7 @@ class Report:
         self.probes.update(outcome.probes)
         self.reached.update(outcome.reached)
         if self._verbose:
-            _say(
+            tell(
                 f"{'FAIL' if outcome.violation else 'ok  '} seed={outcome.seed} {outcome.trace_hash}"
                 f" {outcome.virtual_ms / 1000:.1f} s in {outcome.wall_s:.1f} s,"
                 f" {outcome.acknowledged}/{outcome.sends} acknowledged,"
@@ -297,33 +298,33 @@ class Report:
             )
         if outcome.violation is not None:
             self.failures.append(outcome)
-            _say(
+            tell(
                 f"FAIL seed={outcome.seed} commit={_commit()} kind={outcome.kind} check={outcome.check}"
                 f" t={outcome.virtual_ms} ms\n     {outcome.violation}\n     {outcome.plan}\n"
                 f"     replay: {replay_command(outcome)}"
             )
             if self._verbose:
-                _say("\n".join(outcome.story))
+                tell("\n".join(outcome.story))
 
     def finish(self, wall_s: float) -> None:
         for name, counts in self.small.items():
-            _say(
+            tell(
                 f"{name}: {counts['seeds']} seeds, {counts['failed']} failed;"
                 f" {counts['ms'] / max(counts['seeds'], 1):.0f} ms a seed"
             )
         if not self.seeds:
             return
         if self.reached:
-            _say("\n".join(table({"cluster": self.reached, "small worlds": self.reached_small})))
+            tell("\n".join(table({"cluster": self.reached, "small worlds": self.reached_small})))
         rate = self.virtual_ms / 1000 / wall_s if wall_s else 0.0
-        _say(
+        tell(
             f"{self.seeds} seeds, {len(self.failures)} failed;"
             f" {self.virtual_ms / 3_600_000:.2f} simulated hours in {wall_s:.0f} s"
             f" ({rate:.0f} times real time, {self.cpu_s / max(self.seeds, 1):.1f} s a seed);"
             f" {self.acknowledged} records acknowledged; in sync again after faults within"
             f" {_percentile(self.healing_ms, 50)} ms (median), {_percentile(self.healing_ms, 100)} ms (worst)"
         )
-        _say("  ".join(f"{name}={count}" for name, count in sorted(self.probes.items())))
+        tell("  ".join(f"{name}={count}" for name, count in sorted(self.probes.items())))
 
     def exit_code(self, *, wants_probes: bool = True) -> int:
         if any(counts["failed"] for counts in self.small.values()):
@@ -337,7 +338,7 @@ class Report:
                 wanted += COORDINATION_PROBES
             missing = [name for name in wanted if not self.probes[name]]
             if missing:
-                _say(f"FAIL never happened: {', '.join(missing)}")
+                tell(f"FAIL never happened: {', '.join(missing)}")
                 return EXIT_NO_PROBE
         return 0
 
@@ -345,11 +346,6 @@ class Report:
 def _percentile(values: Sequence[int], percent: int) -> int:
     ordered = sorted(values)
     return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)] if ordered else 0
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 def replay_command(outcome: Outcome) -> str:

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
+from proof.console import tell
 from proof.spark.copying import ANSWER, TRANSFORM
 from proof.spark.faulty import FORMAT, FaultyDataSource
 from sparkbridge.local.spark_session import session
@@ -53,9 +54,14 @@ def run(spark: Any, order: Mapping[str, Any]) -> str:
     return f"ended after batch {progress['batchId'] if progress else None}"
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(f"{ANSWER}{text}\n")
-    sys.stdout.flush()
+def answer(spark: Any, order: Mapping[str, Any]) -> str:
+    """Run an order and return its response. Raises the error of a JVM that has died."""
+    try:
+        return run(spark, order)
+    except Exception as error:
+        if _is_gone(spark, error):
+            raise
+        return f"failed: {type(error).__name__}: {' '.join(str(error).split())[:2000]}"
 
 
 def _is_gone(spark: Any, error: Exception) -> bool:
@@ -73,14 +79,12 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     spark = session("copy", is_short_lived=True, settings=settings)
     spark.dataSource.register(FaultyDataSource)
-    _say(spark.sparkContext.applicationId)
+    tell(ANSWER + spark.sparkContext.applicationId)
     for line in sys.stdin:
         try:
-            _say(run(spark, json.loads(line)))
-        except Exception as error:
-            if _is_gone(spark, error):
-                os._exit(3)
-            _say(f"failed: {type(error).__name__}: {' '.join(str(error).split())[:2000]}")
+            tell(ANSWER + answer(spark, json.loads(line)))
+        except Exception:
+            os._exit(3)
     spark.stop()
 
 

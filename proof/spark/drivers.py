@@ -1,4 +1,4 @@
-"""Drivers as processes that are started ahead of time, receive orders, and are killed by a plan."""
+"""Drivers that receive orders: processes that are started early and killed by a plan, or a session."""
 
 from __future__ import annotations
 
@@ -15,10 +15,40 @@ from typing import Any, Final
 
 from proof.spark.copying import ANSWER
 from sparkbridge.local import fast_start
+from sparkbridge.local.spark_session import activate
 
 START_LIMIT_S: Final = 120.0
 QUERY_LIMIT_S: Final = 240.0
 DIED: Final = "died"
+
+
+class SessionDriver:
+    """Runs orders on a session of this process, which its owner ends. No plan may kill its JVM."""
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+
+    async def start(self) -> None:
+        from proof.spark.faulty import FaultyDataSource
+
+        self._spark.dataSource.register(FaultyDataSource)
+
+    async def run(self, order: Mapping[str, Any], limit_s: float = QUERY_LIMIT_S) -> str:
+        """Run an order in a thread and return the response. Raises TimeoutError."""
+        async with asyncio.timeout(limit_s):
+            return await asyncio.to_thread(self._answer, order)
+
+    def _answer(self, order: Mapping[str, Any]) -> str:
+        from proof.spark.copy_job import answer
+
+        activate(self._spark)
+        return answer(self._spark, order)
+
+    def tail(self, lines: int = 30) -> str:
+        return "the driver is the session of this process"
+
+    async def close(self) -> None:
+        """Do nothing: the session is not this object's."""
 
 
 class Driver:

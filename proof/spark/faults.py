@@ -36,11 +36,12 @@ from kafkalite.errors import KafkaliteError
 from kafkalite.model import TopicPartition
 from kafkalite.rng import Rng, seeded_rng
 from kafkalite.testing.process_cluster import ProcessCluster
+from proof.console import tell
 from proof.processes.transactions import CLUSTER_SETTINGS
 from proof.spark import topics
-from proof.spark.drivers import Driver
+from proof.spark.drivers import Driver, SessionDriver
 from proof.spark.points import DIRECTORY_OPTION, PLAN_OPTION, FaultPlan, plan_text
-from proof.spark.rounds import ALL, SPLIT, STOPPED, Run, last_batch_id, plan_round
+from proof.spark.rounds import ALL, LOCAL, SPLIT, STOPPED, Run, last_batch_id, plan_round
 from proof.spark.verdict import check_copy, check_order, check_replays, duplicates
 from sparkbridge.errors import FastStartError
 from sparkbridge.local import fast_start
@@ -54,10 +55,16 @@ PER_TRIGGER: Final = 90
 SPARE_BATCHES: Final = 4
 HEALING_LIMIT_S: Final = 60.0
 OPEN_LIMIT_S: Final = 15.0
+_UNVERIFIED: Final = (
+    "-XX:+UnlockDiagnosticVMOptions -XX:+IgnoreUnrecognizedVMOptions -XX:-BytecodeVerificationRemote"
+)
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.log.level": "OFF",
     "spark.driver.memory": "512m",
     "spark.executor.memory": "512m",
+    # Verifying Spark's classes is a fifth of the processor time of a start.
+    "spark.driver.extraJavaOptions": _UNVERIFIED,
+    "spark.executor.extraJavaOptions": _UNVERIFIED,
 }
 
 
@@ -76,7 +83,11 @@ class Outcome:
 
 
 class Round:
-    """The life of one query. ``run`` raises TimeoutError if a step makes no progress."""
+    """The life of one query. ``run`` raises TimeoutError if a step makes no progress.
+
+    Each run whose end kills the driver has a driver process. The others are on ``session``, a running Spark
+    session with the master LOCAL, or, if it is None, in one more process.
+    """
 
     def __init__(
         self,
@@ -86,8 +97,10 @@ class Round:
         *,
         points: Collection[str] = ALL,
         at_least_once: bool = False,
+        session: Any = None,
     ) -> None:
         self._cluster = cluster
+        self._session = session
         self._directory = directory
         self._rng: Rng = seeded_rng(seed)
         self._runs = plan_round(self._rng, points)
@@ -140,10 +153,13 @@ class Round:
             for index, run in enumerate(self._runs)
             if not index or self._runs[index - 1].ends_driver
         ]
-        drivers = [
+        drivers: list[Driver | SessionDriver] = [
             Driver({**SETTINGS, "spark.master": master}, self._directory / f"driver-{number}.log")
             for number, master in enumerate(masters)
         ]
+        if self._session is not None and not self._runs[-1].ends_driver:
+            assert masters[-1] == LOCAL, "a session has no executors to kill"
+            drivers[-1] = SessionDriver(self._session)
         for driver in drivers:
             stack.push_async_callback(driver.close)
         self.outcome.drivers = len(drivers)
@@ -166,7 +182,7 @@ class Round:
         for driver in drivers:
             await driver.close()
 
-    def _check_end(self, number: int, run: Run, answer: str, driver: Driver) -> None:
+    def _check_end(self, number: int, run: Run, answer: str, driver: Driver | SessionDriver) -> None:
         struck = self._plan.struck()
         missed = [point for point in run.plan if point not in struck]
         wanted = "died" if run.ends_driver else "failed" if run.ends_query else "ended"
@@ -290,7 +306,7 @@ async def run(
             except (KafkaliteError, TimeoutError, AssertionError) as error:
                 life.outcome.problems.append(str(error))
                 outcomes.append(life.outcome)
-            _print(_line(number + 1, outcomes[-1], is_loose))
+            tell(_line(number + 1, outcomes[-1], is_loose))
             if outcomes[-1].problems:
                 break
             shutil.rmtree(directory / f"round-{seed}", ignore_errors=True)
@@ -322,7 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     loose = chosen.rounds if chosen.at_least_once else chosen.rounds // 5
     count = chosen.rounds if chosen.at_least_once else chosen.rounds + loose
     directory = Path(chosen.directory or tempfile.mkdtemp(prefix="kafkalite-spark-faults-"))
-    _print(f"seed {seed}, {count} rounds, logs in {directory}")
+    tell(f"seed {seed}, {count} rounds, logs in {directory}")
     points = chosen.point or ALL
     with contextlib.suppress(FastStartError):
         fast_start.make_class_archive()
@@ -331,24 +347,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run(directory, range(seed, seed + count), loose=loose, points=points, brokers=chosen.brokers)
     )
     struck = sum((outcome.struck for outcome in outcomes), Counter[str]())
-    _print("\n" + "\n".join(f"{point:<22} {struck[point]:>5}" for point in ALL))
+    tell("\n" + "\n".join(f"{point:<22} {struck[point]:>5}" for point in ALL))
     seconds = sorted(outcome.seconds for outcome in outcomes)
     median_s = seconds[len(seconds) // 2]
-    _print(
+    tell(
         f"\n{len(outcomes)} rounds in {time.monotonic() - began_s:.0f} s, p50 {median_s:.0f} s, "
         f"{sum(outcome.records for outcome in outcomes):,} records, {struck.total()} strikes"
     )
     if bad := [outcome for outcome in outcomes if outcome.problems]:
-        _print(f"FAILED, seed {bad[0].seed}; the logs are in {directory}")
+        tell(f"FAILED, seed {bad[0].seed}; the logs are in {directory}")
         return 1
     if not chosen.directory:
         shutil.rmtree(directory, ignore_errors=True)
     return 0
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -207,6 +207,20 @@ def marker_epoch_ignored() -> str | None:
     return "R31: a batch of a transaction was appended behind the marker that had ended it"
 
 
+def any_producer_id() -> str | None:
+    """A producer with an id of its own writes in the transaction of another one."""
+    world = World()
+    writer = world.start()
+    world.send(writer, PARTITIONS[0])
+    stranger = Writer((world._next_id(), writer.identity[1]))
+    with suppress(BrokerError):
+        world.send(stranger, PARTITIONS[1])
+    world.end(writer, is_commit=True)
+    world.write_markers()
+    hanging = world.hanging()
+    return hanging and f"R37: no marker ends the batch of another producer: {hanging}"
+
+
 def old_coordinator() -> str | None:
     """A replaced coordinator aborts a transaction that its successor commits."""
     world = World()
@@ -311,4 +325,5 @@ DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
     "R32-unretired-forgotten": unretired_forgotten,
     "R34-init-keeps-open": init_keeps_open,
     "R34-timeout-no-bump": timeout_no_bump,
+    "R37-any-producer-id": any_producer_id,
 }

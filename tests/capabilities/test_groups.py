@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+import tracemalloc
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -18,7 +19,13 @@ from typing import Any
 import pytest_asyncio
 
 from kafkalite import Admin, Broker, Consumer, Producer, RebalanceListener, Record, TopicPartition
-from kafkalite.testing.cluster import Cluster
+from kafkalite.broker.server.responses import Pending, Response
+from kafkalite.clock import Clock
+from kafkalite.protocol.api import ApiKey
+from kafkalite.protocol.connection import Request
+from kafkalite.rng import seeded_rng
+from kafkalite.testing.cluster import Cluster, Node
+from kafkalite.testing.faults import Fault, Proceed, drop_next
 
 SESSION_MS = 500
 PARTS = [TopicPartition("t", number) for number in range(3)]
@@ -51,12 +58,14 @@ class World:
         return member
 
     async def until(self, condition: Callable[[], bool], limit_s: float = 5.0) -> None:
-        async with asyncio.timeout(limit_s):
-            while not condition():
-                for member in self.members:
-                    if member.task is not None and member.task.done() and not member.is_over:
-                        member.task.result()
-                await asyncio.sleep(0.002)
+        deadline_s = time.monotonic() + limit_s
+        while not condition():
+            for member in self.members:
+                if member.task is not None and member.task.done() and not member.is_over:
+                    member.task.result()
+            held = {member.name: sorted(member.held) for member in self.members}
+            assert time.monotonic() < deadline_s, f"not within {limit_s:g} s; the members hold {held}"
+            await asyncio.sleep(0.002)
 
     def sizes(self, group: str = "g") -> list[int]:
         """How many partitions the members hold, those that left aside."""
@@ -267,14 +276,14 @@ def _timed(member: Member) -> list[tuple[float, Record]]:
 
 
 async def test_three_members_work_three_times_as_fast_as_one(world: World) -> None:
-    """D9: when processing takes the time."""
+    """D9: when processing takes the time, as it does here."""
     await world.send(40)
 
     async def takes_s(count: int, group: str) -> float:
         members = [await world.join(group=group) for _ in range(count)]
         await world.until(lambda: world.sizes(group)[-1] > 0)
         for member in members:
-            member.pause_s = 0.004
+            member.pause_s = 0.012
             await member.consumer.seek_to_beginning()
             member.records.clear()
         began_s = time.monotonic()
@@ -284,19 +293,58 @@ async def test_three_members_work_three_times_as_fast_as_one(world: World) -> No
             await member.leave()
         return taken_s
 
-    assert await takes_s(1, "alone") > 2 * await takes_s(3, "team")
+    assert await takes_s(1, "alone") > 2.5 * await takes_s(3, "team")
+
+
+async def test_one_member_reads_from_several_brokers_at_once() -> None:
+    """D10: a broker that does not answer holds up its own partitions only."""
+    async with Cluster(brokers=3) as cluster:
+        await cluster.create_topic("t", partitions=3, configs={"min.insync.replicas": "1"})
+        leaders = [cluster.leader("t", number) for number in range(3)]
+        assert sorted(leaders) == [1, 2, 3]
+        reached: set[int] = set()
+        silence = drop_next(None)
+
+        def hold(node_id: int) -> Fault:
+            def fault(request: Request, proceed: Proceed, clock: Clock) -> Response | Pending | None:
+                reached.add(node_id)
+                return silence(request, proceed, clock) if node_id == leaders[0] else None
+
+            return fault
+
+        async with cluster.consumer("t", group_id="g", **FAST) as consumer:
+            async with asyncio.timeout(10):
+                while len(consumer.assignment()) < 3:
+                    await consumer.get_many(timeout_ms=20)
+            for node_id in leaders:
+                cluster.intercept(ApiKey.FETCH, hold(node_id), node_id=node_id)
+            found: Counter[int] = Counter()
+            for count in (100, 200, 300):
+                for number in range(3):
+                    await cluster.produce("t", [b"x"] * 100, partition=number)
+                deadline_s = time.monotonic() + 5
+                while found[1] < count or found[2] < count:
+                    assert time.monotonic() < deadline_s, f"{found} of {count} from each of two brokers"
+                    found.update(record.partition for record in await consumer.get_many(timeout_ms=100))
+            assert leaders[0] in reached, "it was asked, and has not answered"
+            assert found == {1: 300, 2: 300}
+            for node_id in leaders:
+                cluster.intercept(ApiKey.FETCH, None, node_id=node_id)
 
 
 async def test_members_and_brokers_are_added_under_load() -> None:
-    """D5: without an effect that clients see."""
+    """D5: no client sees an error. A broker comes back, and a fourth one joins and leads partitions of a new
+    topic, which the members read."""
     async with Cluster(brokers=3) as cluster, AsyncExitStack() as stack:
         await cluster.create_topic("t", partitions=3, configs={"min.insync.replicas": "2"})
+        topics = {"t": 3}
         producer = await stack.enter_async_context(cluster.producer(linger_ms=0))
         values: Counter[bytes | None] = Counter()
         sent = 0
 
         async def join() -> None:
-            consumer = await stack.enter_async_context(cluster.consumer("t", group_id="g", **FAST))
+            consumer = cluster.consumer(pattern="[tu]", group_id="g", **FAST)
+            await stack.enter_async_context(consumer)
             readers.append(asyncio.create_task(read(consumer)))
 
         async def read(consumer: Consumer) -> None:
@@ -306,15 +354,26 @@ async def test_members_and_brokers_are_added_under_load() -> None:
         async def load() -> None:
             nonlocal sent
             while not is_over:
-                await producer.send("t", b"%d" % sent, partition=sent % 3)
-                sent += 1
+                for topic, count in list(topics.items()):
+                    await producer.send(topic, b"%d" % sent, partition=sent % count)
+                    sent += 1
+
+        async def add_broker() -> None:
+            ours = cluster.nodes[1].settings
+            address = ours["listeners"][0].replace("-1", "-4")
+            settings = {**ours, "node_id": 4, "process_roles": "broker", "listeners": address}
+            cluster.nodes[4] = Node(4, settings, seeded_rng(4))
+            await cluster.start(4)
+            await cluster.create_topic("u", partitions=8)
+            assert 4 in {cluster.leader("u", number) for number in range(8)}
+            topics["u"] = 8
 
         is_over = False
         readers: list[asyncio.Task[None]] = []
         await join()
         await cluster.stop(3)
         sending = asyncio.create_task(load())
-        for step in (join(), cluster.start(3), join()):
+        for step in (join(), cluster.start(3), join(), add_broker()):
             await step
             before = sent
             await cluster.wait_until(lambda before=before: sent > before + 20)
@@ -322,7 +381,8 @@ async def test_members_and_brokers_are_added_under_load() -> None:
         is_over = True
         await asyncio.gather(sending, *readers)
         async with asyncio.timeout(10):
-            rest = await stack.enter_async_context(cluster.consumer("t", group_id="after", **FAST))
+            rest = cluster.consumer(pattern="[tu]", group_id="after", **FAST)
+            await stack.enter_async_context(rest)
             while len(values) < sent:
                 values.update(record.value for record in await rest.get_many(timeout_ms=50))
         assert set(values) == {b"%d" % number for number in range(sent)}
@@ -364,11 +424,20 @@ async def test_five_hundred_consumers_come_and_go(world: World) -> None:
     before, objects = await at_rest(), len(gc.get_objects())
     await crowd(500)
     after = await at_rest()
-    assert after == before
+    assert after[:-1] == before[:-1]
+    assert after[-1] <= before[-1] + 3, "tasks: a refresh of metadata may be one, 500 consumers are not"
     assert world.broker.statistics().waiting_requests <= 2, "the steady member's fetch and heartbeat"
     assert len(gc.get_objects()) - objects < 3_000 + 3 * len(steady.records)
     await world.until(lambda: len(world.numbers("steady")) == 3 * world.sent)
     pauses = [b - a for times in steady.seen_s.values() for a, b in pairwise(times)]
     assert sorted(pauses)[int(len(pauses) * 0.99)] < 1.0, "who stays is not held up"
+    tracemalloc.start()  # slow, so only for some
+    try:
+        await crowd(40)
+        await at_rest()
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes / 40 < 10_000, "by each, and by its part of the records of the steady member"
     await world.admin.delete_groups([f"passers-{number}" for number in range(7)])
     assert [each.group_id for each in await world.admin.list_groups()] == ["steady"]

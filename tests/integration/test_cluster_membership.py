@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from kafkalite import Admin
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.server.responses import Pending
 from kafkalite.client.cluster.authentication import Authenticator
 from kafkalite.errors import (
     BrokerError,
     ClusterAuthorizationFailedError,
+    ConnectionFailedError,
     DataDirectoryError,
     ErrorCode,
     InvalidRequestError,
@@ -64,6 +66,12 @@ class TestStarting:
             await eventually(lambda: "waiting for a controller" in caplog.text)
         assert "no controller is known" in caplog.text
         assert not starting.done()
+        with pytest.raises(ConnectionFailedError) as refused:
+            async with Admin("inproc://membership-1", default_api_timeout_ms=100):
+                pass
+        assert "broker 1 is starting, and no controller has accepted it yet" in refused.value.message
+        assert f"a majority of {voters} must run" in refused.value.message
+        assert refused.value.hint == "a broker runs there; its log says more"
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting

@@ -12,7 +12,8 @@ import pytest
 
 from kafkalite.broker.broker import Broker
 from kafkalite.broker.server.server import FRAME_DEADLINE_MS, HANDSHAKE_DEADLINE_MS, REAP_INTERVAL_MS
-from kafkalite.errors import ErrorCode
+from kafkalite.client.admin.admin import Admin
+from kafkalite.errors import ConnectionFailedError, ErrorCode
 from kafkalite.protocol.connection import ClientConnection
 from kafkalite.protocol.messages import data, metadata
 from kafkalite.testing.virtual_clock import VirtualClock
@@ -236,3 +237,19 @@ async def test_a_stop_answers_what_is_in_flight_and_refuses_new_connections(
     with pytest.raises(ConnectionFailedError):
         async with WireClient(address):
             pass
+
+
+async def test_a_client_beyond_the_limit_of_connections_is_told_the_likely_cause(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Broker(listeners="127.0.0.1:0", max_connections=3) as broker:
+        host, _, port = broker.address.rpartition(":")
+        idle = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+        with pytest.raises(ConnectionFailedError) as refused:
+            async with Admin(broker.address, request_timeout_ms=2_000, default_api_timeout_ms=2_000) as admin:
+                await admin.list_topics()
+        assert "closed the connection" in refused.value.message
+        assert "max.connections" in refused.value.hint
+        assert "3 connections are open; raise max.connections" in caplog.text
+        for _, writer in idle:
+            writer.transport.abort()

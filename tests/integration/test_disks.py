@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kafkalite import Admin, Producer
 from kafkalite.broker.broker import Broker
 from kafkalite.errors import DataDirectoryError, ErrorCode, ListenError
+from kafkalite.model import TopicPartition
 from kafkalite.testing.wire import WireClient
 from proof.waiting import settle
 
@@ -37,6 +40,39 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+async def test_the_event_loop_never_waits_for_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Syncs of records, metadata and new, changed and deleted topics run in other threads."""
+    loop_thread, on_loop, elsewhere = threading.get_ident(), list[str](), list[str]()
+
+    def watch(name: str) -> None:
+        sync = getattr(os, name)
+
+        def watched(descriptor: int) -> None:
+            seen = on_loop if threading.get_ident() == loop_thread else elsewhere
+            seen.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            sync(descriptor)
+
+        monkeypatch.setattr(os, name, watched)
+
+    async with (
+        Broker(log_dirs=tmp_path / "data", listeners="127.0.0.1:0") as broker,
+        Admin(broker.address) as admin,
+        Producer(broker.address, linger_ms=0) as producer,
+    ):
+        watch("fsync")
+        watch("fdatasync")
+        await admin.create_topic("t", 3, configs={"segment.bytes": "1024"})
+        for number in range(30):
+            await producer.send("t", bytes(500), partition=number % 3)
+        await admin.alter_configs("topic", "t", {"retention.bytes": "1024"})
+        await admin.delete_records({TopicPartition("t", 0): 5})
+        await broker._housekeeping.retain()
+        await broker._housekeeping.record()
+        await admin.delete_topics(["t"])
+        assert on_loop == []
+        assert len(elsewhere) > 10
 
 
 async def test_a_full_disk_refuses_producers_serves_readers_and_recovers(

@@ -157,6 +157,29 @@ async def test_below_min_insync_replicas_nothing_is_acknowledged_by_all(batch_of
         assert_identical(cluster)
 
 
+async def test_only_acks_all_is_refused_while_too_few_replicas_are_in_sync(batch_of: Make) -> None:
+    """R6, R9: with 3 replicas and min.insync.replicas=2, one may fail, and each record is on two."""
+    async with Cluster(brokers=3, controllers=1) as cluster:
+        await cluster.create_topic("t", configs=MIN_TWO)
+        leader = cluster.leader("t")
+        first, second = others(cluster, leader)
+        await cluster.kill(first)
+        await cluster.wait_until(lambda: first not in isr(cluster))
+        assert (await produce(cluster, leader, batch_of(b"0"))).error_code == 0
+        assert log_bytes(cluster, leader) == log_bytes(cluster, second)
+        await cluster.kill(second)
+        await cluster.wait_until(lambda: isr(cluster) == (leader,))
+        refused = await produce(cluster, leader, batch_of(b"1"))
+        assert refused.error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert hosted(cluster, leader).partition.log.log_end_offset == 1, "nothing was appended"
+        assert (await produce(cluster, leader, batch_of(b"2"), acks=1)).error_code == 0
+        assert hosted(cluster, leader).high_watermark == 1, "consumers receive no record of one replica"
+        await cluster.start(first)
+        await cluster.wait_until(lambda: first in isr(cluster))
+        assert (await produce(cluster, leader, batch_of(b"3"))).error_code == 0
+        assert [record.value for record in await cluster.records("t")] == [b"0", b"2", b"3"]
+
+
 async def test_a_slow_follower_leaves_the_isr_and_comes_back(batch_of: Make) -> None:
     """R12, R15."""
     async with Cluster(brokers=3, replica_lag_time_max_ms=500) as cluster:

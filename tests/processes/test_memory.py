@@ -1,8 +1,9 @@
-"""The memory of a broker process while peers send frames and do not complete them (S3)."""
+"""The memory of a broker process: while peers do not complete what they send (S3, S5), and over time."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import struct
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalite import Admin
+from kafkalite import Admin, Consumer, Producer
 from kafkalite.limits import MIB
 from kafkalite.protocol.connection import ClientConnection
 from proof.waiting import eventually
@@ -24,6 +25,16 @@ BUDGET_BYTES = 64 * MIB
 SLACK_BYTES = 48 * MIB
 FRAME_BYTES = 4 * MIB
 PEERS = 200
+SOAK_ROUNDS = 100
+SOAK_SLACK_BYTES = 2 * MIB
+FEW_DESCRIPTORS = 40
+IDLE_PEERS = 500
+#: A connection that sends nothing, or a byte now and then: transport, buffer and protocol state.
+IDLE_PEER_BYTES = 50_000
+
+#: Partitions of one broker, each with a record, and what each may add to the resident memory.
+MANY_PARTITIONS = 5_000
+PARTITION_BYTES = 20_000
 
 
 class Server:
@@ -37,6 +48,9 @@ class Server:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         (kib,) = re.findall(r"VmRSS:\s+(\d+) kB", status)
         return int(kib) * 1024
+
+    def descriptor_count(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
 
 @pytest.fixture
@@ -85,3 +99,64 @@ async def test_s3_frames_that_are_never_completed_keep_to_the_budget(server: Ser
             for peer in peers:
                 peer.transport.abort()
         await eventually(lambda: server.resident_bytes() - before < SLACK_BYTES)
+
+
+async def test_s5_silent_and_slow_peers_cost_little_and_another_client_is_served(server: Server) -> None:
+    """A third of the peers sends nothing, a third shakes hands, and a third begins a frame."""
+    before = server.resident_bytes()
+    host, _, port = server.address.rpartition(":")
+    silent = [await asyncio.open_connection(host, int(port)) for _ in range(IDLE_PEERS // 3)]
+    peers = [writer for _, writer in silent]
+    for sent in (b"", b"\x95"):
+        peers += [await begin_frame(server.address, 30, 0, sent) for _ in range(IDLE_PEERS // 3)]
+    async with Admin(server.address) as admin:
+        await admin.create_topic("served", 1)
+    assert server.resident_bytes() - before < IDLE_PEERS * IDLE_PEER_BYTES
+    for peer in peers:
+        peer.transport.abort()
+
+
+async def test_clients_that_come_and_go_leave_nothing_behind(server: Server) -> None:
+    """A soak in short: memory and descriptors do not grow with what clients have done."""
+
+    async def round_of_clients() -> None:
+        async with (
+            Producer(server.address) as producer,
+            Consumer("soak", bootstrap_servers=server.address, auto_offset_reset="earliest") as consumer,
+        ):
+            await producer.send("soak", b"x" * 100)
+            assert await consumer.get_many(timeout_ms=10_000)
+
+    async with Admin(server.address) as admin:
+        await admin.create_topic("soak", 1)
+    for _ in range(SOAK_ROUNDS):
+        await round_of_clients()
+    await eventually(lambda: server.descriptor_count() <= FEW_DESCRIPTORS)
+    before, descriptors = server.resident_bytes(), server.descriptor_count()
+    for _ in range(3 * SOAK_ROUNDS):
+        await round_of_clients()
+    await eventually(lambda: server.descriptor_count() <= descriptors)
+    assert server.resident_bytes() - before < SOAK_SLACK_BYTES
+
+
+async def test_memory_is_bounded_with_5000_partitions(server: Server) -> None:
+    """After the creation, with a record in each, and with all of them read."""
+    before = server.resident_bytes()
+    topics = [f"many-{number}" for number in range(5)]
+    async with Admin(server.address, request_timeout_ms=60_000) as admin:
+        for topic in topics:
+            await admin.create_topic(topic, MANY_PARTITIONS // len(topics))
+    created = server.resident_bytes() - before
+    async with Producer(server.address) as producer:
+        for topic in topics:
+            for partition in range(MANY_PARTITIONS // len(topics)):
+                producer.send_nowait(topic, b"x" * 100, partition=partition)
+        await producer.flush()
+    written = server.resident_bytes() - before
+    count = 0
+    async with Consumer(*topics, bootstrap_servers=server.address, auto_offset_reset="earliest") as consumer:
+        while count < MANY_PARTITIONS:
+            count += len(await consumer.get_many(10_000, timeout_ms=30_000))
+    read = server.resident_bytes() - before
+    print(f"{MANY_PARTITIONS} partitions: {before=} {created=} {written=} {read=}")
+    assert max(created, written, read) < MANY_PARTITIONS * PARTITION_BYTES

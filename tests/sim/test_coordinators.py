@@ -14,6 +14,8 @@ from kafkalite.testing.sim import Simulation
 from proof.sim.nodes import make_nodes
 from proof.sim.workload import CLIENT_SETTINGS
 
+pytestmark = pytest.mark.slow
+
 KEY = TopicPartition("t", 0)
 SETTINGS: dict[str, Any] = {
     "broker_session_timeout_ms": 2_000,

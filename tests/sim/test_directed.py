@@ -15,6 +15,8 @@ from proof.sim.stage import Stage, play
 from proof.transactions import directed as txn_directed
 from proof.transactions import log as txn_log
 
+pytestmark = pytest.mark.slow
+
 COORDINATION = {*(f"R{number}" for number in range(31, 42))}
 SCHEDULES = {**txn_directed.DIRECTED, **cluster_directed.DIRECTED}
 

@@ -24,6 +24,7 @@ from kafkalite import (
     TopicPartition,
     TransactionGroup,
     TransactionGroupWriter,
+    retrying,
 )
 from kafkalite.errors import CommitFailedError, KafkaliteError, ProducerFencedError, UnknownMemberIdError
 from kafkalite.testing.sim import Simulation
@@ -33,12 +34,16 @@ from proof.histories.transaction_history import TransformHistory, check_transfor
 from proof.sim.nodes import SimNode, make_nodes
 from proof.sim.workload import CLIENT_SETTINGS
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 
 PARTITIONS = 2
 RECORDS = 3  # in each partition
 LINES = [b"%d" % number for number in range(6)]
 IN = [TopicPartition("in", number) for number in range(PARTITIONS)]
+GOOD = {(tp.partition, offset) for tp in IN for offset in range(RECORDS) if offset != 1}
+DEAD = "in.g.dead"
 EVERYTHING = {(tp.partition, offset) for tp in IN for offset in range(RECORDS)}
 SESSION_MS = 600
 BROKER = {
@@ -73,6 +78,7 @@ class World:
     simulation: Simulation
     steps: Steps
     address: str = ""
+    nodes: list[SimNode] = field(default_factory=list)
     processed: list[tuple[int, int]] = field(default_factory=list)  #: (partition, offset), in order
     refusals: list[KafkaliteError] = field(default_factory=list)  #: the errors that ended programs
     #: what a read_committed reader received of ``out`` meanwhile, by partition, in each of its runs
@@ -80,6 +86,7 @@ class World:
 
     async def start(self, brokers: int = 1) -> list[SimNode]:
         nodes = make_nodes(self.simulation, brokers, BROKER if brokers == 1 else BROKER | OF_SEVERAL)
+        self.nodes = nodes
         for node in nodes:
             node.start()
         while not all(node.is_running for node in nodes):
@@ -364,10 +371,11 @@ async def record_by_record(world: World, name: str) -> None:
 
 
 async def by_itself(world: World, name: str) -> None:
-    """Auto-commit: records are committed after the next poll."""
+    """Auto-commit: records are committed after the next poll. Each takes longer than the interval."""
     async with world.consumer("in", auto_commit_interval_ms=10) as consumer:
         while records := await _more(consumer):
             for record in records:
+                await asyncio.sleep(0.05)
                 await _process(world, record)
 
 
@@ -476,7 +484,61 @@ async def write_batches(world: World, name: str) -> None:
             await group.finish(batch, prepared)
 
 
-CONSUMERS = (by_hand, record_by_record, by_itself, static_member, committed_first, committed_first_by_hand)
+def _count(world: World, topic: str) -> int:
+    """Return the number of records of ``topic``."""
+    live = world.nodes[0].live
+    hosted = [] if live is None else [each for each in live.partitions if each.key.topic == topic]
+    return sum(each.log_end_offset for each in hosted)
+
+
+async def retried(world: World, name: str, *, delay_topics: bool) -> None:
+    """``retrying.run``: record 0 of each partition fails once in each life, record 1 always."""
+    failed: set[int] = set()
+
+    async def handle(record: Record) -> None:
+        await world.steps("process")
+        if record.offset == 1 or (record.offset == 0 and record.partition not in failed):
+            failed.add(record.partition)
+            raise ValueError(f"no {record.offset}")
+        world.processed.append((record.partition, record.offset))
+        await world.steps("processed")
+
+    running = asyncio.ensure_future(
+        retrying.run(
+            handle,
+            "in",
+            bootstrap_servers=world.address,
+            policy=retrying.Policy(attempts=3, first_delay_ms=20, delay_topics=delay_topics),
+            clock=world.simulation.host(name).clock,
+            rng=world.simulation.rng(f"retrying {world.simulation.now_ms}"),
+            auto_commit_interval_ms=10,
+            **GROUP,
+        )
+    )
+    try:
+        while set(world.processed) != GOOD or _count(world, DEAD) < PARTITIONS:
+            if running.done():
+                running.result()
+            assert world.simulation.now_ms < 20_000, "a record is lost"
+            await asyncio.sleep(0.05)
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+in_place = partial(retried, delay_topics=False)
+through_delay_topics = partial(retried, delay_topics=True)
+
+CONSUMERS = (
+    by_hand,
+    record_by_record,
+    by_itself,
+    static_member,
+    committed_first,
+    committed_first_by_hand,
+    in_place,
+    through_delay_topics,
+)
 
 
 # --- promises
@@ -540,6 +602,20 @@ def test_at_least_once(program: Program) -> None:
     assert tally.again > 0
 
 
+async def _all_processed_or_buried(world: World) -> None:
+    assert set(world.processed) == GOOD
+    dead = await world.read(DEAD)
+    assert sorted({value for values in dead.values() for value in values}) == [b"1"]
+    assert sum(map(len, dead.values())) >= PARTITIONS
+
+
+@pytest.mark.parametrize("program", [in_place, through_delay_topics], ids=["in_place", "delay_topics"])
+def test_retries_lose_nothing(program: Program) -> None:
+    """Killed at any step, it processes or buries every record at least once."""
+    labels = at_every_step(_killed(program, _all_processed_or_buried))
+    assert labels.count("process") >= len(EVERYTHING) + PARTITIONS
+
+
 @pytest.mark.parametrize("program", [committed_first, committed_first_by_hand])
 def test_at_most_once(program: Program) -> None:
     """E2: no record is processed twice, some are missed."""
@@ -571,7 +647,6 @@ def test_batches_of_a_transaction_group() -> None:
     assert tally.aborted > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "program, check, hit",
     [
@@ -590,7 +665,6 @@ def test_the_broker_dies_at_every_step(
     assert len(at_every_step(_broken(program, Tally(check), hit))) > 15
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("topic", ["__transaction_state", "__consumer_offsets", "out", "in"])
 def test_a_leader_of_three_dies_at_a_sample_of_steps(topic: str) -> None:
     """The coordinator of transactions or of groups, or the leader of the output or of the input."""

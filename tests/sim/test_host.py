@@ -83,9 +83,9 @@ def test_a_kill_keeps_what_was_written_and_a_power_loss_does_not() -> None:
             return fs.read_bytes("/d/f")
 
     assert survives(power=False, seed=1) == b"synced and not"
-    after = {survives(power=True, seed=seed)[:6] for seed in range(20)}
-    assert after == {b"synced"}
-    assert len({survives(power=True, seed=seed) for seed in range(20)}) > 1
+    after = {survives(power=True, seed=seed) for seed in range(8)}
+    assert {content[:6] for content in after} == {b"synced"}
+    assert len(after) > 1
 
 
 def test_a_full_disk() -> None:

@@ -27,11 +27,12 @@ from proof.sim.runner import (
 )
 from proof.sim.scenario import Outcome
 
+pytestmark = pytest.mark.slow
+
 THREE_BROKERS = range(1, 9)
 ONE_BROKER = range(1, 9)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*regression_seeds(3), *THREE_BROKERS])
 def test_three_brokers(seed: int) -> None:
     outcome = run_one(seed, 3, story=200)
@@ -48,12 +49,12 @@ def test_one_broker(seed: int) -> None:
 
 _HASH = """
 from proof.sim.scenario import run_seed
+
 for brokers, seed in ((3, 11), (3, 26), (1, 3)):
     print(run_seed(seed, brokers=brokers).trace_hash)
 """
 
 
-@pytest.mark.slow
 def test_a_seed_has_the_same_trace_in_every_process(repository: Path) -> None:
     """Two processes with different string hashes and object addresses have the same trace."""
     running = [

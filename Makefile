@@ -1,6 +1,6 @@
 # The daily commands. Each sets .venv up if necessary.
 PYTHON := .venv/bin/python
-.PHONY: check test bench docs coverage walks sim mutants faults damage fuzz compose-test compose-spark-test spark-faults spark-memory spark-deployments
+.PHONY: check test pandas bench docs readme coverage walks sim mutants capabilities faults damage fuzz compose-test compose-spark-test spark-faults spark-memory spark-deployments
 
 check: ; @bin/setup all dev test
 	@$(PYTHON) -m ruff format --check -q . && $(PYTHON) -m ruff check -q . && $(PYTHON) -m mypy && .venv/bin/lint-imports
@@ -9,7 +9,13 @@ test: ; @bin/test
 
 bench: ; @bin/setup all dev test && $(PYTHON) -m benchmarks
 
+# The tests of data frames, with an environment of their own: where pandas is installed, pyarrow loads it everywhere.
+pandas: ; @KAFKALITE_VENV=.venv-pandas bin/setup pandas test && .venv-pandas/bin/python -m pytest -q -rs tests/client/test_table.py tests/client/test_arrow.py
+
 docs: ; @bin/setup all dev test && $(PYTHON) -m pytest -q tests/test_docs.py
+
+# The README, typed from top to bottom into a fresh clone of the last commit: with Java, and without.
+readme: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment -o faulthandler_timeout=0 tests/test_readme.py
 
 # Whole clusters in virtual time, from seeds: make sim SEEDS=1000 START=1. A failure prints the command that replays it.
 SEEDS := 300
@@ -19,6 +25,10 @@ sim: ; @bin/setup all dev test && $(PYTHON) -m proof.sim --seeds $(SEEDS) --star
 
 # Activates one mutant at a time, and expects each to be found.
 mutants: ; @bin/setup all dev test && $(PYTHON) -m proof.mutants --jobs $(JOBS) --at-least 60
+
+# Breaks rows of docs/capabilities.md, and expects their tests to fail: make capabilities CAPABILITIES='--sample 20'
+CAPABILITIES :=
+capabilities: ; @bin/setup all dev test && $(PYTHON) -m proof.capabilities --jobs $(JOBS) $(CAPABILITIES)
 
 # Real processes, killed, paused and cut off under load: make faults ROUNDS=50 FAULTS='--fault kill-all'
 # The same with exactly-once jobs: make faults FAULTS=--transactions
@@ -56,9 +66,14 @@ compose-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment
 # Its profile spark. The first run makes a base image with Java and Spark, which takes minutes and 2 GB.
 compose-spark-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment tests/deployment/test_compose_spark.py
 
+# Options of pytest that leave out what ``make coverage`` runs.
+others: ; @echo $(COVERAGE_TESTS:%=--ignore=%)
+
 # The files that each kind of request passes, by call stack.
 walks: ; @bin/setup all dev test && $(PYTHON) -m proof.walks
 
 # Branch coverage of the pure modules, which proof/pure.py reads from setup.cfg.
-coverage: ; @bin/setup all dev test && $(PYTHON) -m coverage run -m pytest -q --deselect tests/storage/test_power_loss.py --deselect tests/storage/test_damage.py tests/vocabulary tests/protocol tests/records tests/metadata tests/groups tests/transactions tests/replication tests/storage tests/client tests/sparkbridge tests/raft tests/broker/test_disk_work.py tests/broker/test_fetch_sessions.py
+COVERAGE_TESTS := tests/vocabulary tests/protocol tests/records tests/metadata tests/groups tests/transactions tests/replication tests/storage tests/client tests/sparkbridge tests/raft tests/broker/test_disk_work.py tests/broker/test_fetch_sessions.py
+coverage: ; @bin/setup all dev test && $(PYTHON) -m coverage erase && $(PYTHON) -m coverage run -m pytest -q -n $(JOBS) --deselect tests/storage/test_power_loss.py --deselect tests/storage/test_damage.py $(COVERAGE_TESTS)
+	@$(PYTHON) -m coverage combine -q
 	@$(PYTHON) -m coverage report --include="$$($(PYTHON) -m proof.pure)" --fail-under=95

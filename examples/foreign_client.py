@@ -1,11 +1,15 @@
-"""A client that shares no code with kafkalite: only docs/protocol.md, msgpack, crc32c and a blocking socket.
+"""A client that shares no code with kafkalite: only docs/protocol.md, docs/protocol.json and a socket.
 
-It sends ApiVersions, creates a topic, appends a batch of three records, reads it back and checks it:
+Its requests and responses are named tuples, which are generated from the schema at the start. It sends
+ApiVersions, creates a topic, appends a batch of three records, reads it back and checks it:
 
     python examples/foreign_client.py 127.0.0.1:9092
 """
 
+import collections
 import itertools
+import json
+import pathlib
 import socket
 import struct
 import sys
@@ -16,8 +20,27 @@ import msgpack
 
 FRAME = struct.Struct(">II")  # envelope length, payload length
 HEADER = struct.Struct(">qiibIhiqqqhii")  # the 61-byte header of every record batch
-API_VERSIONS, METADATA, PRODUCE, FETCH, CREATE_TOPICS = 18, 3, 0, 1, 19
-OK, TOPIC_ALREADY_EXISTS = 0, 36
+SCHEMA = json.loads((pathlib.Path(__file__).resolve().parent.parent / "docs" / "protocol.json").read_text())
+FIELDS = SCHEMA["structs"]
+STRUCTS = {
+    name: collections.namedtuple(name, [field["name"] for field in fields]) for name, fields in FIELDS.items()
+}
+APIS = {api["request"]: api for api in SCHEMA["apis"]}
+ERRORS = {error["code"]: error["name"] for error in SCHEMA["errors"]}
+
+
+def typed(notation, value):
+    """Return a decoded value as the type of the schema: a struct becomes its named tuple."""
+    if value is None:
+        assert notation.endswith("?"), f"nil, where {notation} was expected"
+        return None
+    notation = notation.removesuffix("?")
+    if notation.startswith("["):
+        return [typed(notation[1:-1], each) for each in value]
+    if notation not in STRUCTS:
+        return value
+    pairs = zip(FIELDS[notation], value, strict=True)
+    return STRUCTS[notation]._make(typed(field["type"], each) for field, each in pairs)
 
 
 class Connection:
@@ -25,19 +48,19 @@ class Connection:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host.strip("[]"), int(port)), timeout=30)
         self.numbers = itertools.count()
-        apis = self.ask(API_VERSIONS, ["foreign", "1"])[0][4]
-        self.versions = {key: range(lowest, highest + 1) for key, lowest, highest in apis}
+        apis = self.ask(STRUCTS["ApiVersionsRequest"]("foreign", "1"))[0].apis
+        self.versions = {api.api_key: range(api.min_version, api.max_version + 1) for api in apis}
 
-    def ask(self, api, body, payload=b""):
-        """Send one request and return the response as (body, payload). All requests have version 0."""
-        number = next(self.numbers)
-        envelope = msgpack.packb([api, 0, number, "foreign-client", body])
+    def ask(self, request, payload=b""):
+        """Send one request and return the response as (struct, payload). All requests have version 0."""
+        number, api = next(self.numbers), APIS[type(request).__name__]
+        envelope = msgpack.packb([api["key"], 0, number, "foreign-client", request])
         self.socket.sendall(FRAME.pack(len(envelope), len(payload)) + envelope + payload)
         envelope_length, payload_length = FRAME.unpack(self.receive(FRAME.size))
         answered, _throttle_ms, body = msgpack.unpackb(self.receive(envelope_length))
         assert answered == number
-        assert body[0] == OK, f"api {api} failed: error {body[0]}, {body[1]}"
-        return body, self.receive(payload_length)
+        assert ERRORS[body[0]] == "NONE", f"{api['name']} failed: {ERRORS[body[0]]}, {body[1]}"
+        return typed(api["response"], body), self.receive(payload_length)
 
     def receive(self, length):
         data = b""
@@ -106,27 +129,42 @@ def read_batches(data):
     return records
 
 
+def ask_the_leader(connection, topic, request, payload=b""):
+    """Send a request about partition 0, and send it again to the new leader after NOT_LEADER_OR_FOLLOWER."""
+    for pause in (0.1, 0.2, 0.4, 0.8, 1):
+        metadata = connection.ask(STRUCTS["MetadataRequest"]([topic], False))[0]
+        leader = metadata.topics[0].partitions[0].leader_id
+        addresses = {broker.node_id: broker.address for broker in metadata.brokers}
+        if leader in addresses:
+            leading = connection if len(addresses) == 1 else Connection(addresses[leader])
+            response, received = leading.ask(request, payload)
+            result = response.partitions[0]
+            if ERRORS[result.error_code] == "NONE":
+                return result, received
+            assert ERRORS[result.error_code] == "NOT_LEADER_OR_FOLLOWER", result
+        time.sleep(pause)
+    sys.exit(f"{topic}-0 has no leader")
+
+
 def main(address, topic="foreign"):
     connection = Connection(address)
-    created = connection.ask(CREATE_TOPICS, [30_000, False, [[topic, 1, -1, {}]]])[0][2][0]
-    assert created[1] in (OK, TOPIC_ALREADY_EXISTS), created
-    brokers, topics = connection.ask(METADATA, [[topic], False])[0][4:6]
-    leader = topics[0][5][0][2]
-    leader_address = next(address for node, address, _rack in brokers if node == leader)
-    leading = connection if len(brokers) == 1 else Connection(leader_address)
+    new = STRUCTS["NewTopic"](topic, 1, -1, {})
+    created = connection.ask(STRUCTS["CreateTopicsRequest"](30_000, False, [new]))[0].topics[0]
+    assert ERRORS[created.error_code] in ("NONE", "TOPIC_ALREADY_EXISTS"), created
     now = int(time.time() * 1000)
     sent = [(now, b"CA", b"maple"), (now + 1, None, b"glazed"), (now + 2, b"US", None)]
     batch = build_batch(sent)
-    produced = leading.ask(PRODUCE, [-1, 30_000, None, [[topic, 0, len(batch)]]], batch)[0][2][0]
-    assert produced[2] == OK, produced
-    base_offset = produced[4]
-    body, payload = leading.ask(FETCH, [500, 1, 1 << 20, 0, [[topic, 0, -1, base_offset, 1 << 20]]])
-    assert body[2][0][2] == OK and body[2][0][7] == len(payload), body
+    part = STRUCTS["ProducePartition"](topic, 0, len(batch))
+    request = STRUCTS["ProduceRequest"](-1, 30_000, None, [part])
+    produced, _ = ask_the_leader(connection, topic, request, batch)
+    part = STRUCTS["FetchPartition"](topic, 0, -1, produced.base_offset, 1 << 20)
+    fetched, payload = ask_the_leader(connection, topic, STRUCTS["FetchRequest"](500, 1, 1 << 20, 0, [part]))
+    assert fetched.length_bytes == len(payload), fetched
     received = read_batches(payload)
-    assert [record[1:] for record in received[:3]] == sent and received[0][0] == base_offset
+    assert [record[1:] for record in received[:3]] == sent and received[0][0] == produced.base_offset
     for offset, timestamp, key, value in received:
         print(f"{topic}-0-{offset}", timestamp, key, value)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:]) if len(sys.argv) > 1 else sys.exit("usage: foreign_client.py HOST:PORT [TOPIC]")

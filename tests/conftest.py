@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,6 +16,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from kafkalite.broker.server.responses import Reply
+from kafkalite.broker.server.server import Connection
+from kafkalite.client import forgotten
+from kafkalite.protocol.api import APIS, ApiKey
+from kafkalite.protocol.api_errors import undeclared_codes
+from kafkalite.protocol.connection import RequestError
 from kafkalite.protocol.messages import admin, data
 from kafkalite.records.builder import build_batch
 from proof.mutants import without
@@ -22,10 +29,19 @@ from proof.mutants import without
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def pytest_configure() -> None:
-    """Accept Ctrl-C. Background jobs of a shell ignore SIGINT, and so would the commands under test."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Accept Ctrl-C and hangups. Background jobs of a shell ignore SIGINT, and nohup makes a program ignore
+    SIGHUP; so would the commands under test.
+
+    ``make coverage`` measures the workers of xdist, but not the processes that tests start: some check
+    what an import loads.
+    """
+    if hasattr(config, "workerinput"):
+        os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,6 +72,9 @@ async def _no_leaked_tasks() -> AsyncIterator[None]:
     """An async test that leaves a task behind fails."""
     before = asyncio.all_tasks()
     yield
+    for client, guarded in list(forgotten._open.items()):
+        if not client.is_open():  # the test has killed the client instead of closing it
+            guarded.guard.cancel()
     for _ in range(3):  # callbacks scheduled by the last line of the test may still be due
         await asyncio.sleep(0)
     leaked = {task for task in asyncio.all_tasks() - before - {asyncio.current_task()} if not task.done()}
@@ -74,6 +93,34 @@ def _logging_as_before() -> Iterator[None]:
         for handler in list(logger.handlers):
             if handler not in handlers and not type(handler).__module__.startswith("_pytest"):
                 logger.removeHandler(handler)
+
+
+#: The directories whose tests start brokers in this process.
+BROKER_TESTS = {"broker", "client", "cli", "conformance", "groups", "integration", "transactions"}
+
+
+@pytest.fixture(autouse=True)
+def _only_declared_codes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test fails if a broker sends an error code that ``protocol.api_errors`` does not declare.
+
+    Errors that a test injects have the message "refused by a test".
+    """
+    if request.node.path.relative_to(ROOT / "tests").parts[0] not in BROKER_TESTS:
+        yield
+        return
+    undeclared: list[str] = []
+    encode = Connection._encode
+
+    def checked(self: Any, asked: Any, response: Any, out: list[Any]) -> int:
+        if asked.api_key in APIS and getattr(response, "error_message", "") != "refused by a test":
+            message = response.message if isinstance(response, Reply) else RequestError(*response[:2])
+            undeclared.extend(undeclared_codes(ApiKey(asked.api_key), message))
+        return encode(self, asked, response, out)
+
+    with pytest.MonkeyPatch.context() as patches:  # a context of its own: tests may undo their patches
+        patches.setattr(Connection, "_encode", checked)
+        yield
+    assert not undeclared, undeclared
 
 
 @pytest.fixture(scope="session")

@@ -120,6 +120,13 @@ def test_the_wheel_has_the_product_and_nothing_else(tmp_path: Path) -> None:
     assert built == product | {f"{package}/py.typed" for package in PACKAGES}
 
 
+def test_the_wheel_names_its_license() -> None:
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    assert settings["metadata"]["license_files"].split() == ["LICENSE"]
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+
+
 def test_public_names() -> None:
     assert kafkalite.__all__ == [
         "__version__",
@@ -127,23 +134,28 @@ def test_public_names() -> None:
         "Broker",
         "BrokerConfig",
         "Consumer",
+        "ConsumerInterceptor",
         "Deduplicator",
         "GroupMetadata",
         "KafkaliteError",
         "OffsetAndMetadata",
         "OffsetAndTimestamp",
         "Producer",
+        "ProducerInterceptor",
+        "ProducerRecord",
         "RebalanceListener",
         "Record",
         "RecordAddress",
         "RecordBatch",
         "RecordBatchBuilder",
         "RecordMetadata",
+        "Table",
         "TopicPartition",
         "TransactionGroup",
         "TransactionGroupWriter",
+        "simulate",
     ]
-    for name in kafkalite.__all__:
+    for name in (*kafkalite.__all__, "errors", "retrying", "serde", "sync", "testing"):
         assert getattr(kafkalite, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         kafkalite.Nothing  # noqa: B018
@@ -171,6 +183,11 @@ def test_importing_the_package_pulls_in_nothing_heavy() -> None:
     loaded = _modules_after("import kafkalite")
     for heavy in ("asyncio", "uvloop", "msgpack", "pyarrow", "cramjam", "structlog", "click", "rich"):
         assert heavy not in loaded
+
+
+def test_modules_are_attributes_of_the_package() -> None:
+    statement = "import kafkalite; kafkalite.sync.Producer, kafkalite.errors.KafkaliteError"
+    assert "kafkalite.testing" not in _modules_after(statement)
 
 
 def test_the_client_does_not_load_the_server() -> None:

@@ -54,6 +54,21 @@ def test_named_files_exist(page: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    headings = {
+        re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    }
+    links = re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text()))
+    for link in links:
+        if link.startswith("#"):
+            assert link[1:] in headings, link
+        elif "://" not in link:
+            assert (page.parent / link.partition("#")[0]).exists(), link
+    assert links or page.name != "README.md"
+
+
 @pytest.mark.parametrize("page", [ROOT / "ARCHITECTURE.md"], ids=lambda p: p.name)
 def test_the_map_names_real_modules(page: Path) -> None:
     named = re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", page.read_text())
@@ -112,3 +127,24 @@ def test_the_readme_session(tmp_path: Path) -> None:
     finally:
         server.terminate()
         server.communicate(timeout=20)
+
+
+def test_the_readme_simulation_finds_the_mistake_that_the_readme_names(tmp_path: Path) -> None:
+    """Seed 0 fails if the consumer commits before it bills."""
+    code = next(
+        found[2] for found in FENCE.finditer((ROOT / "README.md").read_text()) if "Simulation" in found[2]
+    )
+    bill, commit = (line for line in code.splitlines(keepends=True) if "(record" in line)
+    swapped = code.replace(bill + commit, commit + bill)
+    assert swapped != code
+    (tmp_path / "test_swapped.py").write_text(swapped)
+    flags = ("-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(tmp_path))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *flags,
+        f"{tmp_path}/test_swapped.py::test_no_order_is_lost[0]",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert "seed 0 lost orders" in done.stdout, done.stdout + done.stderr

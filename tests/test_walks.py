@@ -18,11 +18,11 @@ BOUNDS = {
 #: How many files may be entered, helpers included. Lower it when a walk becomes shorter.
 ENTERED = {
     "produce": 8,
-    "produce, acknowledged": 20,
-    "fetch": 9,
+    "produce, acknowledged": 21,
+    "fetch": 11,  # with the place of each batch checked against the log's epochs (R43)
     "heartbeat, idle": 13,
     "replicate": 8,
-    "commit of a transaction": 33,
+    "commit of a transaction": 34,
 }
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import quickstart_pipeline
@@ -22,13 +23,18 @@ from kafkalite.cli.exit_codes import CheckFailedError
 from kafkalite.cli.invocation import debug_option, program_name
 from kafkalite.cli.output import percentile, show_ms, show_rate
 
+_STANDARD_INPUT: Final = "standard-input"  #: the name of its copy
+
 
 @click.command(
     epilog="""\b
 Without FILE it makes up the purchases of a donut shop, keyed by country.
-With FILE every line is a record keyed by its first word: in an access log, the client."""
+With FILE every line is a record keyed by its first word: in an access log, the client.
+FILE may be - for standard input."""
 )
-@click.argument("file", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument(
+    "file", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True)
+)
 @click.option(
     "--records",
     type=click.IntRange(min=1),
@@ -49,9 +55,16 @@ With FILE every line is a record keyed by its first word: in an access log, the 
 @debug_option
 def quickstart(file: Path | None, records: int, seed: int, output: str, has_spark: bool) -> None:
     """Send a file through a broker, run a pipeline over it, and print the results."""
-    job = Job(file, records, seed, quiet=output == "json")
     with tempfile.TemporaryDirectory(prefix="kafkalite-quickstart-") as directory:
-        invocation.run(lambda: job.run(directory))
+        if file is not None and str(file) == "-":
+            file = Path(directory) / _STANDARD_INPUT
+            with file.open("wb") as copy:
+                shutil.copyfileobj(sys.stdin.buffer, copy)
+        _run(Job(file, records, seed, quiet=output == "json"), directory, output, has_spark=has_spark)
+
+
+def _run(job: Job, directory: str, output: str, *, has_spark: bool) -> None:
+    invocation.run(lambda: job.run(f"{directory}/data"))
     if output == "json":
         document = job.document()
         if has_spark:
@@ -64,7 +77,9 @@ def quickstart(file: Path | None, records: int, seed: int, output: str, has_spar
         raise CheckFailedError("what came out is not what went in: " + "; ".join(problems))
     if output != "json":
         if has_spark and job.is_access_log:
-            quickstart_pipeline.show(file)
+            quickstart_pipeline.show(job.file)
+        elif has_spark:
+            click.echo("\nThe Spark pipeline does not run: no line looks like an access log's.")
         click.echo(_next_steps(job))
 
 
@@ -156,7 +171,8 @@ def _next_steps(job: Job) -> str:
     if job.file is None:
         feed = f'echo \'{{"country":"CA","donut":"maple"}}\' | {program} produce Purchases -k CA'
     else:
-        feed = f"{program} produce {job.topic} {shlex.quote(str(job.file))} --progress"
+        shown = "FILE" if job.file.name == _STANDARD_INPUT else shlex.quote(str(job.file))
+        feed = f"{program} produce {job.topic} {shown} --progress"
     return f"""
 The brokers are gone again, with their data. To go on:
   {program} dev --topic {job.topic}:{PARTITION_COUNT}        a broker that stays, on localhost:9092

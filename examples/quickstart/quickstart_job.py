@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 PARTITION_COUNT: Final = 3
 LINES_PER_SEND: Final = 250
+MAX_LINE_BYTES: Final = 12 * 1024 * 1024
 _ROUND_TRIPS: Final = 100
 _POLL_MS: Final = 10_000
 # Apache's "combined" and "common" formats: client, identity, user, [time], "request", status, size, ...
@@ -95,10 +96,11 @@ class Job:
             servers = broker.bootstrap_servers
             self._say(f"A broker is up on {servers}, {show_ms(self.startup_seconds)} after its start.")
             async with Admin(servers) as admin:
-                await admin.create_topic(self.topic, PARTITION_COUNT, 1)
+                longest = {"max.message.bytes": str(MAX_LINE_BYTES)}
+                await admin.create_topic(self.topic, PARTITION_COUNT, 1, configs=longest)
                 await admin.create_topic("round-trip", 1, 1)
             self._say(f"Topic {self.topic!r} has {PARTITION_COUNT} partitions. Acknowledged means: on disk.")
-            async with Producer(servers, linger_ms=0) as producer:
+            async with Producer(servers, linger_ms=0, max_request_size=MAX_LINE_BYTES) as producer:
                 await self._produce(producer)
                 async with Consumer(bootstrap_servers=servers, max_poll_records=10_000) as consumer:
                     await self._consume(consumer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,20 @@ def test_a_file_of_another_kind(quickstart: Quickstart, tmp_path: Path) -> None:
     result = quickstart(tmp_path / "words", "--no-spark")
     assert result.code == 0
     assert "No line looks like an access log's" in result.out
+
+
+def test_standard_input_and_long_lines(
+    quickstart: Quickstart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped = tmp_path / "piped"
+    piped.write_bytes(b"long " + b"x" * 2_500_000 + b"\nshort line\n")
+    with piped.open() as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        result = quickstart("-")
+    assert result.code == 0, result.err
+    assert "2 records in, 2 out" in result.out
+    assert "produce access-log FILE --progress" in result.out, "no name of a file that is gone"
+    assert "The Spark pipeline does not run: no line looks like an access log's." in result.out
 
 
 def test_donuts(quickstart: Quickstart) -> None:

@@ -332,7 +332,7 @@ class Programme:
         for index, leader, victim in wanted:
             case = life.cases[index]
             if case.kind.file.startswith(OFFSETS):
-                life.sites.setdefault(index, []).append(self._offsets_site(pool, life, leader, victim))
+                life.sites.setdefault(index, []).append(offsets_site(pool, life, leader, victim))
                 continue
             if case.place == TWO_COPIES and index in life.sites:
                 key = life.sites[index][0].partition
@@ -341,18 +341,6 @@ class Programme:
             # Any partition of the topic has a copy on the victim, and is damaged nowhere else.
             sibling = pool[life.topic, leader].pop() if case.kind.operation == SWAP else None
             life.sites.setdefault(index, []).append(Site(key, victim, sibling))
-
-    def _offsets_site(
-        self, pool: Mapping[tuple[str, int], list[TopicPartition]], life: Life, leader: int, victim: int
-    ) -> Site:
-        """Return a copy of __consumer_offsets, and note a group with offsets in it."""
-        known = pool.get((OFFSETS_TOPIC, leader)) or next(
-            keys for (topic, _), keys in pool.items() if topic == OFFSETS_TOPIC
-        )
-        groups = (f"{life.topic}-group-{number}" for number in itertools.count())
-        count = int(SETTINGS["offsets.topic.num.partitions"])
-        life.committed[next(one for one in groups if partition_of(one, count) == known[0].partition)] = 0
-        return Site(known[0], victim, None)
 
     async def _write(self, producer: Producer, life: Life, count: int) -> None:
         """Write ``count`` batches of one record to each partition."""
@@ -610,6 +598,32 @@ class Programme:
             await asyncio.sleep(0.5 if left else 0)
         for key in left:
             life.fail(f"{key.topic}-{key.partition}: replicas differ: {problems[key]}", key)
+
+
+def offsets_site(
+    pool: Mapping[tuple[str, int], Sequence[TopicPartition]], life: Life, leader: int, victim: int
+) -> Site:
+    """Return a copy of __consumer_offsets, and note a group with offsets in it.
+
+    No partition is damaged on two nodes: if each has a damaged copy on another node, a damaged copy is
+    damaged once more.
+    """
+    damaged = {
+        site.partition: site.node_id
+        for sites in life.sites.values()
+        for site in sites
+        if site.partition.topic == OFFSETS_TOPIC
+    }
+    known = [
+        key
+        for led_by in (leader, *life.order)
+        for key in pool.get((OFFSETS_TOPIC, led_by), ())
+        if damaged.get(key, victim) == victim
+    ] or list(damaged)
+    groups = (f"{life.topic}-group-{number}" for number in itertools.count())
+    count = int(SETTINGS["offsets.topic.num.partitions"])
+    life.committed[next(one for one in groups if partition_of(one, count) == known[0].partition)] = 0
+    return Site(known[0], damaged.get(known[0], victim), None)
 
 
 def difference(told: Mapping[int, str], found: Mapping[int, str]) -> str | None:

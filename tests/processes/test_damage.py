@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from kafkalite.model import TopicPartition
 from kafkalite.records.builder import build_batch
 from kafkalite.rng import seeded_rng
 from kafkalite.storage import layout
@@ -47,6 +49,20 @@ def test_a_lone_node_has_the_cases_of_every_kind() -> None:
     assert len(cases) == len(set(cases)) >= 104
     lives = [case for life in lone_damage.lives_of(cases) for case in life]
     assert sorted(lives) == sorted(cases)
+
+
+def test_no_partition_of_offsets_is_damaged_on_two_nodes() -> None:
+    cases = [damage.Case.parse("clean/offsets-active.flip/follower/first/apart")] * 9
+    pool = {
+        (damage.OFFSETS_TOPIC, node_id): [TopicPartition(damage.OFFSETS_TOPIC, node_id - 1)]
+        for node_id in (1, 2, 3)
+    }
+    life = damage.Life(cases, "life-1", [1, 2, 3])
+    for index, (leader, victim) in enumerate(itertools.product((1, 2, 3), repeat=2)):
+        life.sites[index] = [damage.offsets_site(pool, life, leader, victim)]
+    damaged = {site.partition: site.node_id for (site,) in life.sites.values()}
+    assert len(damaged) == 3
+    assert all(damaged[site.partition] == site.node_id for (site,) in life.sites.values())
 
 
 def test_difference_of_records() -> None:

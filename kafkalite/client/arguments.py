@@ -47,9 +47,9 @@ def checked_names(names: object) -> list[str]:
 
 
 def checked_list(what: str, items: object, example: str) -> list[Any]:
-    """Return ``items`` as a list. Raises ClientError, which shows ``example``, for a str and for no iterable.
+    """Return ``items`` as a list. Raises ClientError if ``items`` is a str or not iterable.
 
-    ``what`` is the name of the items, for example ``partitions``.
+    The error names the items ``what`` (such as ``partitions``), and its hint shows ``example``.
     """
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
         raise ClientError(f"{items!r} is not a list of {what}", hint=f"for example {example}")
@@ -72,7 +72,7 @@ def checked_mapping(what: str, value: object, example: str) -> Mapping[Any, Any]
 
 
 def checked_offsets(offsets: object) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return {partition: offset to commit} of a mapping. Raises ClientError for wrong types."""
+    """Return the mapping ``offsets`` as {partition: offset to commit}. Raises ClientError for wrong types."""
     return {
         checked_partition(tp): at
         if isinstance(at, OffsetAndMetadata)
@@ -82,7 +82,10 @@ def checked_offsets(offsets: object) -> dict[TopicPartition, OffsetAndMetadata]:
 
 
 def checked_ints(what: str, numbers: object) -> dict[TopicPartition, int]:
-    """Return {partition: int} of a mapping. Raises ClientError, which calls a wrong number ``what``."""
+    """Return the mapping ``numbers`` as {partition: int}. Raises ClientError for wrong types.
+
+    ``what`` is the name of a number in the error.
+    """
     return {
         checked_partition(tp): checked_int(what, number)
         for tp, number in checked_mapping(f"{what}s", numbers, f"{{{_A_PARTITION}: 10}}").items()
@@ -104,10 +107,10 @@ def checked_number(what: str, value: Any) -> Any:
 
 
 def takes_one(example: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Decorate a constructor with one positional argument: if there are more, it raises ClientError.
+    """Decorate a constructor that takes one positional argument: if there are more, it raises ClientError.
 
-    Other clients take topics and servers. The error shows ``example`` with the given ``{topic}`` and
-    ``{servers}``.
+    A caller may pass both topics and servers, as to the clients of other libraries. The error's hint is
+    ``example`` with these in place of ``{topic}`` and ``{servers}``.
     """
 
     def decorate(init: Callable[P, None]) -> Callable[P, None]:

@@ -323,7 +323,7 @@ C = TypeVar("C", bound=CommonConfig)
 
 
 def elsewhere(name: str) -> str:
-    """Return what to set instead of an option ``name`` of other clients, or the empty string."""
+    """Return a hint for ``name``, an option that only other libraries' clients have; "" if there is none."""
     return _ELSEWHERE.get(name.replace("_", "."), "")
 
 
@@ -407,7 +407,8 @@ def merged(
 ) -> dict[str, Any]:
     """Return ``config`` with dotted names, overridden by each argument that is not None.
 
-    Raises ConfigError for an invalid variable of the environment, and for a ``config`` of another type.
+    The ``config`` "environment" stands for the variables of ``environment_settings``. Raises ConfigError for
+    an invalid variable, and for a ``config`` of another type.
     """
     if isinstance(config, str):
         if config != "environment":

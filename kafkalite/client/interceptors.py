@@ -24,7 +24,7 @@ class ProducerInterceptor:
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
         """Return ``record``, or another one to send in its place. Called before serialization.
 
-        For ``send_many``, changes of topic and partition have no effect. Prebuilt batches are not passed.
+        For ``send_many``, changes of topic and partition have no effect. Not called for prebuilt batches.
         """
         return record
 

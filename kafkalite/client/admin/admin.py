@@ -322,7 +322,9 @@ class Admin:
     async def delete_records(
         self, before: Mapping[TopicPartition, int], *, return_exceptions: bool = False
     ) -> dict[TopicPartition, Any]:
-        """Delete records below the offsets in ``before`` (-1: high watermark). Returns the new log starts."""
+        """Delete the records below the offset of each partition in ``before``.
+
+        The offset -1 stands for the high watermark. Returns {partition: new log start offset}."""
         self._check_open()
         offsets = checked_ints("offset", before)
         await check_partitions(self._cluster, offsets)
@@ -573,7 +575,7 @@ class Admin:
     async def describe_producers(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, list[ProducerDescription]]:
-        """Return the producers whose state the partitions' leaders keep (KIP-664). Raises the first error."""
+        """Return {partition: producers whose state its leader keeps} (KIP-664). Raises the first error."""
         found: dict[TopicPartition, list[ProducerDescription]] = {}
         for tp in checked_partitions(partitions):
             leader = await self._leader(tp)
@@ -676,7 +678,7 @@ def _error_of(result: Any, what: str) -> BrokerError | None:
 
 
 def _new_topic(topic: object) -> messages.NewTopic:
-    """Return the entry of a topic in a request. Raises ClientError for wrong types."""
+    """Return ``topic`` as an entry of a request. Raises ClientError for wrong types."""
     if not isinstance(topic, NewTopic):
         raise ClientError(f"{topic!r} is not a NewTopic", hint=f"for example {_A_TOPIC}")
     configs = checked_mapping("configs", topic.configs or {}, _SOME_CONFIGS)
@@ -689,7 +691,7 @@ def _new_topic(topic: object) -> messages.NewTopic:
 
 
 def _raise_first(results: Iterable[Any], what: str) -> None:
-    """Raise the first error among ``results``, if any. ``what`` names the object in its message."""
+    """Raise the first error among ``results``, if any. ``what`` names the object in the error's message."""
     for result in results:
         error = _error_of(result, what)
         if error is not None:

@@ -140,7 +140,8 @@ def view_of(cluster: DescribeClusterResponse, topics: MetadataResponse) -> Clust
 async def look(client: ClusterClient) -> ClusterView:
     """Return a snapshot of the cluster from any broker. Raises the same errors as ``ClusterClient.call``.
 
-    Without a controller, which would fence dead brokers, connects to each broker, and waits up to PROBE_MS.
+    If there is no active controller, dead brokers are not fenced. Then this function connects to each broker,
+    waiting up to PROBE_MS, to find those that cannot be reached.
     """
     cluster = (await client.call(DescribeClusterRequest())).message
     topics = (await client.call(MetadataRequest(None, False))).message

@@ -268,10 +268,10 @@ class TransactionGroupDescription:
 
 
 def described(kind: type[D], message: Any, **converted: Any) -> D:
-    """Return an instance of the description class ``kind`` with the values of the same fields of ``message``.
+    """Return an instance of the description class ``kind`` with the values of the fields of ``message``.
 
     Lists become tuples. If the field of ``kind`` is a tuple of descriptions, its items are converted, too.
-    Lists of partitions become sorted tuples of TopicPartition. ``converted`` are the values of fields that
+    Lists of partitions become sorted tuples of TopicPartition. ``converted`` gives the values of fields that
     are not copied from ``message``.
     """
     for name, (source, item) in _fields(kind).items():
@@ -283,7 +283,7 @@ def described(kind: type[D], message: Any, **converted: Any) -> D:
 
 @cache
 def _fields(kind: type[DataclassInstance]) -> dict[str, tuple[str, Any]]:
-    """Return {field of ``kind``: (field name in the message, type of the items if it is a tuple)}."""
+    """Return {field of ``kind``: (field name in the message, type of the items if the field is a tuple)}."""
     hints = get_type_hints(kind)
     return {
         field.name: (field.metadata.get(_SOURCE, field.name), next(iter(get_args(hints[field.name])), None))

@@ -64,7 +64,7 @@ class CallerThread:
         return _ForwardingListener(self, listener)
 
     async def call_back(self, method: _Method, partitions: Sequence[TopicPartition]) -> None:
-        """Make the thread that waits in ``run`` call ``method``. Wait, and raise the method's exception."""
+        """Make the thread that waits in ``run`` call ``method``. Raises the method's exception."""
         if not self._waits:
             raise ClientError("no thread waits in a call that could run the rebalance listener")
         loop = asyncio.get_running_loop()

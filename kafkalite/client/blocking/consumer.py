@@ -141,10 +141,10 @@ class Consumer(Twin[consumer.Consumer[K, V]], Generic[K, V]):
         return len(self._buffered) - length_hint(self._remaining)
 
     def _rewind(self, *, is_done: bool = True) -> None:
-        """Drop the buffer. Seek each partition to its first record that was not returned to the caller.
+        """Drop the buffer. Seek each partition to its first buffered record that was not returned yet.
 
-        Unless ``is_done``, seek to the first record that the last call returned, so that it is read again. An
-        at-most-once consumer does not read returned records again.
+        Unless ``is_done``, the records that the last call returned are not processed and are read again, too.
+        An at-most-once consumer never reads returned records again.
         """
         first = self._next_index()
         if not is_done and not self._original.config.is_at_most_once:
@@ -162,7 +162,7 @@ class Consumer(Twin[consumer.Consumer[K, V]], Generic[K, V]):
             self._run(seek())
 
     def _read_directly(self) -> None:
-        """Prepare a call whose records do not pass the buffer."""
+        """Prepare a call that reads records without using the buffer."""
         self._rewind()
         self._is_direct = True
 
@@ -222,8 +222,8 @@ class Consumer(Twin[consumer.Consumer[K, V]], Generic[K, V]):
                 an_hour_of_work(record)
 
         Heartbeats continue, and a warning is logged whenever max.poll.interval.ms has passed. Partitions that
-        the coordinator revokes meanwhile are released at the next call for records; it waits at most
-        max.poll.interval.ms for them. Without a group, does nothing.
+        the coordinator revokes meanwhile are released at the next call for records. The coordinator waits for
+        them at most max.poll.interval.ms. Without a group, does nothing.
         """
         processing = self._original.processing(record)
         self._run(processing.__aenter__())

@@ -189,9 +189,9 @@ class PendingDelivery(_Pending[Delivery, RecordMetadata]):
         self._delivery = None
 
     def add_callback(self, callback: Callable[[PendingDelivery], object]) -> None:
-        """Call ``callback(self)`` in kafkalite's thread after success or failure. It must not block.
+        """Call ``callback(self)`` in kafkalite's thread after success or failure.
 
-        flush() then does not report this record.
+        The callback must not block. A failure of this record is then not reported by ``flush``.
         """
         asyncio.run_coroutine_threadsafe(self._add_callback(callback), self._producer._thread.loop)
 

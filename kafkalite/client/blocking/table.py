@@ -64,7 +64,7 @@ class Table(Twin[table.Table[K, V]], Mapping[K, V]):
 
     @property
     def topic(self) -> str:
-        """The topic that the table has."""
+        """The name of the topic."""
         return self._original.topic
 
     @property
@@ -86,7 +86,10 @@ class Table(Twin[table.Table[K, V]], Mapping[K, V]):
     seek = blocking(table.Table.seek)
 
     def changes(self) -> Iterator[Change[K, V]]:
-        """Apply and yield each change, and wait for more without end. No change is lost between two calls."""
+        """Apply and yield each change, and wait for more without end.
+
+        If the caller leaves the loop, a later call continues with the next change.
+        """
         while True:
             change = self.next_change()
             if change is not None:

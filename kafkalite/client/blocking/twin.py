@@ -112,7 +112,7 @@ def blocking(
 ) -> Callable[Concatenate[Twin[A], P], T]:
     """Return a blocking method for a twin that runs the asynchronous ``method``, with its docstring.
 
-    If ``after``, a method of the twin, is given, each call runs it first.
+    ``after`` is a method of the twin that each call runs before ``method``.
     """
 
     name = method.__name__

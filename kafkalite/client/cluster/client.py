@@ -445,10 +445,10 @@ class ClusterClient:
                 self.setbacks.clear(topic)
 
     def _lost_majority(self) -> str:
-        """Return the probable cause if the controllers have no majority, with the unreachable brokers, or "".
+        """Return a text with the unreachable brokers if the controllers have probably lost their majority.
 
-        That is known if no broker reaches a controller. While no broker sends metadata, it is likely if half
-        of the brokers can't be reached.
+        That is so if the metadata has no controller while a broker can't be reached, or if at least half of
+        several brokers can't be reached. Otherwise returns "".
         """
         addresses = self.metadata.addresses
         lost = [
@@ -469,7 +469,7 @@ class ClusterClient:
         return ""
 
     def explained(self, error: KafkaliteError) -> KafkaliteError:
-        """Return ``error``, with the loss of the majority as its hint if that is the probable cause.
+        """Return ``error``, with the result of ``_lost_majority``, if any, as its hint.
 
         For errors after retries: the error of the last attempt does not show why all attempts failed.
         """
@@ -477,9 +477,9 @@ class ClusterClient:
         return error
 
     def _note_controller(self) -> None:
-        """Record whether brokers reach no controller, and warn.
+        """Record whether the controllers have probably lost their majority, and warn if that lasts.
 
-        At once if half of the brokers cannot be reached, because then it is no election that is soon over.
+        If half of the brokers cannot be reached, warns at once: then the cause is not a short election.
         """
         if self.metadata.controller_id != NO_NODE:
             self._unreachable.clear()
@@ -492,7 +492,7 @@ class ClusterClient:
             self.setbacks.clear("controller")
 
     def _note_failure(self, work: Hashable, error: KafkaliteError) -> None:
-        """Record a failed attempt, or its probable cause, the loss of the majority."""
+        """Record a failed attempt with the result of ``_lost_majority``, if any, or else ``error``."""
         self.setbacks.note(work, self._lost_majority() or error, self.now_ms())
 
     async def _pause(self, duration_ms: int) -> None:
@@ -637,13 +637,13 @@ class ClusterClient:
         self._schedule_by_age()
 
     async def changed(self, deadline_ms: int) -> bool:
-        """Wait for the next ``on_change``; return False at ``deadline_ms``. Raises ClientClosedError."""
+        """Return True after the next ``on_change``, or False at ``deadline_ms``. Raises ClientClosedError."""
         if self.is_closed:
             raise ClientClosedError("the client is closed")
         return await self._changed.wait(max(0, deadline_ms - self.now_ms()) / 1000)
 
     async def topic_partition_count(self, topic: str, deadline_ms: int) -> int:
-        """Return the number of partitions of ``topic``, from a broker if necessary.
+        """Return the number of partitions of ``topic``. Waits for its metadata if necessary.
 
         Raises the topic's BrokerError if the topic cannot be used, or is still unknown at ``deadline_ms``.
         """

@@ -150,10 +150,11 @@ async def offsets_for_times(
     *,
     isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """Return each partition's first record at or after the given timestamp, or None if all are older.
+    """Return offset and timestamp of each partition's first record at or after the timestamp in ``wanted``.
 
-    For MAX_TIMESTAMP, return the record with the highest timestamp. Brokers do not unpack batches, so this
-    function fetches the record's batch and searches it.
+    The result of a partition is None if all its records are older. MAX_TIMESTAMP selects the record with the
+    highest timestamp. Brokers do not unpack batches, so this function fetches the record's batch and searches
+    it.
     """
     listed = await list_offsets(cluster, wanted, isolation_level=isolation_level)
     found: dict[TopicPartition, OffsetAndTimestamp | None] = {}

@@ -111,7 +111,7 @@ class PartitionState:
         """The leader epoch of the last batch before the position, if known.
 
         It is committed with the position (R40). If an older epoch were committed, the next owner would find
-        that this epoch ends before the position, as after a truncation.
+        that the older epoch ends before the position, and wrongly infer a truncation.
         """
         cursor = self.cursor
         if cursor is None or not cursor.remaining:
@@ -177,7 +177,10 @@ class Requested:
     leader_epoch: int = NO_EPOCH
 
     def is_of(self, state: PartitionState) -> bool:
-        """Whether the response is valid for ``state``: there was no seek, and no newer leader was checked."""
+        """Whether the response is valid for ``state``.
+
+        It is not if there was a seek, or a check of a newer leader, after the request was sent.
+        """
         return (
             self.fetch_offset == state.fetch_offset
             and self.seek_count == state.seek_count
@@ -346,8 +349,8 @@ class AssignedPartitions:
     def _fetch_again(self, state: PartitionState, position: int, error: CorruptBatchError) -> None:
         """Fetch from ``position`` on once more, because the batch there is damaged.
 
-        If it was damaged on the way, the next response has it intact. Otherwise the leader checks a batch
-        that is fetched again and responds with KAFKA_STORAGE_ERROR, or another replica takes over (R43).
+        If the batch was damaged in transit, the next response has it intact. Otherwise the leader checks a
+        batch that is fetched again and responds with KAFKA_STORAGE_ERROR, or another replica leads (R43).
         """
         logger.warning(
             "damaged batch fetched again %s", Fields(partition=state.tp, offset=position, error=error)

@@ -110,8 +110,8 @@ class Consumer(Generic[K, V]):
 
     ``key_deserializer`` and ``value_deserializer`` are functions of the bytes, or objects such as those of
     ``kafkalite.serde``. A record that they can't read raises SerializationError after the records before it
-    were returned; the consumer stays before it until ``seek(error.topic_partition, error.next_offset)``.
-    ``get_batches`` and ``to_arrow`` return the bytes. ``interceptors`` see all records and commits.
+    were returned; ``seek(error.topic_partition, error.next_offset)`` skips it. ``get_batches`` and
+    ``to_arrow`` return the bytes. ``interceptors`` are passed all records and commits.
 
     Use a consumer from one task at a time. Every call that reads records marks the records returned before it
     as processed.
@@ -381,10 +381,10 @@ class Consumer(Generic[K, V]):
         await self._cluster.refreshed()
 
     async def _find_unfound(self, deadline_ms: int) -> bool:
-        """Wait for the topics of a ``subscribe`` after ``start``. Returns False after ``deadline_ms``.
+        """Wait until the metadata contains the topics of a ``subscribe`` that was called after ``start``.
 
-        Raises UnknownTopicOrPartitionError if brokers respond but one of the topics has not appeared within
-        MISSING_TOPIC_GRACE_MS.
+        Returns False after ``deadline_ms``. Raises UnknownTopicOrPartitionError if brokers respond but one of
+        the topics has not appeared within MISSING_TOPIC_GRACE_MS.
         """
         names, until_ms = self._unfound
         while names:
@@ -437,9 +437,8 @@ class Consumer(Generic[K, V]):
 
         The default is all records returned so far. A record commits the offset after it in its partition; of
         several records, the one with the highest offset in each partition counts. A mapping commits the next
-        offsets to read, {partition: offset}. Raises CommitFailedError if other members own the partitions.
-        If they own them because this consumer has not read records for max.poll.interval.ms, raises
-        MaxPollIntervalError.
+        offsets to read, {partition: offset}. Raises CommitFailedError if other members own the partitions,
+        and MaxPollIntervalError if this consumer lost them by reading no records for max.poll.interval.ms.
         """
         await self._member().commit(self._offsets(what))
 
@@ -477,8 +476,9 @@ class Consumer(Generic[K, V]):
                 await an_hour_of_work(record)
 
         Heartbeats continue, and a warning is logged whenever max.poll.interval.ms has passed. Partitions that
-        the coordinator revokes meanwhile are released at the next call for records; it waits at most
-        max.poll.interval.ms for them. The body must not block the event loop. Without a group, does nothing.
+        the coordinator revokes meanwhile are released at the next call for records. The coordinator waits for
+        them at most max.poll.interval.ms. The body must not block the event loop. Without a group, does
+        nothing.
         """
         if not isinstance(record, Record):
             raise ClientError(f"{record!r} is not a record", hint="pass the record that is being processed")
@@ -506,7 +506,7 @@ class Consumer(Generic[K, V]):
     # --- positions -----------------------------------------------------------------------------
 
     def position(self, tp: TopicPartition) -> int | None:
-        """Return the offset of the next record to return, or None if it is not known yet."""
+        """Return the offset of the next record to be returned, or None if the offset is not known yet."""
         return self._state_of(tp).position
 
     def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -715,7 +715,7 @@ class Consumer(Generic[K, V]):
                     break
 
     async def _commit_ahead(self, group: GroupSession, cursor: RecordCursor) -> int:
-        """For at-most-once: commit the batch's next max.poll.records records before they are returned.
+        """For at-most-once: commit the next max.poll.records records of ``cursor`` before they are returned.
 
         Returns the committed offset, which is the exclusive end of these records.
         """
@@ -757,9 +757,9 @@ class Consumer(Generic[K, V]):
 
         Returns [] if none arrives within ``timeout_ms`` (None: no limit). Raises the error of a partition
         (NoOffsetError, CorruptBatchError, a BrokerError) after the records before it have been returned.
-        KafkaStorageError is raised if the leader responds with it for STORAGE_ERROR_PATIENCE_MS: its log is
-        damaged or has failed, as the message says, and no other replica has taken over. The next call tries
-        again. With a group, also raises errors of its coordinator and of the listener.
+        KafkaStorageError is raised after the leader has responded with it for STORAGE_ERROR_PATIENCE_MS,
+        because its log is damaged or has failed and no other replica has taken over. The next call tries
+        again. With a group, also raises errors of the coordinator and of the listener.
         """
         return await self._get_many(max_records, timeout_ms, None)
 
@@ -817,9 +817,8 @@ class Consumer(Generic[K, V]):
     ) -> None:
         """Call ``take``, which appends to ``found``, until ``take`` returns True or has appended an item.
 
-        ``take`` takes from the partitions ``only``, or from all if that is None.
-
-        An error of ``take`` is raised at once if ``found`` is empty, and otherwise by the next call.
+        Fetches records of the partitions ``only`` (None: all) until then, for at most ``timeout_ms``. An
+        error of ``take`` is raised at once if ``found`` is empty, and otherwise by the consumer's next call.
         """
         self._check_open()
         deadline_ms = self._deadline_ms(timeout_ms)
@@ -849,7 +848,8 @@ class Consumer(Generic[K, V]):
     async def _begin_call(self, deadline_ms: int) -> bool:
         """Mark the records returned so far as processed, and do the group's pending work.
 
-        Returns False if ``deadline_ms`` passes first. Raises the error that the last call deferred.
+        Returns False if ``deadline_ms`` passes before the work is done. Raises the error that the last call
+        deferred.
         """
         self._check_open()
         self._progress.mark_processed()

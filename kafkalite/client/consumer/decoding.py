@@ -20,7 +20,7 @@ def decoder(
 ) -> Decode | None:
     """Return a function that deserializes a record, or None if there is nothing to deserialize.
 
-    The function raises SerializationError, which has the record.
+    The function raises SerializationError, whose ``record`` is the record that failed.
     """
     given = {
         what: (deserializer, function_of(deserializer, "deserialize"))

@@ -58,7 +58,7 @@ class FetchedBatch:
 
 
 def unreadable(error: RecordError, tp: TopicPartition, offset: int, next_offset: int) -> RecordError:
-    """Return a copy of ``error`` that names the unreadable batch and the offset after it, to seek to."""
+    """Return a copy of ``error`` that names the unreadable batch and the offset to seek to after it."""
     failed = type(error)(
         f"{tp}: the batch at offset {offset} can't be read: {error.message}",
         hint=error.hint

@@ -62,7 +62,7 @@ class Fetcher:
         self.wake()
 
     async def wait(self, deadline_ms: int) -> bool:
-        """Wait until records or errors may have arrived, or ``deadline_ms`` passes; return True.
+        """Return True when records or errors may have arrived, or when ``deadline_ms`` passes.
 
         If ``deadline_ms`` has already passed, return False at once.
         """
@@ -77,7 +77,7 @@ class Fetcher:
         self._arrived.fire()
 
     def fetch(self, only: frozenset[TopicPartition] | None = None) -> None:
-        """Send the fetches that are due. ``only`` are the partitions that the caller waits for; None: all."""
+        """Send the fetches that are due. ``only`` are the partitions that the caller reads (None: all)."""
         if self._is_closed:
             return
         self._drop_stale_polls()
@@ -126,7 +126,7 @@ class Fetcher:
             self._fetch_for_waiters()
 
     def _is_busy(self, node_id: int) -> bool:
-        """Whether a fetch to this broker is in flight or no connection is open. Dials if necessary."""
+        """Whether no fetch may be sent: one is in flight, or no connection is open. Dials if necessary."""
         return node_id in self._fetches or self._cluster.connection_now(node_id, Purpose.FETCH) is None
 
     def _send(self, plan: FetchPlan, now_ms: int) -> None:

@@ -18,7 +18,7 @@ from kafkalite.model import NO_EPOCH, OffsetAndMetadata, Record, TopicPartition
 
 
 class Progress:
-    """Tracks the positions of one consumer, for commits and rebalances."""
+    """Tracks which records of one consumer were returned and processed, for commits and rebalances."""
 
     def __init__(self, assigned: AssignedPartitions, *, is_at_most_once: bool) -> None:
         self._assigned = assigned

@@ -49,7 +49,7 @@ class Table(Mapping[K, V]):
 
         async with Table("prices", bootstrap_servers="localhost:9092") as prices:
             print(prices[b"donut"])           # all records that the topic had at the start
-            await prices.refresh()            # and those that it has now
+            await prices.refresh()            # and all that it has now
             async for change in prices.changes():
                 print(change.key, change.old, change.new)
 
@@ -62,9 +62,9 @@ class Table(Mapping[K, V]):
     beginning. ``isolation.level`` is ``read_committed`` unless set. Use a table from one task at a time.
 
     A record that cannot be deserialized raises SerializationError until ``seek`` skips it, and a key that is
-    not hashable raises ClientError. If ``start`` raises SerializationError, the table stays open; ``async
-    with`` closes the table. If the topic is deleted and created again, its rows are removed. A table that was
-    never open raises ClientClosedError instead of being empty.
+    not hashable raises ClientError. If ``start`` raises SerializationError, the table stays open, unless
+    ``async with`` called it. If the topic is deleted and created again, its rows are removed. A table that
+    was never open raises ClientClosedError instead of being empty.
     """
 
     @takes_one('Table("{topic}", bootstrap_servers="{servers}")')
@@ -236,9 +236,9 @@ class Table(Mapping[K, V]):
             ) from error
 
     async def _restart_replaced(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Read partitions from the beginning whose log ends before the records that were applied.
+        """If a partition's log ends before records that were applied, remove its rows and read it again.
 
-        The topic was created again or its log was truncated, so the rows of the partition are removed.
+        Either the topic was created again or the log was truncated. ``ends`` are the logs' end offsets.
         """
         for tp, end in ends.items():
             if end < self._ends.get(tp, 0):
@@ -267,7 +267,10 @@ class Table(Mapping[K, V]):
         return self._unreturned.popleft()
 
     async def changes(self) -> AsyncIterator[Change[K, V]]:
-        """Apply and yield each change, and wait for more without end. No change is lost between two calls."""
+        """Apply and yield each change, and wait for more without end.
+
+        If the caller leaves the loop, a later call continues with the next change.
+        """
         while True:
             change = await self.next_change()
             if change is not None:
@@ -278,7 +281,7 @@ class Table(Mapping[K, V]):
         await self._consumer.seek(tp, offset)
 
     async def _unread(self, records: Sequence[Record[Any, Any]]) -> None:
-        """Read ``records``, which were not applied, again with the next call."""
+        """Seek back, so that the next call reads ``records``, which were not applied, again."""
         for record in reversed(records):
             await self._consumer.seek(TopicPartition(record.topic, record.partition), record.offset)
 

@@ -53,7 +53,7 @@ class OffsetCommits:
     ``identity`` returns the committing member and its epoch. ``next_identity(identity, deadline_ms)`` waits
     for another epoch of the member, and returns False after the deadline or an expulsion. ``on_expelled`` is
     called when the coordinator no longer knows the member. ``is_ours`` returns whether the member owns a
-    partition; the coordinator does not check this.
+    partition, which the coordinator does not check.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ def _refused(identity: GroupMetadata, offsets: Offsets, cause: BrokerError) -> C
 
 
 def to_commit(tp: TopicPartition, at: int | OffsetAndMetadata) -> CommittedOffset:
-    """Return the entry for ``tp`` in a commit request. The coordinator adds the time and the topic id."""
+    """Return the entry for ``tp`` in a commit request. The coordinator sets its time and topic id."""
     if isinstance(at, int):
         at = OffsetAndMetadata(at)
     topic, partition = tp
@@ -268,5 +268,5 @@ def to_commit(tp: TopicPartition, at: int | OffsetAndMetadata) -> CommittedOffse
 
 
 def as_committed(entry: CommittedOffset) -> OffsetAndMetadata:
-    """Return the committed offset of a response's entry. ``offset`` is NO_OFFSET if none is committed."""
+    """Return the committed offset in a response's entry, with NO_OFFSET if none is committed."""
     return OffsetAndMetadata(entry.offset, entry.leader_epoch, entry.metadata)

@@ -120,7 +120,7 @@ class Heartbeats:
             logger.info("group left without notice %s", Fields(group=leave.group_id, error=error))
 
     async def joined(self) -> None:
-        """Wait until this consumer is a member. Raises the error or the timeout that prevents it."""
+        """Wait until this consumer is a member. Raises the error that prevents it, or RequestTimeoutError."""
         limit_ms = self._config.default_api_timeout_ms
         deadline_ms = self._cluster.now_ms() + limit_ms
         while not self.membership.is_member:
@@ -269,7 +269,7 @@ class Heartbeats:
         self._on_assignment()
 
     async def _pause(self) -> None:
-        """Wait until the next heartbeat is due; not at all if the member or the coordinator has changes."""
+        """Wait until the next heartbeat is due: at once if the member or the coordinator has changes."""
         membership = self.membership
         interval_ms = membership.heartbeat_interval_ms
         took_ms = self._cluster.now_ms() - self._sent_ms

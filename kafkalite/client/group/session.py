@@ -143,7 +143,7 @@ class GroupSession:
 
     @property
     def metadata(self) -> GroupMetadata:
-        """The identity in commits: this member, or no member if the user assigned the partitions."""
+        """This member's identity in commits, or that of no member if the user assigned the partitions."""
         if self.is_subscribed:
             return self.membership.metadata
         return GroupMetadata(self.membership.settings.group_id)
@@ -166,7 +166,7 @@ class GroupSession:
             )
 
     def on_assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Handle ``Consumer.assign``: ``run_pending`` then fetches the new partitions' committed offsets."""
+        """Handle ``Consumer.assign``: the next ``run_pending`` fetches the committed offsets."""
         kept = set(partitions)
         self.membership.release([tp for tp in self.membership.owned if tp not in kept])
         self._cancel_reading(dict.fromkeys(kept, ""))
@@ -227,9 +227,9 @@ class GroupSession:
             raise failed
 
     async def unsubscribe(self, *, commits: Offsets) -> None:
-        """Commit ``commits``, revoke all partitions and leave the group for good. May subscribe again.
+        """Commit ``commits``, revoke all partitions and leave the group for good.
 
-        Raises exceptions of the listener; the group is left even then.
+        The consumer may subscribe again. Raises exceptions of the listener, after leaving the group.
         """
         if commits and self._config.enable_auto_commit:
             await self._auto_commit(commits)

@@ -35,7 +35,10 @@ from kafkalite.records.single import build_single
 
 @dataclass(slots=True)
 class _Filling:
-    """A produce request being filled for one node. The node accepts ``room`` more requests."""
+    """A produce request that is being filled for one node.
+
+    ``room`` is the number of further requests that the node accepts.
+    """
 
     room: int
     flights: list[InFlightBatch] = field(default_factory=list)
@@ -154,8 +157,8 @@ class Accumulator:
     ) -> InFlightBatch | None:
         """Return a batch of one record, encoded and marked as sent.
 
-        Return None if the partition has other batches or buffer.memory is full. Does the same as
-        ``open_batch``, ``close_batch`` and ``take``, for a record that is sent without lingering.
+        Return None if the partition has other batches or buffer.memory is full. Replaces ``open_batch``,
+        ``close_batch`` and ``take`` for a record that is sent without lingering.
         """
         size_bytes = len(value) + BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES
         if key is not None:
@@ -190,7 +193,7 @@ class Accumulator:
         return flight
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether buffer.memory has room for ``size_bytes`` more. Always True if it holds no record."""
+        """Whether buffer.memory has room for ``size_bytes`` more. Always True if it is empty."""
         return size_bytes <= self.free_bytes or not (self.incomplete or self.parked_bytes)
 
     def add_batch(self, queue: PartitionQueue, batch: PendingBatch, now_ms: int) -> None:
@@ -242,7 +245,7 @@ class Accumulator:
 
     @property
     def deadlines_only_recede(self) -> bool:
-        """Whether the next deadline can only become later: no batch lingers and none waits for a retry."""
+        """Whether ``next_deadline_ms`` can only grow, because no batch lingers or waits for a retry."""
         return not self._lingering and not self._retrying
 
     def _forget_closed_lingerers(self) -> None:

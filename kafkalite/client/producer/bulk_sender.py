@@ -116,7 +116,7 @@ class BulkSender:
     def _plan(
         self, topic: TopicQueues, columns: RecordColumns, partition: int | None
     ) -> list[tuple[int | None, RecordColumns]]:
-        """Return (partition, records) of each batch. None means that the partition is chosen on sending."""
+        """Return (partition, records) of each batch. A partition of None is chosen when the batch is sent."""
         by_partition: list[tuple[int | None, RecordColumns]] = []
         if partition is not None:
             by_partition.append((self._placement.choose(topic, None, None, partition), columns))

@@ -37,7 +37,7 @@ class BatchMetadata(NamedTuple):
 
 
 class PendingResult(Generic[R]):
-    """The result of a sent record (Delivery) or batch (BatchDelivery), which is pending until it is known."""
+    """The result of a record (Delivery) or a batch (BatchDelivery), pending until it succeeds or fails."""
 
     __slots__ = ("batch",)
 
@@ -55,7 +55,7 @@ class PendingResult(Generic[R]):
         return self._metadata()
 
     def exception(self) -> Exception | None:
-        """Return the send's error, or None if it succeeded. Raises InvalidStateError while it is pending."""
+        """Return the send's error, or None if it succeeded. Raises InvalidStateError while pending."""
         if not self.batch.done:
             raise asyncio.InvalidStateError(f"{self!r}: await it, or wait for flush()")
         self._see()
@@ -101,7 +101,7 @@ class Delivery(PendingResult[RecordMetadata]):
         return f"<Delivery to {where}, {state}>"
 
     def add_callback(self, callback: DeliveryCallback) -> None:
-        """Call ``callback(delivery)`` after success or failure. flush() then does not report this record."""
+        """Call ``callback(delivery)`` after success or failure. Then ``flush`` does not report a failure."""
         if self.batch.done:
             self._see()
             asyncio.get_running_loop().call_soon(callback, self)
@@ -113,7 +113,7 @@ class Delivery(PendingResult[RecordMetadata]):
 
 
 def record_metadata(batch: PendingBatch, index: int) -> RecordMetadata:
-    """Return the position of a record of a completed batch. The offset is NO_OFFSET if it failed."""
+    """Return the position of a record of a completed batch. The offset is NO_OFFSET if the batch failed."""
     offset = batch.base_offset if batch.base_offset == NO_OFFSET else batch.base_offset + index
     return RecordMetadata(batch.topic, batch.partition, offset, batch.timestamp_ms(index))
 

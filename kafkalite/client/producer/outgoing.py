@@ -1,4 +1,4 @@
-"""Applies a producer's interceptors and then its serializers to each record. Not used without any of them."""
+"""Applies a producer's interceptors and then its serializers to each record. Unused if it has neither."""
 
 # Tests: tests/client/test_interceptors.py, tests/client/test_serde.py
 
@@ -86,7 +86,7 @@ class Outgoing:
 
     @property
     def on_done(self) -> Callable[[PendingBatch], None] | None:
-        """The listener of completed batches; None without interceptors."""
+        """The function to call with each completed batch; None without interceptors."""
         return self._report if self._on_acknowledgement else None
 
     def _report(self, batch: PendingBatch) -> None:
@@ -94,7 +94,7 @@ class Outgoing:
             notify(self._on_acknowledgement, record_metadata(batch, index), batch.error)
 
     def on_refused(self, record: ProducerRecord, error: Exception) -> None:
-        """Report a record that was never in a batch."""
+        """Report the failure of a record that was never in a batch to the interceptors."""
         partition = -1 if record.partition is None else record.partition
         metadata = RecordMetadata(record.topic, partition, NO_OFFSET, record.timestamp_ms or NO_TIMESTAMP)
         notify(self._on_acknowledgement, metadata, error)

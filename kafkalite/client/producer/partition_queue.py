@@ -136,7 +136,10 @@ class InFlightBatch:
 
 
 def _stamped(batch: PendingBatch, producer: tuple[int, int, int], transactional: bool) -> Encoded:
-    """Return the prebuilt bytes with this producer id, epoch and sequence; a copy if the user owns them."""
+    """Return the prebuilt bytes with this producer id, epoch and sequence.
+
+    Bytes that the user owns are copied first.
+    """
     prebuilt = batch.prebuilt
     assert prebuilt is not None, "the batch is prebuilt"
     if producer == NO_PRODUCER and (
@@ -329,7 +332,7 @@ class PartitionQueue:
     # --- responses -----------------------------------------------------------------------------
 
     def acknowledge(self, flight: InFlightBatch) -> None:
-        """Remove an acknowledged batch, and the abandoned batches before it, which leave no gap any more."""
+        """Remove an acknowledged batch, and the abandoned batches before it: they have left no gap."""
         flight.awaits_response = False
         in_flight = self.in_flight
         if in_flight[0] is flight:

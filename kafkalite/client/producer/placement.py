@@ -141,7 +141,10 @@ class Placement:
     def choose(
         self, topic: TopicQueues, key: bytes | None, value: bytes | None, partition: int | None
     ) -> int:
-        """Return the partition of one record. Raises UnknownTopicOrPartitionError if it does not exist."""
+        """Return ``partition``, or the partitioner's choice if it is None.
+
+        Raises UnknownTopicOrPartitionError if the partition does not exist.
+        """
         count = len(topic.queues)
         if partition is None:
             if key is None:
@@ -173,7 +176,7 @@ class Placement:
         return partition
 
     def _note_closed(self, topic: str) -> None:
-        """Notify the partitioner if the topic's newest batch of keyless records has been closed."""
+        """Notify the partitioner if the newest batch of the topic's keyless records has been closed."""
         batch = self._last_keyless.get(topic)
         if batch is not None and batch.closed:
             del self._last_keyless[topic]

@@ -90,8 +90,9 @@ class Producer(Generic[K, V]):
     Keyword arguments take precedence.
 
     ``key_serializer`` and ``value_serializer`` are functions that return bytes, or objects such as those of
-    ``kafkalite.serde``; without them, keys and values are bytes. ``interceptors`` see every record before it
-    is serialized, and its result. A ``ProducerRecord`` may take the place of ``send``'s arguments.
+    ``kafkalite.serde``; without them, keys and values are bytes. ``interceptors`` are passed every record
+    before it is serialized, and later its result. ``send`` also takes a ``ProducerRecord`` instead of a topic
+    and a value.
 
     No failure is silent: ``flush`` and ``close`` raise DeliveryFailedError for failed records that were not
     awaited and had no callback. Leaving ``async with`` normally flushes and closes. After an exception,
@@ -295,8 +296,8 @@ class Producer(Generic[K, V]):
     def check_may_send(self, number: int = 0) -> int:
         """Raise the error that a send would raise now: ClientClosedError, or a transaction error.
 
-        Returns the number of the open transaction, or 0 without a transactional_id. To check after a wait
-        that the same transaction is open, pass this ``number``; 0 omits the check.
+        Returns the number of the open transaction, or 0 without a transactional_id. After a wait, pass this
+        result as ``number``, to check that the same transaction is open. 0 omits that check.
         """
         self._check_open()
         return 0 if self._transactions is None else self._transactions.state.check_may_send(number)
@@ -594,7 +595,7 @@ class Producer(Generic[K, V]):
         return self._placement.refuse(topic, error)
 
     async def wait_for_room(self, timeout_ms: int | None = None) -> None:
-        """Wait for room for one batch, or for the record that was refused last, if that is larger.
+        """Wait until buffer.memory has room for a batch, or for the last refused record if that is larger.
 
         Raises BufferFullError after ``timeout_ms`` (None: max.block.ms).
         """

@@ -86,7 +86,7 @@ class FailureLedger:
         self._counts, self._first_error = Counter(), None
 
     def raise_unseen(self) -> None:
-        """Raise DeliveryFailedError for the failures that were not seen, if any, and remove all failures."""
+        """Remove all failures. Raise DeliveryFailedError if there are any that no caller has seen."""
         while self._batches:
             self._count(self._batches.popleft())
         counts, error = self._counts, self._first_error
@@ -358,7 +358,7 @@ class Sender:
     # --- identity ------------------------------------------------------------------------------
 
     def _ask_for_producer_id(self) -> None:
-        """Allocate a producer id, which idempotent batches need. The first id is requested at the start."""
+        """Request a producer id, which idempotent batches need, in the background."""
         self._is_asking_for_id = True
         self.cluster.spawn(self._get_producer_id())
 
@@ -481,7 +481,7 @@ class Sender:
 
 
 def _outcomes(flights: list[InFlightBatch], partitions: list[ProducedPartition]) -> list[ProducedPartition]:
-    """Return the response's result for each of ``flights``, in order; _NO_OUTCOME if there is none."""
+    """Return the response's result for each of ``flights``, in order; _NO_OUTCOME if one has no result."""
     by_partition = {(outcome.topic, outcome.partition): outcome for outcome in partitions}
     return [by_partition.get(flight.queue.tp, _NO_OUTCOME) for flight in flights]
 

@@ -1,4 +1,4 @@
-"""Transaction groups: transactions that many processes write and that are committed as a whole.
+"""Transaction groups: transactions of many processes that are committed together.
 
 They are for systems that process batches on many machines (Spark). Every writer joins the batch (application
 id, batch id) with a unique name and writes its part. The driver names the winning writers in one repeatable
@@ -11,8 +11,8 @@ call. Their records are committed, and the records of all other writers are abor
     async with TransactionGroup("app", "localhost:9092") as group:
         await group.finish(7, [prepared, ...])
 
-A decision is final. Finishing the batch again returns the first result, and ``is_finished`` is then True for
-writers that join it.
+A decision is final. Finishing the batch again returns the first result, and ``is_finished`` is True for
+writers that join the batch later.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _GroupTransaction(TransactionManager):
             await super().begin()
 
     async def prepare(self, flush: Callable[[], Awaitable[None]]) -> PreparedWriter:
-        """Deliver all records with ``flush``; accept no more. Raises the errors of ``check_may_commit``."""
+        """Accept no more records, and deliver all with ``flush``. Raises as ``check_may_commit`` does."""
         if not self.is_prepared:
             self.state.check_may_commit()
             self.state.is_flushing = True
@@ -191,7 +191,7 @@ class TransactionGroupWriter(Producer):
 
 
 class TransactionGroup:
-    """Commits batches of one application, which TransactionGroupWriters write. Has an Admin's settings."""
+    """Commits an application's batches, which TransactionGroupWriters write. Has the settings of an Admin."""
 
     def __init__(
         self,
@@ -263,11 +263,11 @@ class TransactionGroup:
         return last
 
     async def retire(self) -> int:
-        """Declare that no batch follows the last decided one, and return its id.
+        """Declare that no batch follows the last decided one, and return the id of the last decided one.
 
-        The brokers then forget the application after transactional.id.expiration.ms without use; until then,
-        repeating the last batch returns its result. Without this call, a decision is kept for ever. A later
-        batch revokes the declaration. May be repeated.
+        The brokers then forget the application after transactional.id.expiration.ms without use. Until then,
+        ``finish`` of the last batch returns its result again. Without ``retire``, brokers keep the decision
+        for ever. A later batch revokes the declaration. May be repeated.
 
         Raises InvalidTxnStateError if no batch is decided or writers of a later batch are active, and
         TransactionalIdNotFoundError if the application is unknown.

@@ -1,4 +1,4 @@
-"""Sends a transactional producer's requests to its coordinator, as far as ``transaction_state`` permits.
+"""Sends a transactional producer's requests to its coordinator, if ``transaction_state`` permits them.
 
 Beginning a transaction needs no request. Records are sent to the leaders, which register their partitions
 with the coordinator. Offsets are sent to the coordinator of their group. One request ends the transaction. It
@@ -133,8 +133,8 @@ class TransactionManager:
     async def initialize(self) -> None:
         """Register as the only producer of the transactional id.
 
-        Abort an earlier producer's transaction (R34). Raises the coordinator's BrokerError, and
-        RequestTimeoutError after default.api.timeout.ms.
+        The coordinator aborts the open transaction of an earlier producer (R34). Raises the coordinator's
+        BrokerError, and RequestTimeoutError after default.api.timeout.ms.
         """
         config = self._config
         request = InitProducerIdRequest(
@@ -224,7 +224,7 @@ class TransactionManager:
             error.add_note(f"kafkalite: the transaction could not be aborted: {problem}")
 
     def _begin_abort(self) -> None:
-        """Mark the transaction as aborting and fail all its records."""
+        """Mark the transaction as aborting and fail all its pending records."""
         self.state.abort()
         self._fail_all(
             TransactionAbortedError(
@@ -359,7 +359,7 @@ def _failure(error: BaseException) -> Exception:
 def _committer_and_offsets(
     offsets: GroupConsumer | Offsets, group: GroupMetadata | str | None
 ) -> tuple[Callable[[], GroupMetadata], Offsets]:
-    """Return a function that returns the committing member's current metadata, and the offsets."""
+    """Return (a function that returns the committing member's current metadata, the offsets)."""
     given = GroupMetadata(group) if isinstance(group, str) else group
     if isinstance(offsets, Mapping):
         if given is None:

@@ -102,11 +102,11 @@ class TransactionState:
         self.number += 1
 
     def check_may_send(self, number: int = 0) -> int:
-        """Return the number of the open transaction. Raise an error if nothing may be sent in it.
+        """Return the number of the open transaction.
 
-        Raises ProducerFencedError, TransactionAbortableError or TransactionStateError, and
-        TransactionAbortedError if ``number`` is neither 0 nor that of the open transaction: a record that
-        waited in one transaction must not be sent in a later one.
+        Raises ProducerFencedError, TransactionAbortableError or TransactionStateError if nothing may be sent
+        in it. Raises TransactionAbortedError if ``number`` is neither 0 nor the number of the open
+        transaction: a record that waited in one transaction must not be sent in a later one.
         """
         if self.phase is not Phase.OPEN or self.is_flushing:
             self.raise_if_failed()
@@ -117,7 +117,7 @@ class TransactionState:
         return self.number
 
     def check_may_commit(self) -> None:
-        """Check that a commit may begin to flush. Raises the same errors as ``check_may_send``."""
+        """Check that the transaction may be committed. Raises the same errors as ``check_may_send``."""
         self.raise_if_failed()
         self._require({Phase.OPEN, Phase.COMMITTING}, "commit", "begin a transaction first")
         if self.is_flushing:
@@ -163,7 +163,7 @@ class TransactionState:
     def on_failure(self, error: Exception) -> Exception | None:
         """Record the final failure of a record or of an offset commit in the transaction.
 
-        Returns the error for all its other parts, or None if the transaction had failed before.
+        Returns the error with which the transaction's pending records fail, or None if it had failed before.
         """
         if is_fencing(error):
             return self._fence(error)

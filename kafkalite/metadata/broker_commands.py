@@ -9,6 +9,7 @@ The states of a broker, as in Kafka's BrokerHeartbeatManager::
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
@@ -290,7 +291,11 @@ def _lose_replicas(
         change.renew_epoch()  # the replica starts with an empty log
         change.elect(live - {broker.node_id}, unclean=allows_unclean_election(image, topic, settings))
 
-    return edit_partitions(image, lambda _, state: has_part_in(state, broker.node_id), edit)
+    def is_affected(_: TopicImage, state: PartitionState) -> bool:
+        node_id = broker.node_id
+        return has_part_in(state, node_id) or (state.leader != NO_LEADER and node_id in state.replicas)
+
+    return edit_partitions(image, is_affected, edit)
 
 
 def has_part_in(state: PartitionState, node_id: int) -> bool:
@@ -299,16 +304,25 @@ def has_part_in(state: PartitionState, node_id: int) -> bool:
 
 
 def heartbeat_change(
-    image: ClusterImage, request: BrokerHeartbeatRequest, fenced_offset: int = 0
+    image: ClusterImage,
+    request: BrokerHeartbeatRequest,
+    fenced_offset: int = 0,
+    known_damaged: Container[DamagedReplica] = (),
 ) -> list[BrokerChange]:
     """Return the changes that a broker's heartbeat requires; usually there are none.
 
     A fenced broker stays fenced until it has replayed the metadata up to ``fenced_offset``.
+    ``known_damaged`` are the damaged replicas that an earlier heartbeat of the broker listed.
     """
     broker = image.brokers[request.node_id]
     node_id, broker_epoch = broker.node_id, broker.broker_epoch
     changes: list[BrokerChange] = []
-    lost = tuple(replica for replica in request.damaged if _counts(image, node_id, replica))
+    lost = tuple(
+        replica
+        for replica in request.damaged
+        if _counts(image, node_id, replica)
+        or (replica not in known_damaged and must_renew_epoch(image, node_id, replica))
+    )
     if lost:
         changes.append(LoseReplicas(node_id, broker_epoch, lost))
     if request.wants_shutdown:
@@ -339,6 +353,16 @@ def _counts(image: ClusterImage, node_id: int, replica: DamagedReplica) -> bool:
     if state is None or not has_part_in(state, node_id):
         return False
     return len(state.replicas) > 1 or node_id not in state.last_known_elr
+
+
+def must_renew_epoch(image: ClusterImage, node_id: int, replica: DamagedReplica) -> bool:
+    """Whether a replica that was found damaged needs a new leader epoch before it can start with an empty log
+    (R52).
+
+    It does even if it is not in sync: it may have reported a position of its damaged log to the leader.
+    """
+    state = image.partition_of(replica.topic_id, replica.partition)
+    return state is not None and state.leader not in (NO_LEADER, node_id) and node_id in state.replicas
 
 
 def may_shut_down(image: ClusterImage, node_id: int) -> bool:

@@ -336,7 +336,7 @@ class ReplicaReports:
     def __init__(self, settings: ControllerSettings) -> None:
         self._settings = settings
         self._partitions: dict[PartitionKey, _Waiting] = {}
-        self._damaged: dict[int, tuple[DamagedReplica, ...]] = {}
+        self._damaged: dict[int, frozenset[DamagedReplica]] = {}
         # By partition: the leader epoch in which replicas refused to truncate, and those replicas.
         self._refusals: dict[PartitionKey, tuple[int, dict[int, ReplicaReport]]] = {}
         self._seen: ClusterImage | None = None  # the image of the last comparison
@@ -351,9 +351,13 @@ class ReplicaReports:
     def take_damaged(self, node_id: int, damaged: Sequence[DamagedReplica]) -> None:
         """Store which replicas are damaged or offline, as a broker's registration or heartbeat lists them."""
         if damaged:
-            self._damaged[node_id] = tuple(damaged)
+            self._damaged[node_id] = frozenset(damaged)
         else:
             self._damaged.pop(node_id, None)
+
+    def damaged_on(self, node_id: int) -> frozenset[DamagedReplica]:
+        """Return the replicas that the broker's last registration or heartbeat listed as damaged."""
+        return self._damaged.get(node_id, frozenset())
 
     def take_refusals(self, image: ClusterImage, request: ReportReplicasRequest) -> list[ReplicaReport]:
         """Store reports of replicas that refuse to truncate (R49). Return those that are new."""

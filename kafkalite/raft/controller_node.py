@@ -240,13 +240,14 @@ class ControllerNode:
             await self._check_registered(node_id, broker_epoch)
             if not self._settings.is_single_node:
                 self._sessions.on_heartbeat(node_id, broker_epoch, request.metadata_offset, now_ms)
-            self._reports.take_damaged(node_id, request.damaged)
-            for change in heartbeat_change(self.image, request, self._fenced_offset(node_id)):
+            known_damaged = self._reports.damaged_on(node_id)
+            for change in heartbeat_change(self.image, request, self._fenced_offset(node_id), known_damaged):
                 error = await self.submit(change)
                 if error is not None:
                     raise error
                 if isinstance(change, BeginShutdown):
                     self._shutdown_offsets[node_id] = self.image.metadata_offset
+            self._reports.take_damaged(node_id, request.damaged)  # after the changes that depend on it
             may_go = request.wants_shutdown and await self._may_shut_down(request)
             await self.confirm_leadership()
             broker = broker_of(self.image, node_id, broker_epoch)

@@ -127,6 +127,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         {f"{_RECOVERY}:has_committed_nothing": _has_only_unverified},
     ),
     Mutant(
+        "R52-same-epoch",
+        "a damaged replica that is not in sync gets no new leader epoch in which to start again",
+        {f"{_BROKERS}:must_renew_epoch": _returns(False)},
+    ),
+    Mutant(
         "R52-leader-stays",
         "a replica that is found damaged while its broker serves keeps its roles",
         {f"{_BROKERS}:_counts": _returns(False)},

@@ -169,6 +169,26 @@ async def damage_while_leading(stage: Stage) -> str | None:
     return difference(told, await stage.on("reader", _read(stage)))
 
 
+async def damage_out_of_sync(stage: Stage) -> str | None:
+    """A follower that is no longer in sync finds that its log is damaged (R52)."""
+    await stage.open(KEY.topic)
+    told = await stage.on("writer", _write(stage, FIRST, 0))
+    leader = stage.led(KEY.topic)
+    victim = next(node for node in stage.others(leader) if node is not stage.controller())
+    stage.cut(victim.host.name, leader.host.name)
+    told |= await stage.on("writer", _write(stage, SECOND, FIRST))
+    await stage.until(lambda: victim.node_id not in stage.observer.image.topics[KEY.topic].partitions[0].isr)
+    assert victim.live is not None
+    log = next(hosted.partition.log for hosted in victim.live.partitions if hosted.key == KEY)
+    log.mark_damaged("found while it was compared with the leader's", sound_end_offset=FIRST // 2)
+    try:
+        await stage.whole()
+    except Violation as violation:
+        return f"R52: {violation}"
+    await stage.until(lambda: stage.observer.unconverged() is None)
+    return difference(told, await stage.on("reader", _read(stage)))
+
+
 async def damage_everywhere(stage: Stage) -> str | None:
     """Each replica's log loses another batch, which only scrubs and fetches find (R52).
 
@@ -247,6 +267,7 @@ def _breaks(rule: str, story: Story) -> str | None:
 
 
 DIRECTED: Final[dict[str, Callable[[], str | None]]] = {
+    "R52-same-epoch": partial(play, damage_out_of_sync),
     "R46-first-returns": partial(_breaks, "R46", partial(damaged_copy, gap_s=LONG_GAP_S)),
     "R47-no-wait": partial(
         _breaks,

@@ -58,7 +58,8 @@ class Pace:
         self._activity.may_be_resting = True
 
     async def rest(self, idle_ms: float) -> None:
-        """Sleep until the next pass: one interval, or the intervals within ``idle_ms`` until ``touch``."""
+        """Sleep until the next pass: for one interval, or for as many whole intervals as ``idle_ms`` has.
+        ``touch`` shortens the sleep to the end of the present interval."""
         clock, interval_ms = self._activity.clock, self._interval_ms
         intervals = int(min(idle_ms, MAX_REST_MS) // interval_ms)
         if intervals <= 1 or not self._activity.may_rest or self._has_changed.is_set():

@@ -690,5 +690,6 @@ class Broker:
 
 
 def _unexpected(error: BaseException) -> BaseException | None:
-    """Return ``error`` if its traceback must be logged, or None for a KafkaliteError: it names its cause."""
+    """Return ``error`` if its traceback must be logged. Return None for a KafkaliteError, whose message
+    suffices."""
     return None if isinstance(error, KafkaliteError) else error

@@ -517,7 +517,7 @@ class BrokerConfig:
     def from_settings(cls, settings: Mapping[str, Any], *, source: str = "") -> BrokerConfig:
         """Return the config for settings with dotted names (``log.retention.ms``) or Python names.
 
-        ``source`` is where they are from, for error messages. Raises ConfigError.
+        ``source`` is where the settings come from, for error messages. Raises ConfigError.
         """
         parsed = parse_settings(settings, source=source)
         return cls(**{BROKER_OPTIONS.get(name).python_name: value for name, value in parsed.items()})
@@ -623,7 +623,7 @@ def load_settings(
 
     ``file`` is TOML, with nested tables or quoted dotted names. ``env`` has variables such as
     ``KAFKALITE_LOG_RETENTION_MS``; other variables are ignored. Raises ConfigError, also for a variable that
-    looks like a misspelt option. It names the key, the value, the allowed values and the source.
+    looks like a misspelt option. The error names the key, the value, the allowed values and the source.
     """
     values: dict[str, Any] = {}
     sources = {option.name: "default" for option in BROKER_OPTIONS}
@@ -654,7 +654,7 @@ def load_settings(
 def _refuse_misspelt(variable: str, python_name: str) -> None:
     """Raise ConfigError if ``variable`` looks like a misspelt option.
 
-    Ignore others, such as KAFKALITE_UVLOOP.
+    Other variables, such as KAFKALITE_UVLOOP, are ignored.
     """
     names = [option.python_name for option in BROKER_OPTIONS]
     hint = did_you_mean(

@@ -103,7 +103,8 @@ def _uniform_mixed(members: Subscribers, counts: Counts, previous: Targets) -> d
 
 
 def _level(owned: dict[str, set[TopicIdPartition]], subscribers: Mapping[str, list[str]]) -> None:
-    """Move partitions in ``owned`` to subscribers that have at least two fewer, until there are none.
+    """Move partitions from members to other subscribers that own at least two fewer, until no such move is
+    left. ``owned`` is changed in place.
 
     Each move decreases the sum of the squared loads, so the loop ends.
     """
@@ -126,9 +127,9 @@ def _level(owned: dict[str, set[TopicIdPartition]], subscribers: Mapping[str, li
 def range_(members: Subscribers, counts: Counts, previous: Targets) -> dict[str, Partitions]:
     """Return the new target of each member: one contiguous range of each topic to which it subscribes.
 
-    Topics with equal partition counts and subscribers are divided equally, so partition n of two such topics
-    belongs to the same member, as joins of topics require (co-partitioning). Members keep the order of their
-    previous ranges and new members come last, so that few partitions move.
+    Topics with equal partition counts and equal subscribers are divided in the same way, so partition n of
+    two such topics belongs to the same member, as joins of topics require (co-partitioning). Members keep the
+    order of their previous ranges and new members come last, so that few partitions move.
     """
 
     def rank(member: str) -> tuple[bool, float]:

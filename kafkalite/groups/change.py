@@ -163,7 +163,8 @@ class GroupChange:
                 self._put_target(member_id, target)
 
     def reconcile(self, member_id: str, stated_epoch: int, owned: Partitions | None) -> CurrentAssignment:
-        """Bring a member's assignment as close to its target as the other members allow, and return it (R38).
+        """Bring a member's assignment as close to its target as the other members allow. Return the new
+        assignment (R38).
 
         ``stated_epoch`` and ``owned`` are the member epoch and the partitions in its heartbeat; ``owned`` is
         None if the heartbeat does not list them. A partition to revoke counts as released when a heartbeat

@@ -42,8 +42,8 @@ _NONE: Final = int(ErrorCode.NONE)
 class GroupMachine:
     """The groups of one partition of ``__consumer_offsets``.
 
-    ``decide`` and ``tick`` must be passed a new mapping object after every change of a topic, and the same
-    object otherwise, because pattern matches are cached for that object.
+    The argument ``topics`` of ``decide`` and ``tick`` must be a new mapping object after every change of a
+    topic, and the same object otherwise, because pattern matches are cached for that object.
     """
 
     def __init__(self, settings: GroupSettings | None = None) -> None:

@@ -95,11 +95,12 @@ def register_broker(
     The entry is appended only if the image is still the newest one, so every image at the registration offset
     or later contains the registration. A repeated request of the same process gets the same response.
 
-    After a clean stop, the broker's replicas stay eligible. After an unclean stop, only replicas of topics
-    without durability=page-cache do, because only synced records of them were reported; they lead only after
-    a comparison with the other replicas (R46). Replicas lose their eligibility if the data directory has
-    changed or is an older copy (R51), or if they are damaged. The only replica of a partition stays eligible
-    even after an unclean stop, because no other replica can have more records.
+    After a clean stop, the broker's replicas stay eligible. After an unclean stop, replicas of topics with
+    durability=page-cache lose their eligibility, because records that were not synced may be lost. Replicas
+    of other topics stay eligible, but lead only after a comparison with the other replicas (R46). Replicas
+    also lose their eligibility if the data directory has changed or is an older copy (R51), or if they are
+    damaged. The only replica of a partition stays eligible even after an unclean stop, because no other
+    replica can have more records.
     """
     earlier = image.brokers.get(command.node_id)
     if earlier is not None and command.incarnation_id and earlier.incarnation_id == command.incarnation_id:

@@ -35,9 +35,9 @@ def place(
 ) -> list[tuple[int, ...]]:
     """Return the replicas of each of ``count`` new partitions of one topic, the preferred leader first.
 
-    ``start`` (any int) is the position on the circle at which choices among equal brokers begin. ``present``
-    has the replicas of the topic's existing partitions, ``loads`` the load of each broker from all topics.
-    There must be at least ``replication_factor`` brokers.
+    The brokers form a circle; ``start`` (any int) is the position at which choices among equal brokers begin.
+    ``present`` has the replicas of the topic's existing partitions, ``loads`` the load of each broker from
+    all topics. There must be at least ``replication_factor`` brokers.
     """
     circle = _circle(brokers)
     size = len(circle)

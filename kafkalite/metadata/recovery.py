@@ -114,8 +114,8 @@ def has_impossible_epoch(report: ReplicaReport) -> bool:
 def lacks_damaged(end: ReplicaEnd, ends: Mapping[int, ReplicaEnd]) -> bool:
     """Whether the log ``end`` is shorter than a damaged log among ``ends`` was (R46).
 
-    It may then have the same damage without showing it: if the end of a log that was not synced lately is cut
-    off, the log seems intact.
+    The shorter log may have the same damage without showing it: if the end of a log that was not synced
+    lately is cut off, the log seems intact.
     """
     return any(other.is_damaged and end.log_end_offset < other.committed_end for other in ends.values())
 
@@ -252,7 +252,7 @@ def committed_end(
 ) -> int:
     """Return the exclusive end of the offsets that are known to be committed.
 
-    Reports of damaged logs are ignored, and of replicas without a batch since the last unclean election
+    Ignores the reports of damaged logs, and those of replicas without a batch since the last unclean election
     (R49).
     """
     known = (end.committed_end for end in ends if end.last_epoch >= state.loss_epoch and not end.is_damaged)

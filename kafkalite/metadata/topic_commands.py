@@ -154,7 +154,8 @@ class _Room:
         self._partitions_of_request = MAX_PARTITIONS_PER_REQUEST
 
     def take(self, partitions: int, *, topics: int = 0) -> None:
-        """Count the addition of ``topics`` and ``partitions``. Raises PolicyViolationError."""
+        """Count the addition of ``partitions`` and ``topics``. Raises PolicyViolationError if they exceed a
+        limit."""
         if partitions > self._partitions_of_request:
             raise PolicyViolationError(
                 f"one request can add at most {MAX_PARTITIONS_PER_REQUEST} partitions;"
@@ -251,7 +252,7 @@ def delete_topics(image: ClusterImage, command: DeleteTopicsRequest) -> Decision
 def create_partitions(
     image: ClusterImage, command: CreatePartitionsRequest, settings: ControllerSettings
 ) -> Decision:
-    """Add partitions to topics. Their replicas go to the brokers that have the fewest so far.
+    """Add partitions to topics. Their replicas go to the brokers with the fewest replicas.
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS (no increase, or too many), POLICY_VIOLATION,
     INVALID_REPLICATION_FACTOR (fewer brokers than the topic has replicas), INVALID_REQUEST (repeated name).

@@ -301,18 +301,20 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
         self._host.kick()
 
     def hand_over(self) -> None:
-        """If this node leads, transfer leadership to the most advanced follower, because this node stops."""
+        """If this node leads, transfer leadership to the most advanced follower. Called before this node
+        stops."""
         if self.raft_state() == LEADER:
             self.transferLeadership()
 
     # --- hooks for ``voter`` -------------------------------------------------------------------------------
 
     def _before_election(self, now: float) -> None:
-        """Seek the right to vote, or request pre-votes if an election is due. Called in each tick of a
-        follower or candidate, before the library checks the election deadline."""
+        """Request pre-votes if an election is due; a node that abstains from voting seeks the right to vote
+        instead. Called in each tick of a follower or candidate, before the library checks the election
+        deadline."""
 
     def _on_resigned(self) -> None:
-        """End all waiting reads. Called when this node has stopped leading."""
+        """Fail all waiting ``read_index`` calls. Called when this node has stopped leading."""
 
     def _may_append_to(self, peer: int) -> bool:
         """Whether the leader may send entries to ``peer``."""

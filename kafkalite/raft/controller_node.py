@@ -224,9 +224,9 @@ class ControllerNode:
         """Handle a broker's heartbeat. ``now_ms`` is monotonic; None means now. Raises the errors of
         ``submit``.
 
-        The response extends the broker's session unless ``is_fenced`` is set. Before the response, a majority
-        of the voters confirms this controller, and ``is_fenced`` is set while a fence is being committed, so
-        that the session ends before another broker leads (R23).
+        Unless the response has ``is_fenced``, it extends the broker's session. So that the session ends
+        before another broker leads (R23), a majority of the voters confirms this controller before the
+        response, and ``is_fenced`` is already set while a fence of the broker is being committed.
 
         If the response has STALE_BROKER_EPOCH or BROKER_ID_NOT_REGISTERED, the broker must register again. A
         broker may shut down, and is fenced, once it leads no partition that another broker could lead, and
@@ -562,7 +562,8 @@ class ControllerNode:
         )
 
     async def _commit(self, records: Sequence[MetadataRecord]) -> bool:
-        """Commit the records and wait for the image. Return False if another entry came first."""
+        """Commit the records, and return True when the image contains them. Return False if another entry
+        came first."""
         if not records:
             return True
         decided_on = self.image.metadata_offset

@@ -278,7 +278,7 @@ class RaftQuorum(Quorum):
         return NotControllerError(f"the controller is node {self._leader_id}")
 
     def status(self) -> QuorumStatus:
-        """Return the quorum as this node saw it at its last tick."""
+        """Return the state of the quorum as this node knew it at its last tick."""
         return self.node.status
 
     def entries_after(self, offset: int, max_bytes: int) -> MetadataChunk:

@@ -99,7 +99,7 @@ class SnapshotStore:
 
     def receive(self, data: bytes, *, is_first: bool, is_last: bool) -> Snapshot | None:
         """Add a chunk of a leader's snapshot. After the last chunk, return the snapshot, which is not stored
-        yet. Return None after the others, or if the chunks are not a whole snapshot."""
+        yet. Return None after any earlier chunk, or if the chunks do not form a whole snapshot."""
         if is_first:
             self._receiving = bytearray()
         if self._receiving is None or len(self._receiving) + len(data) > _MAX_RECEIVED_BYTES:

@@ -265,8 +265,8 @@ class Voter(RaftAdapter):
             self._bootstrap(bootstrap_voters)
 
     def _bootstrap(self, bootstrap_voters: BootstrapVoters) -> None:
-        """Become one of ``bootstrap_voters``. This node may vote, because it has lost no vote or
-        acknowledgement."""
+        """Record ``bootstrap_voters``, of which this node is one. From now on this node may vote, because it
+        has lost no vote or acknowledgement."""
         self._become_voter(bootstrap_voters)
         self.send_all(self._own_eligibility(0))
         if self.selfNode.id == min(bootstrap_voters) and self._is_log_new():
@@ -286,7 +286,8 @@ class Voter(RaftAdapter):
         return is_of_term and self.raftLastApplied >= self._leader_commit
 
     def _seek_confirmation(self, leader: int) -> None:
-        """Once this node has all entries that ``leader`` has committed, ask all others whether it leads."""
+        """Once this node has all entries that ``leader`` has committed, ask all other voters whether
+        ``leader`` leads the current term."""
         now, term = self._loop_time(), self.raftCurrentTerm
         former = self._confirmation
         if not self._has_caught_up():

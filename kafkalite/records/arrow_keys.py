@@ -101,13 +101,13 @@ def _murmur2(keys: Any, lengths: Any, word_count: int) -> Any:
 
 
 def _mixed(hashed: Any, k: Any) -> Any:
-    """Return the hashes ``hashed`` after one more complete word ``k`` of each key."""
+    """Return ``hashed``, the hashes of the keys so far, after mixing in ``k``, the next word of each key."""
     k = pc.multiply(k, _M)
     k = pc.multiply(pc.bit_wise_xor(k, pc.shift_right(k, _R)), _M)
     return pc.bit_wise_xor(pc.multiply(hashed, _M), k)
 
 
 def _column(words: memoryview, number: int, word_count: int) -> Any:
-    """Return word ``number`` of each key."""
+    """Return word ``number`` (from 0) of each key. ``words`` has ``word_count`` words for each key."""
     column = words[number::word_count].tobytes()
     return pa.Array.from_buffers(_UINT32, len(column) // _WORD_BYTES, [None, pa.py_buffer(column)])

@@ -133,7 +133,8 @@ def _column(lengths: list[int], present: Sequence[Any], validity: bytes | None) 
 
 
 def _wrong_type(values: Sequence[Any]) -> RecordError:
-    """Return an error that names the first value that is not bytes, or is a memoryview of wider items."""
+    """Return an error that names the first value that is not bytes-like, or is a memoryview with items of
+    more than one byte."""
     for value in values:
         if not isinstance(value, bytes | bytearray) and not (
             isinstance(value, memoryview) and value.itemsize == 1
@@ -198,13 +199,15 @@ def uniform_offsets(length: int, count: int) -> bytes:
 
 
 def _many_uniform_offsets(length: int, count: int) -> bytes:
-    """Return the offsets of at least ``count`` values. The offsets of ``count`` values are a prefix."""
+    """Return the offsets of at least ``count`` values of ``length`` bytes. The caller takes as many as it
+    needs from the start."""
     return _uniform_offsets(length, 1 << count.bit_length())
 
 
 @lru_cache(maxsize=16)
 def _uniform_offsets(length: int, capacity: int) -> bytes:
-    """Return at most ``capacity`` + 1 offsets: fewer if the next does not fit in 32 bits."""
+    """Return the offsets 0, ``length``, 2 * ``length`` and so on: ``capacity`` + 1 of them, or fewer if the
+    next one would not fit in 32 bits."""
     if length:
         capacity = min(capacity, _MAX_INT32 // length)
         return struct.pack(f"<{capacity + 1}i", *range(0, length * capacity + 1, length))
@@ -450,8 +453,8 @@ def decode_headers(column: memoryview, count: int) -> list[Headers]:
 
 
 def check_header_count(column: memoryview, count: int) -> int:
-    """Return where the first record's headers begin. Raises CorruptBatchError unless the column has ``count``
-    items."""
+    """Return the position in ``column`` at which the first record's headers begin. Raises CorruptBatchError
+    unless the column has ``count`` items."""
     length, position = _array_length(column)
     if length != count:
         raise CorruptBatchError(f"headers of {length} records in a batch of {count}")

@@ -203,7 +203,8 @@ def _most_bytes(codec: Codec, data: Buffer) -> int:
 
 
 def _unpack_into(codec: Codec, data: Buffer, size_bytes: int) -> bytearray | Exception:
-    """Decompress into a buffer of this size. Return its filled part, or the exception of a failure."""
+    """Decompress into a buffer of ``size_bytes``. Return the part of the buffer that was filled, or the
+    exception if decompression fails."""
     buffer = bytearray(size_bytes)
     modules = _cramjam()
     unpackers = {

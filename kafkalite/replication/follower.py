@@ -130,8 +130,8 @@ class PartitionFollower:
     def may_truncate(self, offset: int) -> bool:
         """Whether the log may be truncated to ``offset`` (R49).
 
-        A leader that requires a truncation below the committed end has lost records. The truncation is
-        allowed only after an unclean election, and only if this log has no batch from that election on.
+        A leader that requires a truncation below the committed end has lost records. Such a truncation is
+        allowed only if every batch of this log has an earlier leader epoch than the latest unclean election.
         """
         return offset >= self.committed_end or self.log.latest_epoch < self.loss_epoch
 

@@ -33,8 +33,8 @@ JOIN_PAUSE_MS: Final = 10 * JOIN_WAIT_MS
 
 
 class ProposedIsr(NamedTuple):
-    """The in-sync set ``isr`` that is to replace the set of ``partition_epoch``. ``broker_epochs`` is in the
-    order of ``isr``."""
+    """The in-sync set ``isr`` that is to replace the in-sync set in force at ``partition_epoch``.
+    ``broker_epochs`` is in the order of ``isr``."""
 
     partition_epoch: int
     isr: tuple[int, ...]
@@ -201,8 +201,11 @@ class PartitionLeader:
 
     @staticmethod
     def is_live_incarnation(broker_epoch: int | None, seen_broker_epoch: int) -> bool:
-        """Whether the broker process that has fetched is the one that may join (R13). ``broker_epoch`` is
-        that of the registered process, or None if the broker may not be in sync."""
+        """Whether the broker process that has fetched is the process that may join the in-sync set (R13).
+
+        ``broker_epoch`` is the epoch of the registered process, or None if that process must not join.
+        ``seen_broker_epoch`` is the epoch of the process that has fetched.
+        """
         return broker_epoch is not None and broker_epoch == seen_broker_epoch
 
     def on_progress(self, broker_id: int, offset: int) -> bool:
@@ -272,8 +275,8 @@ class PartitionLeader:
         return True
 
     def may_join(self, replica_id: int) -> bool:
-        """Whether a follower has fetched far enough to join the in-sync set (R12). ``propose`` then adds it
-        if it is live."""
+        """Whether a follower has fetched far enough to join the in-sync set (R12). If so, ``propose`` adds
+        the follower if its broker is live."""
         if replica_id in self.isr or self._pending is not None:
             return False
         progress = self._progress.get(replica_id, -1)

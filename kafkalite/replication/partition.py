@@ -279,7 +279,8 @@ class Partition:
         return start if self._leader is None else self._leader.low_watermark(start)
 
     def acknowledged_end(self, acks: int) -> int:
-        """Return the exclusive end of the batches acknowledged with these ``acks`` (1 or all)."""
+        """Return the offset (exclusive) up to which batches that were sent with these ``acks`` (1 or all) are
+        acknowledged."""
         if acks == _ACKS_LEADER:
             log = self.log
             return log.synced_end_offset if self.is_synced_only else log.log_end_offset
@@ -288,12 +289,12 @@ class Partition:
     # --- role ------------------------------------------------------------------------------------------
 
     def become_leader(self, state: PartitionState, *, now_ms: int = 0, known_high_watermark: int = 0) -> bool:
-        """Lead in the epoch of ``state``, or apply its in-sync set if this replica leads in it already.
+        """Lead in the epoch of ``state``. If this replica leads in that epoch already, only apply the in-sync
+        set of ``state``, unless ``state`` is older than the current one.
 
         ``known_high_watermark`` is the high watermark in the metadata. A log that ends below that high
         watermark has lost committed records, and goes offline as damaged (R48). Otherwise the leader begins
-        with the largest high watermark that it knows. In the current epoch, an older ``state`` changes
-        nothing. Returns whether the high watermark moved.
+        with the largest high watermark that it knows. Returns whether the high watermark moved.
         """
         assert state.leader == self._broker_id, f"{self.key} is led by {state.leader}"
         leader = self._leader

@@ -70,7 +70,8 @@ def accept_loss(fs: FileSystem, directory: str, leader_epoch: int | None = None)
     """Repair the log in ``directory``, whose parent is the data directory. If it is the directory of the
     metadata log, accept instead that this node has an older copy of the metadata.
 
-    ``leader_epoch`` is the latest one that a batch can have, if known; a later one in a batch is damaged.
+    ``leader_epoch`` is the latest leader epoch that a batch of the log can have, None if unknown. A batch
+    with a later one counts as damaged.
 
     Raises DataDirectoryError if the data directory is in use, ``directory`` cannot be a log, or one of its
     files cannot be opened as a file; OSError, DiskFullError.
@@ -142,9 +143,9 @@ def _read_marker(fs: FileSystem, data_directory: str) -> CleanShutdown | None:
 
 @dataclass(eq=False, slots=True)
 class _Source:
-    """A segment file with batches of this log. ``base_offset`` is where its batches begin, which may differ
-    from the offset in its name. ``is_proven``: an index or the recovery point has the CRC of its first
-    batch."""
+    """A segment file with batches of this log. ``base_offset``: the offset at which its batches begin, which
+    may differ from the offset in the file's name. ``is_proven``: a CRC that an index or the recovery point
+    has recorded proves that the file belongs to the log."""
 
     segment: Segment
     view: memoryview
@@ -243,8 +244,8 @@ class _Repair:
     def _finish_interrupted(self) -> None:
         """Finish or undo a ``_replace`` that a crash interrupted.
 
-        ``_replace`` writes all ``.repaired`` files before it renames the first damaged file. So if each of
-        them still has a damaged file beside it, the ``.repaired`` files may be incomplete and are removed.
+        ``_replace`` writes all ``.repaired`` files before it renames the first damaged file. If the damaged
+        file beside each of them still exists, the ``.repaired`` files may be incomplete and are removed.
         Otherwise they replace the damaged files.
         """
         names = [one for one in self._fs.list_dir(self._directory) if one.endswith(layout.REPAIRED_SUFFIX)]
@@ -299,12 +300,12 @@ class _Repair:
         )
 
     def _identify(self, segment: Segment, end_offset: int) -> _Source | None:
-        """Return the intact batches of a segment file, or None if the file belongs to another log (R42).
+        """Return a segment file with its intact batches, or None if the file belongs to another log (R42).
 
-        The offsets of the file should end at ``end_offset``. If the first batch does not begin at the offset
-        in the file's name, it keeps its own offset only if an index or the recovery point has its CRC. If the
-        recorded first batch is not in the first place, the file is used if that batch, or the recorded last
-        one, is elsewhere in it.
+        ``end_offset`` is the offset at which the file should end. If the first batch has another offset than
+        the file's name, its own offset is used only if a CRC that an index or the recovery point has recorded
+        proves it. If another batch is in the place of the recorded first batch, the file is used only if it
+        contains the recorded first or last batch at another position.
         """
         view = segment.file.map(segment.file.size())
         base_offset, is_proven = segment.base_offset, False
@@ -330,9 +331,9 @@ class _Repair:
         return _Source(segment, view, base_offset, is_proven, runs)
 
     def _has_own_batch(self, segment: Segment, view: memoryview, runs: list[Intact]) -> bool:
-        """Whether the file has, at any position, the first or a last batch that the segment's index or the
-        recovery point has recorded, so that the file is the segment, with another batch in the first place.
-        """
+        """Whether the file contains, at any position, a first or last batch of the segment that an index or
+        the recovery point has recorded. If so, the file belongs to the segment although its first batch is
+        another one."""
         heads = {(crc, segment.base_offset) for crc in self._named(segment)}
         tails = segment.saved_tails()
         if self._end is not None and self._end.base_offset == segment.base_offset:
@@ -344,14 +345,14 @@ class _Repair:
         )
 
     def _named(self, segment: Segment) -> set[int]:
-        """Return the CRCs of the segment's first batch that its index and the recovery point have recorded,
-        at most two."""
+        """Return the CRCs that the segment's index and the recovery point have recorded of its first
+        batch."""
         is_end = self._end is not None and self._end.base_offset == segment.base_offset
         return {segment.saved_head_crc(), self._end.head_crc if self._end and is_end else 0} - {0}
 
     def _correct_epochs(self, pieces: list[_Piece], state: LogState) -> None:
-        """Find the batches whose leader epoch differs from the epoch that is recorded for their offsets
-        (R58)."""
+        """Record a correction for each batch whose leader epoch differs from the epoch that is recorded for
+        its offsets (R58)."""
         own, last_offsets = array("q"), array("q")  # a log may have millions of batches
         for run, source in pieces:
             for _, header in _batches(source.view, run):
@@ -519,8 +520,8 @@ def _runs(view: memoryview, base_offset: int, end_offset: int) -> list[Intact]:
 def _without_other_heads(
     view: memoryview, runs: list[Intact], base_offset: int, named: set[int]
 ) -> Iterator[Intact]:
-    """Yield ``runs`` without a batch at ``base_offset`` that has none of the CRCs ``named``: it is a batch of
-    another log."""
+    """Yield ``runs`` without the batch at ``base_offset`` if its CRC is not in ``named``, because the batch
+    then belongs to another log."""
     for run in runs:
         header = parse_header(view, run.position)
         if run.start_offset != base_offset or header.crc in named:
@@ -541,9 +542,10 @@ def _batches(view: memoryview, run: Intact) -> Iterator[tuple[int, BatchHeader]]
 def _without_later(
     own: array[int], saved: SavedEpochs | None, leader_epoch: int
 ) -> tuple[array[int], SavedEpochs | None]:
-    """Return the epochs of batches, and those of the leader-epochs file, without any above ``leader_epoch``.
+    """Return ``own``, the epochs of batches, and ``saved``, both without epochs above ``leader_epoch``.
 
-    Such a batch gets the epoch of the batch before it. The file may have been rebuilt from such batches.
+    In ``own``, a later epoch is replaced by the epoch of the batch before it. ``saved`` may have later epochs
+    because the file was rebuilt from these batches.
     """
     known, before = array("q"), next((one for one in own if one <= leader_epoch), leader_epoch)
     for epoch in own:
@@ -574,11 +576,11 @@ def right_epochs(own: Sequence[int], last_offsets: Sequence[int], saved: SavedEp
 
 
 def _choose(sources: list[_Source], known_end: int) -> list[_Piece]:
-    """Return pieces that do not overlap, in order of offsets.
+    """Return the pieces to use: in order of offsets, without overlaps.
 
-    If pieces overlap, those of proven files are preferred, then those of other files. Pieces at or above the
-    base offset of the next file come last, because their base offsets may be damaged. ``known_end``
-    (exclusive) limits such a piece if no other one follows.
+    If pieces overlap, one of a proven file is preferred. A piece that begins at or above the base offset of
+    the next file may have a damaged base offset. It is used only if no other piece has its offsets, and as
+    the last piece only if it ends at or below ``known_end``.
     """
     ranked: list[tuple[tuple[int, int, bool], _Piece]] = []
     bases = {one.base_offset for one in sources}

@@ -74,8 +74,8 @@ _MAX_REMEMBERED: Final = 100_000
 
 
 def map_key(key: bytes) -> bytes:
-    """Return the map key that stands for ``key``: the key itself, or a hash if it is long. Different keys
-    have different map keys."""
+    """Return the map key that stands for ``key``: the key itself, or a 33-byte hash if it is longer than 32
+    bytes."""
     if len(key) <= _SHORT_KEY_BYTES:
         return key
     return hashlib.blake2b(key, digest_size=_SHORT_KEY_BYTES + 1).digest()
@@ -245,8 +245,8 @@ class Rewriter:
     ) -> None:
         """Batches at or above ``end_offset``, which is the base offset of a batch, stay unchanged.
 
-        A tombstone may be removed only if it is in ``remembered``, because then ``latest`` has every older
-        record of its key.
+        A tombstone may be removed only if it is in ``remembered``: only then does ``latest`` contain its key,
+        so that this pass also removes every older record of the key.
         """
         self._facts = facts
         self._remembered = remembered
@@ -429,8 +429,9 @@ class Rewriter:
         stays: Sequence[bool],
         replaced: ReplacedBatch | None,
     ) -> list[Written] | None:
-        """Return one batch for each run of records that stay, or None if together they are not smaller than
-        the batch. The first gap has the description ``replaced``, if any."""
+        """Return the output for a batch of which only the records with True in ``stays`` remain: a batch for
+        each run of such records, and the gap batches that are complete. Return None if the output would not
+        be smaller than the batch. ``replaced``, if given, becomes the description of the first gap."""
         runs = list(_runs(stays))
         gap_count = len(runs) - 1 + (not stays[0]) + (not stays[-1])
         size_bytes = gap_count * GAP_BYTES

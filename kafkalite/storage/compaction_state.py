@@ -139,8 +139,8 @@ class CompactionState:
 
 
 def _horizon(points: CompactionPoints, now_ms: int, age_ms: int) -> int:
-    """Return the offset (exclusive) up to which the log was compacted at least ``age_ms`` before ``now_ms``;
-    0 if it was not."""
+    """Return the offset (exclusive) up to which passes that ended at least ``age_ms`` before ``now_ms`` have
+    compacted the log; 0 if there are none."""
     return max((offset for offset, wall_ms in points.passes if wall_ms + age_ms <= now_ms), default=0)
 
 

@@ -46,7 +46,8 @@ class SwapWork:
     is_done: bool = False
 
     def run(self) -> None:
-        """Swap in the new segment, which is synced at ``temporary_path``. Raises OSError, DiskFullError."""
+        """Replace the old segments by the new one, which is complete and synced at ``temporary_path``. Raises
+        OSError, DiskFullError."""
         fs, new = self.fs, self.new
         name = layout.swap_file_name(new.base_offset, new.next_offset)
         path = layout.join(self.directory, name)

@@ -52,8 +52,8 @@ class Damage:
 
 
 def repair_hint(directory: str, leader_epoch: int | None = None) -> str:
-    """Return advice for the operator of a damaged log that has no other replica. ``leader_epoch`` is that of
-    the partition, if the log has later ones."""
+    """Return advice for the operator of a damaged log that has no other replica. ``leader_epoch``: the leader
+    epoch of the partition if the log has batches of a later one, else None."""
     command = f"{ACCEPT_COMMAND} {directory}"
     if leader_epoch is not None:
         command += f" --leader-epoch {leader_epoch}"
@@ -88,7 +88,8 @@ def find_batch(view: memoryview, position: int, from_offset: int) -> Found | Non
     """Return the first intact batch at or after ``position`` with a base offset of at least ``from_offset``;
     None if there is none.
 
-    Any alignment is tried, since the length of a damaged batch cannot be trusted. Zeros are skipped fast.
+    Every byte position is tried, since the length field of a damaged batch cannot be trusted. Zeros are
+    skipped fast.
     """
     magic = bytes((MAGIC,))
     begin, length = position, len(view)

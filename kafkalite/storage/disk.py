@@ -65,7 +65,7 @@ def _exhausted(error: OSError, path: str) -> StorageExhaustedError | None:
 
 @contextmanager
 def _translating(path: str) -> Iterator[None]:
-    """Convert an OSError because of an exhausted resource to a StorageExhaustedError."""
+    """Convert an OSError that an exhausted resource has caused to a StorageExhaustedError."""
     try:
         yield
     except OSError as error:
@@ -126,8 +126,8 @@ def _open_directory(path: str) -> int:
 
 
 def _not_a_directory(path: str) -> WrongFileTypeError | None:
-    """Return the error if ``path``, or else its nearest existing parent, is not a directory; None if it is
-    one."""
+    """Return the error for the first existing path among ``path`` and its parents, or None if that path is a
+    directory."""
     while True:
         try:
             return _wrong_type(path, Path(path).stat().st_mode, expected=stat.S_IFDIR)

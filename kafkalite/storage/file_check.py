@@ -56,7 +56,8 @@ class Finding(NamedTuple):
 class FileVerdict(NamedTuple):
     """The result of the check of one file.
 
-    ``state`` is SOUND or another of the constants above; ``reason`` is empty if the file is sound.
+    ``state`` is one of this module's constants, such as SOUND or DAMAGED; ``reason`` is empty if the file is
+    sound.
     """
 
     path: str
@@ -180,7 +181,8 @@ def check_node_files(fs: FileSystem, directory: str) -> DirectoryVerdict:
 def _had_metadata(names: Iterable[str], listed: Iterable[str]) -> bool:
     """Whether a node with the files ``names`` and the recovery points ``listed`` has stored metadata.
 
-    Voters have, and nodes without peers that have run. Other nodes of a cluster store none.
+    True for a voter, and for a single node that has run before. A broker of a cluster that is no voter stores
+    no metadata.
     """
     if layout.VOTERS_FILE in names:
         return True
@@ -189,8 +191,8 @@ def _had_metadata(names: Iterable[str], listed: Iterable[str]) -> bool:
 
 
 def _check_points(fs: FileSystem, path: str, findings: list[Finding]) -> tuple[set[str], bool]:
-    """Check a file of recovery points and add findings. Return the names of the logs in it, and whether the
-    path is not a regular file."""
+    """Check a file of recovery points and add findings. Return (names of the logs in it, whether ``path`` is
+    not a regular file)."""
     try:
         data = fs.read_bytes(path)
     except WrongFileTypeError as error:
@@ -231,7 +233,7 @@ def check_log_files(
 
 
 def _from_batches(finding: Finding) -> Finding:
-    """Add to a finding that its file is derived from the batches, unless the disk fails."""
+    """Add to a finding that the file will be rebuilt from the batches, unless the finding is damage."""
     if finding.is_damage:
         return finding
     return finding._replace(problem=f"{finding.problem}; the file will be rebuilt from the batches")

@@ -100,8 +100,8 @@ def decode_blocks(magic: bytes, data: bytes, entry_bytes: int) -> Iterator[tuple
 
 
 def last_block(magic: bytes, tail: bytes, entry_bytes: int) -> Block | None:
-    """Return the intact block that ends with ``tail``, the last bytes of an index file. Return None if the
-    last block is damaged or begins before ``tail``."""
+    """Return the last block of an index file, of which ``tail`` are the last bytes. Return None if the block
+    is damaged or does not lie completely in ``tail``."""
     position = tail.rfind(magic)
     while position >= 0:
         for block, end in decode_blocks(magic, tail[position:], entry_bytes):

@@ -266,8 +266,8 @@ class Log:
         damaged, change nothing and return the earlier damage.
 
         Records below ``sound_end_offset`` can still be read. If it is None, no record can be trusted, so the
-        sound end is the log start. ``records_in_doubt`` is as in ``Damage``. ``leader_epoch`` is that of the
-        partition, if the log has later ones.
+        sound end is the log start. ``records_in_doubt`` is as in ``Damage``. ``leader_epoch``: the leader
+        epoch of the partition if the log has batches of a later one, else None.
         """
         if self.damage is None:
             sound_end = self.log_start_offset if sound_end_offset is None else sound_end_offset
@@ -280,8 +280,9 @@ class Log:
         return self.damage
 
     def _limit_to(self, sound_end: int) -> int:
-        """Let no lookup use a batch header at or above the sound end of a damaged log (R24). Return the sound
-        end, or a lower one if a batch below it has another offset than it should have."""
+        """Prevent lookups from using batch headers at or above the sound end of a damaged log (R24). Return
+        the end (exclusive) of the batches that can be read: the sound end, or less if a batch below it has a
+        wrong offset."""
         if not self.log_start_offset < sound_end < self.log_end_offset:
             return sound_end
         self._producers.limit_to(sound_end)
@@ -656,8 +657,8 @@ class Log:
                     raise self._read_failed(actual) from error
 
     def check_growth(self, offset: int, stable_end: int) -> None:
-        """Raise LogOfflineError if the log is damaged and ``offset`` is not below ``stable_end``, its last
-        stable offset: the end of the open transaction there may be behind the damage, and none is written."""
+        """Raise LogOfflineError if the log is damaged and ``offset`` is at or above ``stable_end``, its last
+        stable offset. A damaged log takes no transaction marker, so ``stable_end`` cannot grow."""
         if self.damage is not None and offset >= stable_end:
             raise self._offline_error()
 
@@ -725,8 +726,10 @@ class Log:
         offline or closed.
 
         The caller runs it in any thread and then calls ``finish_sync`` in its own thread. Batches that are
-        appended meanwhile belong to the next round. Raises StorageExhaustedError. If a file cannot be opened
-        for another reason, the log is offline then; raises LogOfflineError.
+        appended meanwhile belong to the next round.
+
+        Raises StorageExhaustedError. If a file cannot be opened for another reason, takes the log offline and
+        raises LogOfflineError.
         """
         if self._sync.round is not None or self._is_closed or self.offline_reason is not None:
             return None
@@ -1031,8 +1034,7 @@ class Log:
         the log does not change: no roll, no retention, no expired producer, no idle file. Returns ``now_ms``
         if that time is unknown.
 
-        Call it after a maintenance pass. A log without an append since it was opened does not roll by age;
-        retention removes its active segment, too. Raises StorageError.
+        Call it after a maintenance pass. Raises StorageError.
         """
         if self.has_unsynced or not self._segments.is_at_rest or len(self._torn) or self._swap is not None:
             return now_ms

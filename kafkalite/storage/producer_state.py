@@ -390,8 +390,9 @@ class ProducerStates:
         return len(gone)
 
     def expires_ms(self, expiration_ms: int) -> float:
-        """Return the time in milliseconds when ``expire`` with this ``expiration_ms`` next forgets a
-        producer; infinity if there are none."""
+        """Return the earliest time in milliseconds when ``expire`` with this ``expiration_ms`` changes
+        something: infinity if no producer can expire, minus infinity if the time of a producer has not begun
+        yet."""
         return min(
             (
                 -math.inf if one.last_append_ms == NO_TIMESTAMP else one.last_append_ms + expiration_ms

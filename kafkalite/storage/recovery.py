@@ -265,7 +265,8 @@ def diagnose(
 
 
 def _with_valid_epochs(begin: Callable[..., _Recovery], work: Callable[[_Recovery], T]) -> T:
-    """Return the result of ``work``. If the leader-epochs file is an older version, repeat without it."""
+    """Return the result of ``work`` on a recovery that ``begin`` creates. If the leader-epochs file turns out
+    to be an older version, repeat with a recovery that ignores the file."""
     try:
         return work(begin())
     except _OlderEpochsError:
@@ -577,7 +578,8 @@ class _Recovery:
         return _Stop(position, offset, problem)
 
     def _checked(self, view: memoryview, position: int, offset: int) -> BatchHeader | None:
-        """Return the header of the intact batch at ``position``, or None if twelve zero bytes are there."""
+        """Return the header of the intact batch at ``position``, or None if zeros are there instead. Raises
+        CorruptBatchError if the batch is damaged or does not have ``offset``."""
         left = len(view) - position
         if left < HEADER_BYTES:
             if not any(view[position:]):
@@ -646,8 +648,8 @@ class _Recovery:
         self._note_cut(before, segments_behind, actual)
 
     def _is_cut_expected(self, offset: int) -> bool:
-        """Whether intact batches may follow a bad batch at ``offset`` without damage: unsynced bytes were
-        lost, or a truncation to that offset, or of the whole log, was interrupted."""
+        """Whether intact batches may follow a bad batch at ``offset`` although the log is not damaged:
+        unsynced bytes were lost, or a truncation to that offset, or of the whole log, was interrupted."""
         truncated_to = self._state.truncated_to if self._state.truncations else NO_OFFSET
         is_reset = truncated_to == 0 and not self._segments
         return self._may_lack_unsynced or truncated_to == offset or is_reset
@@ -655,8 +657,9 @@ class _Recovery:
     def _refuse_later_batches(
         self, first: int, segment: Segment, position: int, expected: str, problem: str | None
     ) -> None:
-        """Raise CorruptLogError for ``position`` in ``segment`` if a later segment has an intact batch.
-        ``first`` is the index of the next segment in ``_bases``."""
+        """Raise CorruptLogError if a later segment has an intact batch, because the bad bytes at ``position``
+        of ``segment`` are then no torn tail. ``first`` is the index of the next segment in ``_bases``;
+        ``expected`` and ``problem`` describe the bad bytes in the error."""
         for base_offset in self._bases[first:]:
             later = self._open_segment(base_offset)
             view = later.file.map(later.file.size())

@@ -47,8 +47,8 @@ class _BlockFile:
         self.wrong_type: WrongFileTypeError | None = None  #: why ``read`` could not open the file
 
     def read(self) -> dict[str, RecoveryPoint]:
-        """Return the points; empty if there is no file. An unreadable part is reported, and a copy of the
-        file is kept."""
+        """Return the recovery points in the file by log directory name; empty if there is no file. An
+        unreadable part is reported, and a copy of the file is kept."""
         if not self._fs.exists(self.path):
             return {}
         try:
@@ -102,7 +102,7 @@ class _BlockFile:
         self.is_stale = False
 
     def _is_there(self) -> bool:
-        """Whether the file has the length that the last write gave it."""
+        """Whether the file exists and has the length that the last write gave it."""
         return self._fs.exists(self.path) and self._fs.file_size(self.path) == self._size_bytes
 
 
@@ -119,7 +119,8 @@ def _newest(
 
 
 def read_points(fs: FileSystem, directory: str) -> dict[str, RecoveryPoint]:
-    """Return the points that the next start will use. Nothing is changed or logged. Raises OSError."""
+    """Return the recovery points that the next start will use, by log directory name. Nothing is changed or
+    logged. Raises OSError."""
     found: list[dict[str, RecoveryPoint]] = []
     for name in (layout.RECOVERY_POINTS_FILE, layout.RECOVERY_POINTS_COPY):
         try:

@@ -489,7 +489,7 @@ class Segment:
         """Raise CorruptLogError if the file was cut while this process has it open: an access to its map
         behind the end would kill the process.
 
-        This takes 0.8 us. A read that continues the last one and has less than SIZE_CHECK_BYTES goes without.
+        This takes 0.8 us, so reads of less than SIZE_CHECK_BYTES that continue the last read omit the check.
         """
         size = self.file.size()
         if size < self.size_bytes:
@@ -505,8 +505,9 @@ class Segment:
         max_bytes: int,
         at_least_one: bool,
     ) -> Found:
-        """Return the end of the batches from the one at ``start`` on that fit in ``max_bytes``. They must be
-        the log's batches from ``offset`` on, and end at ``limit`` with ``limit_offset`` if all of them fit.
+        """Return the end of the batches that begin at position ``start`` with ``offset`` and fit in
+        ``max_bytes``: the position and the offset that follow the last of them. If all batches up to position
+        ``limit`` fit, they must end exactly there, before ``limit_offset``.
 
         This compares the fields that the CRC does not cover, in every read: the file may have changed after a
         batch was checked or written (R43). It takes 0.1 us for each batch. Raises CorruptLogError.
@@ -728,8 +729,8 @@ class Segment:
         return self.next_offset
 
     def _walk(self, position: int, offset: int, end_offset: int = _UNKNOWN) -> tuple[int, int]:
-        """Index the batches from ``position`` and ``offset`` on that end at or below ``end_offset``. Return
-        the (position, offset) at the end."""
+        """Index the batches that begin at ``position``, with ``offset``, and end at or below ``end_offset``.
+        Return the (position, offset) that follow the last of them."""
         for start, base_offset, last_delta, max_ms, length in scan(self.view(), position, self.size_bytes):
             if base_offset != offset or offset + last_delta >= end_offset:
                 break
@@ -742,8 +743,8 @@ class Segment:
         """Load the index entries below offset ``up_to``, up to the first block on which the two index files
         disagree.
 
-        If the files have other content, the caller calls ``drop_saved_indexes`` once the batches are known to
-        be intact, so that the entries are written again later.
+        If the files contain more than that, the caller calls ``drop_saved_indexes`` once the batches are
+        known to be intact, so that the entries are written again later.
         """
         self._forget_indexes()
         offset_blocks = self._read_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES)

@@ -83,9 +83,10 @@ class TransactionGroup:
         return None if producer_id is None else self.writers[producer_id]
 
     def free_identity(self) -> Identity | None:
-        """Return the identity of the writer that completed last, or None.
+        """Return the producer id and epoch of the writer that completed last, for reuse by the next writer,
+        or None if there is none.
 
-        The writers that completed earlier stay idle, so that they expire.
+        The writers that completed earlier stay unused, so that their producer ids expire.
         """
         for producer_id in reversed(self.free):
             return self.writers[producer_id].identity

@@ -104,8 +104,8 @@ class ControllerChannel:
     async def decide(self, command: Any, *, timeout_ms: int) -> Any:
         """Return the controller's reply to a client's command, as soon as this node's image shows the effect.
 
-        ``timeout_ms`` is 0 or less if the client sets none, and is cut to MAX_WAIT_MS. Raises a BrokerError.
-        Raises RequestTimedOutError after the timeout and if the outcome is unknown.
+        Waits at most MAX_WAIT_MS; if ``timeout_ms`` is 0 or less, at most DEFAULT_TIMEOUT_MS. Raises
+        RequestTimedOutError after that time and if the outcome is unknown, and the BrokerError of a refusal.
         """
         timeout_ms = bounded_wait_ms(timeout_ms) if timeout_ms > 0 else DEFAULT_TIMEOUT_MS
         if self._controller.controller_id == self._node_id and self._authenticator is None:
@@ -184,8 +184,9 @@ class ControllerChannel:
     def _judge(self, error: KafkaliteError) -> Verdict:
         """Return how to continue after ``error``.
 
-        RELOCATE sends the request to the current controller again, if ``error`` means that another node may
-        be the controller. Any other error is final, and so is every error of a closed channel.
+        RELOCATE means to send the request again, to the node that is the controller by then. It is returned
+        if ``error`` means that another node may be the controller. Any other error is final, and so is every
+        error of a closed channel.
         """
         if not isinstance(error, _ELSEWHERE):
             return FINAL

@@ -82,8 +82,8 @@ class ClusterNode:
     ) -> None:
         """``path`` is the data directory.
 
-        ``known_offset``, if given, is a metadata offset that this node had reached: as its only voter, it
-        refuses a shorter metadata log as an older copy (R25).
+        ``known_offset``, if given, is a metadata offset that this node had reached. If this node is the only
+        voter, it refuses a metadata log that ends below that offset, as an older copy (R25).
 
         If ``is_inline``, no threads are used. If ``is_deterministic``, all randomness comes from ``rng``
         (simulation). Raises DataDirectoryError.

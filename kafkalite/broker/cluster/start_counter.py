@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 def count_start(filesystem: FileSystem, directory: str) -> int:
     """Increment the count of starts, sync it, and return it; 1 in a new directory.
 
-    An unreadable file counts as 0. Then the controller takes the directory for an older copy, and its
+    An unreadable file counts as 0. Then the controller takes the directory for an older copy, and the node's
     replicas fetch all records again. Raises OSError, DiskFullError.
     """
     path = join(directory, START_COUNT_FILE)

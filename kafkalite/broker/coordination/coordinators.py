@@ -172,7 +172,8 @@ class Coordinators:
             shard.on_marker(producer_id, is_commit=is_commit)
 
     def on_leading(self, partition: Partition) -> None:
-        """Create a shard for ``partition``, which this broker leads, unless this epoch has one."""
+        """Create a shard for ``partition``, which this broker leads, unless there is one of the same leader
+        epoch."""
         kind = KINDS.get(partition.key.topic)
         if kind is None or self._is_closed:
             return

@@ -360,7 +360,8 @@ class Shard:
     # --- time and topics
 
     def tick(self) -> None:
-        """Let the machine decide what passed deadlines and changed topics require, such as expiring a member.
+        """Append and replay the records that passed deadlines and changed topics require, such as those that
+        expel a member.
 
         Each call appends at most one batch, and schedules another call if it has appended one.
         """

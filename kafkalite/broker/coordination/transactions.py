@@ -224,7 +224,8 @@ class Transactions:
                 raise broker_error(result.error_code, result.error_message or "")
 
     async def _connection(self, node_id: int, purpose: str, timeout_ms: int) -> Connection:
-        """Return a connection to another broker, which only requests of the same ``purpose`` share."""
+        """Return a connection to another broker. Only requests with the same ``purpose`` share the
+        connection."""
         if self._authenticator is None:
             raise NotCoordinatorError(f"broker {node_id} is not part of this cluster")
         if self.is_closed:
@@ -296,10 +297,10 @@ class Transactions:
         return Reply(await settled(self.submit(transactional_id, make(spare_id), caller, hold_ms=hold_ms)))
 
     def add_partitions(self, request: AddPartitionsToTxnRequest, caller: Caller) -> Response | Pending:
-        """Return the response to a partition leader that adds partitions to a transaction.
+        """Add partitions to a transaction, as their leader requests. Return the response.
 
-        Raises UnknownTopicOrPartitionError if this broker's image lacks a partition: only existing
-        partitions are added, so a partition that is missing later has been deleted. Also raises the errors of
+        Raises UnknownTopicOrPartitionError if this broker's image lacks a partition: only existing partitions
+        are added, so a partition that is missing later has been deleted. Also raises the errors of
         ``submit``.
         """
         topics = self._controller.image.topics

@@ -123,7 +123,8 @@ class Verifications:
             self._release(key, owner, error)
 
     def _release(self, key: TopicPartition, owner: Owner, error: Exception | None) -> None:
-        """Append the batches of ``owner`` that wait at ``key`` in order, or fail them with ``error``."""
+        """Append, in order, the batches of ``owner`` that wait for partition ``key``. If ``error`` is not
+        None, fail them with that error instead."""
         place = (key, owner.producer_id)
         queue = self._queues[place]
         while queue and queue[0].owner == owner:
@@ -154,5 +155,6 @@ class Verifications:
         return partition.append(waiting.batch, waiting.header, now_ms, waiting.acks, is_verified=True)
 
     def _forget(self, place: _Place) -> None:
-        """Drop the batches of a place, because the broker stops and its clients lose their connections."""
+        """Drop the batches that wait at ``place`` (partition, producer id), because the broker stops and its
+        clients lose their connections."""
         self._queues.pop(place, None)

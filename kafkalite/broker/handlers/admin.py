@@ -111,9 +111,9 @@ async def _decide(
 ) -> Reply:
     """Return the controller's response to ``message``, a command about the topics ``names`` in its ``field``.
 
-    Clients must not create, change or delete internal topics. They are removed from the command, and
-    ``refused(name, error)`` returns the result of each. If only internal topics are named, these results are
-    added to the empty response ``nothing``.
+    Clients must not create, change or delete internal topics. Internal topics are removed from the command,
+    and ``refused(name, error)`` returns the result of each. If only internal topics are named, these results
+    are added to the empty response ``nothing``.
     """
     results: dict[str, Any] = {}
     left: list[Any] = []

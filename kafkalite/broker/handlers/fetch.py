@@ -98,8 +98,8 @@ def fetch(services: FetchServices, request: Request, client: Client) -> Reply | 
 def _check_again(
     services: FetchServices, partitions: list[FetchPartition], sent_ends: dict[Key, int]
 ) -> None:
-    """Check the batches that a connection fetches for the second time. The read that follows raises the
-    errors."""
+    """Check the batches that a connection fetches for the second time. Does not raise: if a batch is damaged,
+    the read that follows raises the error."""
     for asked in partitions:
         if asked.fetch_offset >= sent_ends.get(asked[:2], 0):
             continue

@@ -56,7 +56,7 @@ class FetchListener(Protocol):
     """The fetcher that copies this partition from its leader, while this replica follows."""
 
     def on_progress(self, outcome: NextFetch | Exception) -> None:
-        """Schedule the next fetch as ``outcome`` says, or handle the error in it.
+        """Schedule the next fetch as ``outcome`` requires, or handle ``outcome`` if it is an exception.
 
         Called after a sync or an exclusive job.
         """

@@ -184,9 +184,9 @@ class Housekeeping:
         self._retired_files += log.take_retired(self._clock.wall_ms())  # their delay begins now
 
     def _guarded(self, hosted: HostedPartition, action: Callable[[], bool | None]) -> bool:
-        """Return the result of ``action``: whether it may have blocked the loop.
+        """Call ``action`` and return its result: whether it may have blocked the loop.
 
-        Log a disk error and return True.
+        If ``action`` fails with a disk error, log the error and return True.
         """
         try:
             return bool(action())

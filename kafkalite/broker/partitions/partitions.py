@@ -351,7 +351,8 @@ class Partitions:
             self._store.load(wanted, are_all=self._is_complete)
 
     def _distrust_all(self, image: ClusterImage) -> None:
-        """Mark each replica of a partition with several as damaged: this directory is an older copy (R51)."""
+        """Mark each replica of a partition with several replicas as damaged, because this directory is an
+        older copy (R51)."""
         logger.error(
             "data directory is an older copy, all replicas are fetched again %s", Fields(path=self.path)
         )
@@ -466,8 +467,8 @@ class Partitions:
     def _must_reinstate(self, hosted: HostedPartition, state: PartitionState) -> bool:
         """Whether the damaged log that was replaced by an empty one must be put back (R52).
 
-        It must if it ends after the new log, and the new log cannot be completed: there is no leader, and no
-        replica that could become leader without an operator.
+        That is so if the damaged log ends after the new log, and the new log cannot be completed: there is no
+        leader, and no replica that could become leader without an operator.
         """
         end = self._store.replaced_end(hosted.key)
         may_return = state.leader != NO_LEADER or state.isr or state.elr or state.last_known_elr
@@ -529,10 +530,11 @@ class Partitions:
         self._delete(LocalPartition(key, topic_id, state))
 
     def replace(self, key: TopicPartition, topic_id: str, image: ClusterImage) -> Log:
-        """Replace the log of a partition by an empty one, and return it. Create it if there is none.
+        """Replace the log of a partition, if there is one, by an empty log. Return the empty log.
 
         Call it before ``image``, in which the partition has a higher leader epoch, is published. Until then
-        it has no role, and waiting requests receive NOT_LEADER_OR_FOLLOWER. For tools in the same process.
+        the partition has no role, and waiting requests receive NOT_LEADER_OR_FOLLOWER. For tools in the same
+        process.
         """
         self._exchanging.pop(key, None)
         hosted = self._hosted.pop(key, None)

@@ -19,7 +19,7 @@ Key = tuple[str, int]
 class ReachedWaiter:
     """Waits until a partition's high watermark, synced end or low watermark is at least ``offset``.
 
-    ``callback`` is then called with None, or earlier with the error because of which waiting is useless.
+    ``callback`` is then called with None, or earlier with an error if waiting has become useless.
     """
 
     offset: int  #: exclusive end of the awaited batch, or the new log start of a deletion

@@ -155,7 +155,8 @@ class Fetcher:
         self._release()
 
     def on_progress(self, followed: Followed, outcome: NextFetch | Exception) -> None:
-        """Schedule the next fetch of the partition as ``outcome`` says, or handle the error in it.
+        """Schedule the next fetch of the partition as ``outcome`` requires, or handle ``outcome`` if it is an
+        exception.
 
         Called after a sync, or after an exclusive job (a truncation or a change of the log start).
         """

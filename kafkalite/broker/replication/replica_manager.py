@@ -112,7 +112,8 @@ class ReplicaManager:
         await self._tasks.cancel()
 
     def follow(self, hosted: HostedPartition, leader_id: int) -> None:
-        """Fetch for ``hosted`` from broker ``leader_id``; stop if it is -1 or the log is offline."""
+        """Fetch for ``hosted`` from broker ``leader_id``; stop fetching if ``leader_id`` is -1 or the log is
+        offline."""
         if self.is_stopping:
             return
         before = self._leaders.get(hosted)

@@ -407,9 +407,10 @@ class Connection(asyncio.BufferedProtocol):
             self._half_close_if_answered()
 
     def _write_lines(self, out: list[Any]) -> None:
-        """Call ``writelines``, which since Python 3.12 may omit ``pause_writing``.
+        """Call the transport's ``writelines``, and make sure that the transport calls ``pause_writing`` if
+        its buffer is full.
 
-        In that case, cause that call.
+        Since Python 3.12, ``writelines`` alone may omit that call.
         """
         transport = self._transport
         transport.writelines(out)

@@ -1,4 +1,4 @@
-"""``kl``: kafkalite on the command line. Importing this package imports no other module of it."""
+"""``kl``: kafkalite on the command line. Importing this package imports none of its modules."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def main() -> None:
 def _open_closed_streams() -> None:
     """Open /dev/null in place of stdin, stdout and stderr if the caller has closed them.
 
-    Otherwise an event loop or a file gets their descriptors: uvloop ends the process by an assertion, and
-    messages could be written to a file.
+    Otherwise the event loop, or the next file to be opened, gets their descriptors: uvloop then ends the
+    process by an assertion, and messages could be written into that file.
     """
     import os
     import sys

@@ -141,7 +141,7 @@ def _pipe_closed() -> int:
 
 
 def silence_stdout() -> None:
-    """Redirect stdout to /dev/null, so that the interpreter's last flush does not fail on a closed pipe."""
+    """Redirect stdout to /dev/null, so that the flush at exit does not fail on a closed pipe."""
     try:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, sys.stdout.fileno())

@@ -1,8 +1,8 @@
 """``kl bench``: quick measurements of a broker, without any set-up.
 
-If neither ``-b`` nor KL_BOOTSTRAP_SERVERS is given, it starts an embedded broker on a temporary directory
-with the default durability. The topic that it creates is deleted afterwards. To compare versions, use ``make
-bench``, which also measures the machine itself.
+If no brokers are given by ``-b``, the environment or a context, it starts an embedded broker in a temporary
+directory, with the default durability. The topic that it creates is deleted afterwards. To compare versions,
+use ``make bench``, which also measures the machine itself.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Outcome:
     latencies: list[float] = field(default_factory=list)
 
     def document(self, what: str, broker: str, workload: Workload) -> dict[str, Any]:
-        """Return the results to print, not rounded. ``mib_per_second`` counts the bytes of values only."""
+        """Return the unrounded results to print. ``mib_per_second`` counts the bytes of values only."""
         document: dict[str, Any] = {
             "benchmark": what,
             "broker": broker,
@@ -165,7 +165,7 @@ def _print_for_people(document: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def _some_broker(current: Invocation) -> AsyncIterator[str]:
-    """Yield a text that names the measured broker: the one given by -b, or an embedded one started here."""
+    """Yield a text that names the measured broker: the configured one, or an embedded one started here."""
     if current.bootstrap_source != "default":
         yield current.bootstrap_servers
         return

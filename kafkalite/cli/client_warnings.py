@@ -26,7 +26,7 @@ def print_line(line: str) -> None:
 
 
 class SparseHandler(logging.Handler):
-    """Prints a warning at most every ten seconds, or every two if its text differs in more than digits.
+    """Prints at most one warning in ten seconds, or in two if more than the digits of its text are new.
 
     Errors are always printed.
     """

@@ -86,10 +86,9 @@ def cluster() -> None:
 async def _view_of_all(
     client: ClusterClient,
 ) -> tuple[ClusterView, DescribeQuorumResponse | None, list[RecoveringPartition], list[str]]:
-    """Return (cluster view, controller quorum, partitions in recovery, why logs refuse records, as text).
+    """Return (cluster view, controller quorum, partitions in recovery, reasons why logs refuse records).
 
-    Without an active controller, the quorum is None and the list of partitions is empty. Each of the two also
-    has this value if its request fails.
+    The quorum is None, and the list of partitions empty, if no controller is active or the request fails.
     """
     view = await look(client)
     refusals = await look_at_disks(client, view)

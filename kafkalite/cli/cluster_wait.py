@@ -113,7 +113,7 @@ def _own_address(config: BrokerConfig) -> str:
 
 
 class _Reasons:
-    """Prints unmet conditions on stderr: rewritten in place on a terminal, else one line per change."""
+    """Prints the unmet conditions on stderr whenever they change, on a terminal always in the same line."""
 
     def __init__(self, *, is_silent: bool) -> None:
         self.last = ""

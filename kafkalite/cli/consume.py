@@ -217,7 +217,7 @@ class _Job:
     def _give_up(self, consumer: Consumer, error: KafkaStorageError | RecordError) -> None:
         """Print why a partition cannot be read further, and continue with the others.
 
-        Raises ``error`` if there are no others or the range is open-ended.
+        Raises ``error`` if there is no other partition or the range has no end.
         """
         partition = error.topic_partition
         if self.range.stop is None or self._partition_count == 1 or partition not in self._open:
@@ -228,9 +228,9 @@ class _Job:
         consumer.pause([partition])
 
     async def _go_on(self, consumer: Consumer, error: NoOffsetError) -> None:
-        """Continue at the start of a log that no longer has the position, and print why.
+        """Continue at the start of a log that does not have the consumer's position any more, and print why.
 
-        Raises ``error`` in a range with an end, unless its first records were deleted.
+        If the range has an end, raises ``error`` unless the records at the position were deleted.
         """
         tp = error.topic_partition
         position = None if tp is None else consumer.position(tp)
@@ -250,7 +250,7 @@ class _Job:
         await consumer.seek(tp, start)
 
     def _take(self, records: list[Record]) -> list[Record]:
-        """Return the ``records`` to print: those inside the range, until -n records were printed."""
+        """Return those of ``records`` that are in the range, but only until -n records are printed in all."""
         if self.range.stop is not None:
             taken = [record for record in records if self._is_wanted(record)]
         else:

@@ -54,7 +54,7 @@ def add(name: str, replace: bool, offline: bool) -> None:
 
 
 async def _addresses(admin: Admin) -> list[str]:
-    """Return the addresses of all brokers, those of live brokers first."""
+    """Return the addresses of all brokers, live brokers first."""
     brokers = (await admin.describe_cluster()).brokers
     return [each.address for each in sorted(brokers, key=lambda each: (each.is_fenced, each.node_id))]
 

@@ -83,7 +83,7 @@ def _text(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return ``text`` as a string of TOML. JSON's differ: it has surrogates, and no escape for DEL."""
+    """Return ``text`` as a TOML string. A JSON string may be invalid TOML: surrogates, unescaped DEL."""
     import json
 
     try:

@@ -241,9 +241,9 @@ class DevCluster:
         )
 
     async def watch(self) -> None:
-        """Report each node that ends. Return when no node runs; restarted nodes count.
+        """Report each node that ends. Return when no node runs any more, not even one that a user restarted.
 
-        Raises NodeEndedError if a node has failed.
+        Raises NodeEndedError instead of returning if a node has failed.
         """
 
         async def one(node_id: int, process: asyncio.subprocess.Process) -> None:

@@ -41,7 +41,7 @@ TERMINATED: Final = 143
 
 
 class NotFoundError(KafkaliteError):
-    """An object that the user named does not exist, and no error of a broker reports this."""
+    """An object that the user named does not exist. Raised if there is no broker's error to raise."""
 
 
 class ExistsAlreadyError(KafkaliteError):

@@ -168,7 +168,7 @@ _BY_NAME: Final[dict[str, Callable[[Record], Any]]] = {
 
 
 def _entered(record: Record, name: str, path: list[str]) -> Any:
-    """Return the value at ``path`` inside the field ``name``, or "" if it does not exist."""
+    """Return the value at ``path`` inside the record's field ``name``, or "" if there is none."""
     if name == "headers":
         current: Any = _headers_mapping(record)
     else:

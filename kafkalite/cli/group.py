@@ -106,7 +106,7 @@ def list_(states: tuple[str, ...]) -> None:
 
 
 def _names(names: tuple[str, ...], all_groups: bool) -> tuple[str, ...]:
-    """Return the groups to show: ``names``, or all groups. Raises UsageError unless exactly one is given."""
+    """Return ``names``, or all groups if ``all_groups``. Raises UsageError for neither and for both."""
     if bool(names) == all_groups:
         raise UsageError("name a group, or give --all-groups", hint="kl group list shows them")
     if names:

@@ -37,7 +37,7 @@ _IDLE_LIMIT_S: Final = 60.0
 
 
 def patience_ms(deadline: float | None) -> int:
-    """Return the time limit of the next poll in ms. It is 0 or less once ``deadline`` has passed.
+    """Return the time limit of the next poll in ms: 0 or less if ``deadline`` has passed.
 
     ``deadline`` is in seconds of ``time.monotonic``; None means no deadline.
     """
@@ -58,7 +58,7 @@ def timed_out(printed_count: int, wanted_count: int | None, settings: Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """The members of a group that have its partitions: for how long each is silent, and what is allowed."""
+    """The time since the last heartbeat of each group member that owns partitions, and the limits for it."""
 
     silent_ms: list[int]
     interval_ms: int
@@ -70,7 +70,7 @@ class Holders:
         return [silent_ms for silent_ms in self.silent_ms if silent_ms > self.interval_ms + _LATE_MS]
 
     def explain(self, group_id: str, waits: str = "") -> str:
-        """Return what a member without a partition waits for."""
+        """Return a sentence that says why this member has no partition, and when it may get one."""
         none = f"group {group_id!r} has no partition for this member"
         if self.missing:
             return f"{none}: there is no topic {', '.join(map(repr, self.missing))}"
@@ -181,10 +181,10 @@ class GroupJob:
             consumer.pause([partition])
 
     async def _is_at_end(self, consumer: Consumer) -> bool:
-        """Whether all assigned partitions are read up to the ends that they had when they were assigned.
+        """Whether each assigned partition is read up to the log end that it had when it was assigned.
 
-        The end of a damaged log is unknown: it is read until its damage is found, or until another replica
-        leads and returns the end.
+        The end of a damaged log is unknown: the log is read until the damage is found, or until another
+        replica leads and returns the end.
         """
         held = set(consumer.assignment()) - self._unreadable
         for tp in held - self._ends.keys():
@@ -210,7 +210,7 @@ class GroupJob:
         return now - self._held_at > _IDLE_S
 
     async def _explain(self, consumer: Consumer, current: Invocation) -> None:
-        """Print what this member waits for without a partition: once, and again while others are silent."""
+        """If this member has no partition, print why: once, and again while owners send no heartbeats."""
         now = time.monotonic()
         if consumer.assignment():
             self._explained_at = None

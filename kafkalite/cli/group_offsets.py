@@ -60,7 +60,7 @@ Strategy = Callable[[TopicPartition, Place], "int | None"]
 
 
 def strategy_of(chosen: Mapping[str, Any], offsets: Mapping[TopicPartition, int]) -> Strategy:
-    """Return the strategy for the option that was given. ``chosen`` has the values of all such options.
+    """Return the strategy for the one option in ``chosen`` that was given, such as --to-earliest.
 
     ``offsets`` are the offsets of --from-file. Raises UsageError unless exactly one option was given.
     """
@@ -87,7 +87,7 @@ def strategy_of(chosen: Mapping[str, Any], offsets: Mapping[TopicPartition, int]
 
 
 def within(offset: int, extent: Extent) -> int:
-    """Return ``offset``, or the nearer end of the log if it is outside the log."""
+    """Return ``offset``, or the nearer end of the log if ``offset`` is outside the log."""
     return min(max(offset, extent.log_start_offset), extent.log_end_offset)
 
 

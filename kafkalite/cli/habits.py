@@ -216,9 +216,9 @@ _LISTING_SWITCHES: Final = {"-J": ["-o", "json"]}
 
 
 def translate(arguments: Sequence[str], commands: Container[str]) -> list[str]:
-    """Return the command line translated to kl, or unchanged if it already is one of kl. Raises UsageError.
+    """Return the command line translated to ``kl``; a command line of ``kl`` is returned unchanged.
 
-    ``commands`` are the names of kl's commands.
+    ``commands`` are the names of kl's commands. Raises UsageError for a line that cannot be translated.
     """
     words = list(arguments)
     if words[:1] in (["kcat"], ["kafkacat"]):
@@ -260,7 +260,7 @@ def translate(arguments: Sequence[str], commands: Container[str]) -> list[str]:
 
 
 def _of_console_consumer(words: list[str]) -> list[str]:
-    """Return the options that let kl begin where Kafka's console consumer does: at the end."""
+    """Return the options with which kl begins at the log end, as Kafka's console consumer does by default."""
     if any(word.partition("=")[0] in _BEGINNINGS or "auto.offset.reset=" in word for word in words):
         return []
     is_member = any(word.partition("=")[0] in {"--group", "-g"} for word in words)
@@ -268,9 +268,9 @@ def _of_console_consumer(words: list[str]) -> list[str]:
 
 
 def _take(line: _Line, words: list[str], flags: dict[str, _Act]) -> None:
-    """Add the translation of ``words`` to ``line``. ``flags`` are the flags that have a value.
+    """Add the translation of ``words`` to ``line``. ``flags`` maps each flag with a value to its action.
 
-    The value is the next word, or follows an equals sign. Raises UsageError if it is missing.
+    A flag's value is the next word, or follows an equals sign. Raises UsageError if a value is missing.
     """
     position = 0
     while position < len(words):

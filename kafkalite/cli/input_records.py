@@ -48,7 +48,7 @@ class RecordDefaults:
 
 
 class RecordReader:
-    """Parses one file: ``feed`` takes chunks, ``finish`` returns the last records. Both raise InputError."""
+    """Parses one file: ``feed`` parses a chunk, and ``finish`` the rest. Both raise InputError."""
 
     def __init__(
         self,

@@ -253,7 +253,7 @@ def run(main: Callable[[], Coroutine[Any, Any, T]], *, timeout_ms: int | None = 
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGHUP arrived, and the command has cleaned up. Like KeyboardInterrupt, no Exception."""
+    """SIGTERM or SIGHUP arrived, and the command has cleaned up. ``except Exception`` does not catch it."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
@@ -261,16 +261,17 @@ class Terminated(BaseException):
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Return SIGTERM, and SIGHUP unless ``nohup`` has it ignored: the signals that request a clean end."""
+    """Return the signals that request a clean end: SIGTERM, and SIGHUP unless ``nohup`` made it ignored."""
     is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGTERM] if is_ignored else [signal.SIGTERM, signal.SIGHUP]
 
 
 @contextmanager
 def _cancelled_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP cancel this task, and then raise Terminated. The next SIGTERM ends the process.
+    """Let SIGTERM or SIGHUP cancel the block in this task; then raise Terminated.
 
-    A closed terminal sends SIGHUP, often twice.
+    A further SIGTERM ends the process at once. A further SIGHUP is ignored, because a closed terminal often
+    sends two.
     """
     import asyncio
 
@@ -339,7 +340,7 @@ def confirm(question: str, refusal: str) -> None:
 
 
 def parse_settings(texts: Iterable[str], example: str) -> dict[str, str]:
-    """Return ``name=value`` texts as a mapping. Raises UsageError, which shows the ``example``."""
+    """Return ``name=value`` texts as {name: value}. Raises UsageError, which shows ``example``."""
     settings: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -352,7 +353,7 @@ def parse_settings(texts: Iterable[str], example: str) -> dict[str, str]:
 def parse_changes(texts: Iterable[str], unset: Iterable[str], example: str) -> dict[str, str | None]:
     """Return the changes of settings: a value for each ``name=value``, and None for each name in ``unset``.
 
-    Raises UsageError, which shows the ``example``, and if a setting is both changed and unset.
+    Raises UsageError, which shows ``example``, for other texts and if a setting is both changed and unset.
     """
     settings = parse_settings(texts, example)
     for name in unset:
@@ -362,7 +363,7 @@ def parse_changes(texts: Iterable[str], unset: Iterable[str], example: str) -> d
 
 
 def topic_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the topics given as arguments without duplicates. Raises UsageError if there is none."""
+    """Return ``names`` without duplicates. Raises UsageError if there is no name."""
     found = tuple(dict.fromkeys(names))
     if not found:
         raise UsageError("which topic? Give its name as an argument", hint="kl topic list shows them")

@@ -99,7 +99,7 @@ def _grade(verdict: LogVerdict | DirectoryVerdict) -> str:
 
 
 def _title(verdict: LogVerdict | DirectoryVerdict) -> str:
-    """Return the topic of a log, ``__cluster_metadata``, or ``(node)`` for the files of no log."""
+    """Return the topic of a log, ``__cluster_metadata``, or ``(node)`` for files that belong to no log."""
     from kafkalite.storage import layout
 
     topic_id = getattr(verdict, "topic_id", None)

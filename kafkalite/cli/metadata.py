@@ -46,7 +46,7 @@ def _path(text: str) -> str:
 async def _at(
     client: ClusterClient, path: str, *, after_offset: int = _NOW, max_wait_ms: int = 0
 ) -> DescribeMetadataResponse:
-    """Return the metadata nodes of ``path`` and its children. Raises NotFoundError.
+    """Return the entries of ``path`` and its children in the metadata tree. Raises NotFoundError.
 
     With ``after_offset``, first wait up to ``max_wait_ms`` until the metadata log has passed that offset.
     """
@@ -142,7 +142,7 @@ def tail(path: str, count: int | None) -> None:
 
 
 async def _tree(client: ClusterClient, path: str, *, after_offset: int = _NOW) -> tuple[int, dict[str, str]]:
-    """Return the metadata offset, and the value of every path below ``path`` at that offset.
+    """Return (metadata offset, {path: value}) of ``path`` and all paths below it.
 
     With ``after_offset``, first wait up to _POLL_MS until the metadata log has passed that offset.
     """

@@ -36,9 +36,9 @@ class Extent(NamedTuple):
 class Span(NamedTuple):
     """The offsets to read in one partition. ``stop_offset`` is exclusive, or None for no end.
 
-    ``times`` are set if the timestamps of the partition are out of order, so that offsets cannot bound the
-    range: then only records with a timestamp in it are printed, from the first time (inclusive, in ms) to the
-    second (exclusive).
+    ``times`` is set if timestamps of the partition are out of order, so that offsets cannot bound a range of
+    times. Then only records with a timestamp from the first time (inclusive, in ms) to the second (exclusive)
+    are printed.
     """
 
     first_offset: int
@@ -121,7 +121,7 @@ async def list_or_fail(
 async def offsets_at(
     admin: Admin, partitions: Sequence[TopicPartition], timestamp_ms: int
 ) -> dict[TopicPartition, int | None]:
-    """Return {partition: first offset at or after ``timestamp_ms``}; None if all records are older."""
+    """Return {partition: offset of the first record at or after the time}; None if all records are older."""
     found = await admin.list_offsets(partitions, timestamp_ms)
     return {
         partition: None if found[partition].offset == NO_OFFSET else found[partition].offset
@@ -134,9 +134,9 @@ async def spans(
 ) -> dict[TopicPartition, Span]:
     """Return the offsets to read in each partition, computed from ``wanted`` and the current log ends.
 
-    The records of a damaged log before the damage can be read: an offset that its leader cannot determine is
-    UNKNOWN_END. If ``wanted`` is a time range, and a partition has no record between the offsets of the two
-    times, records in the range may still follow out of order, so the partition is read to its end.
+    An offset that the leader of a damaged log cannot determine is UNKNOWN_END, so that the log is read up to
+    the damage. If ``wanted`` is a time range and the offsets of its two times enclose no record, records in
+    the range may still follow out of order, so the partition is read to its end.
     """
     starts = await admin.list_offsets(partitions, "earliest")
     ends = await list_or_fail(admin, partitions, "latest")

@@ -151,9 +151,10 @@ def validate(paths: tuple[Path, ...], overrides: tuple[str, ...], no_spark: bool
 
 
 def _read(files: Any, path: Path, overrides: tuple[str, ...], **checks: Any) -> Any:
-    """Read a pipeline file and apply --set; ``checks`` are those of ``files.read``.
+    """Return the pipeline declared in the file ``path``, with --set applied.
 
-    Raises NotFoundError, and UsageError for invalid files.
+    ``checks`` are keyword arguments of ``files.read``. Raises NotFoundError, and UsageError for an invalid
+    file.
     """
     try:
         return files.read(path, overrides, **checks)

@@ -56,7 +56,7 @@ class JsonPrinter(Printer):
 
 
 def _value_line(record: Record) -> bytes:
-    """Return the value and a newline. A null value is an empty line."""
+    """Return the record's value and a newline. A null value becomes an empty line."""
     return (record.value or b"") + b"\n"
 
 

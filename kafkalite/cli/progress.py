@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Progress:
-    """A progress bar that shows nothing."""
+    """A progress bar that shows nothing. The base class of ``_Bar``."""
 
     def tell(self, line: str) -> None:
         """Print a line on stderr, above the bar."""
@@ -72,7 +72,7 @@ class _Bar(Progress):
 def bar_on(
     stream: Any, title: str, *, total_bytes: int | None = None, total_records: int | None = None
 ) -> Progress:
-    """Return a bar on ``stream``. It shows nothing unless ``stream`` is a terminal and rich is installed."""
+    """Return a progress bar on ``stream``, empty unless ``stream`` is a terminal and rich is installed."""
     if not stream.isatty():
         return Progress()
     try:

@@ -96,9 +96,10 @@ def _bound(text: str) -> Bound | None:
 
 
 def _time_range(text: str, now_ms: int, zone: tzinfo | None) -> OffsetRange | None:
-    """Parse one time, or two times that are separated by the first colon at which both parts are valid.
+    """Return the range in ``text``, one time or two times separated by a colon; None if it is neither.
 
-    One time is tried first, so that ``@09:30`` is half past nine. Returns None if the text is neither.
+    One time is tried first, so that ``09:30`` is half past nine. Otherwise the first colon counts at which
+    both parts are valid.
     """
     whole = _time(text, now_ms, zone)
     if whole is not None:
@@ -138,7 +139,7 @@ def _time(text: str, now_ms: int, zone: tzinfo | None) -> int | None:
 def resolve(
     bound: Bound, *, log_start_offset: int, log_end_offset: int, offset_at: Mapping[int, int | None]
 ) -> int:
-    """Return the offset of ``bound`` in one partition, at least the log start and at most the log end.
+    """Return the offset of ``bound`` in one partition, limited to the log start and the log end.
 
     ``offset_at`` maps each timestamp to the first offset at or after it, or to None if all records are older.
     """

@@ -69,9 +69,9 @@ def to_line(record: Record) -> bytes:
 
 
 def decode_bytes(document: Any, what: str) -> bytes | None:
-    """Return the bytes that ``encode_bytes`` encoded, or other JSON in its shortest form.
+    """Return the bytes of a JSON value: of a string, of ``{"b64": ...}``, or of any other JSON as text.
 
-    JSON's null becomes None. ``what`` names the field in errors. Raises ValueError.
+    JSON's null becomes None. ``what`` names the field in errors. Raises ValueError for invalid base64.
     """
     if document is None:
         return None
@@ -98,7 +98,7 @@ def _headers(document: Any) -> Headers:
 
 
 def from_document(document: Any, parse_timestamp: Callable[[str], int]) -> Draft:
-    """Convert a decoded line to a record to produce. Raises ValueError, which explains the mistake."""
+    """Return the record that a decoded line of jsonl describes. Raises ValueError with an explanation."""
     if not isinstance(document, dict):
         raise ValueError(f"a record is a JSON object with the fields {', '.join(FIELDS)}")
     unknown = document.keys() - _KNOWN

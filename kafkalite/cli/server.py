@@ -215,9 +215,10 @@ async def _serve_once(
 
 @contextmanager
 def stop_signals(before_exit: Callable[[], None] = lambda: None) -> Iterator[asyncio.Future[Any]]:
-    """Yield a future that SIGTERM, SIGINT or SIGHUP completes, and call ``before_exit`` at a second signal.
+    """Yield a future that the first SIGTERM, SIGINT or SIGHUP completes.
 
-    Then the process exits. A second SIGHUP is ignored, because a closed terminal often sends two.
+    At a second signal, ``before_exit`` is called and the process exits. A second SIGHUP is ignored, because a
+    closed terminal often sends two.
     """
     import asyncio
 

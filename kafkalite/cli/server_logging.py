@@ -62,9 +62,10 @@ def configure(level: str = "info", log_format: LogFormat | None = None, stream: 
 
 
 class PeerLineLimit(logging.Filter):
-    """Prints at most PEER_LINES lines of an event about peers in PEER_INTERVAL_S. Any client can cause them.
+    """Prints at most PEER_LINES lines about the same event with a peer in PEER_INTERVAL_S seconds.
 
-    The first line of the next interval states the number of omitted lines as ``omitted``.
+    Any client can cause such lines. The first line of the next interval states the number of omitted lines
+    as ``omitted``.
     """
 
     def __init__(self) -> None:

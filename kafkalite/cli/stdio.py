@@ -92,10 +92,9 @@ def printing(printer: Printer) -> Iterator[Callable[[Sequence[Record]], None]]:
 
 
 async def until_pipe_closes(work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work``, but only until the reader of stdout is gone, even if there is nothing to write.
+    """Run ``work``. When the reader of stdout closes the pipe, cancel ``work`` and raise BrokenPipeError.
 
-    ``kl consume events | head -1`` ends when head ends, not at the next event. Raises BrokenPipeError when
-    the reader is gone.
+    So ``kl consume events | head -1`` ends when head ends, not only when the next event is written.
     """
     import asyncio
 

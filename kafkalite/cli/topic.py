@@ -56,7 +56,7 @@ def topic() -> None:
 
 
 async def _each(names: tuple[str, ...], act: Callable[[str], Awaitable[None]]) -> None:
-    """Call ``act`` for each name. Print each failure if there are several names.
+    """Call ``act`` for each name. If there are several names, print each failure.
 
     Raises the first failure if all failed, and PartialFailureError if only some failed.
     """
@@ -302,7 +302,10 @@ def delete(names: tuple[str, ...], yes: bool, if_exists: bool, dry_run: bool) ->
 
 
 async def _weigh(admin: Admin, names: tuple[str, ...]) -> tuple[dict[str, str], dict[str, KafkaliteError]]:
-    """Return ({topic: ``2 partitions, 10 records``}, {missing topic: error}). Names may be patterns."""
+    """Return ({topic: a text such as ``2 partitions, 10 records``}, {missing topic: error}).
+
+    ``names`` may be patterns.
+    """
     found: dict[str, str] = {}
     missing: dict[str, KafkaliteError] = {}
     for name in await matching_topics(admin, names):

@@ -23,7 +23,7 @@ _LOG_DIRS_TIMEOUT_MS: Final = 2_000
 
 
 def _shown_lag(lag: dict[str, int]) -> str:
-    """Return ``3:120`` for each follower that is 120 records behind; ``0`` if no follower is behind."""
+    """Return a text such as ``3:120``, node 3 is 120 records behind; ``0`` if no follower is behind."""
     return ",".join(f"{node_id}:{records}" for node_id, records in lag.items() if records) or "0"
 
 

@@ -88,7 +88,7 @@ class Table(Twin[table.Table[K, V]], Mapping[K, V]):
     def changes(self) -> Iterator[Change[K, V]]:
         """Apply and yield each change, and wait for more without end.
 
-        If the caller leaves the loop, a later call continues with the next change.
+        A later call of this method continues with the next change.
         """
         while True:
             change = self.next_change()

@@ -269,7 +269,7 @@ class Table(Mapping[K, V]):
     async def changes(self) -> AsyncIterator[Change[K, V]]:
         """Apply and yield each change, and wait for more without end.
 
-        If the caller leaves the loop, a later call continues with the next change.
+        A later call of this method continues with the next change.
         """
         while True:
             change = await self.next_change()

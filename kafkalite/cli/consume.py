@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -175,6 +176,21 @@ class _Job:
         raised.
         """
         deadline = None if self.timeout_ms is None else time.monotonic() + self.timeout_ms / 1000
+        settings = {"auto.offset.reset": "none", "max.poll.records": _POLL_RECORDS, **self.settings}
+        async with AsyncExitStack() as stack:
+
+            async def start() -> Consumer:
+                await self._look_up(current)
+                return await stack.enter_async_context(connect.consumer(current, **settings))
+
+            consumer = await invocation.within(self.timeout_ms, start)
+            await self._read(consumer, deadline)
+        if self._unreadable:
+            count = plural(self._partition_count, "partition")
+            raise PartialFailureError(f"{len(self._unreadable)} of {count} could not be read to the end")
+
+    async def _look_up(self, current: Invocation) -> None:
+        """Request the partitions of the topics, and the offsets to read in each."""
         async with connect.admin(current) as admin:
             partitions = await partitions_of(admin, await matching_topics(admin, self.topics), self.wanted)
             found = await spans(admin, partitions, self.range)
@@ -184,12 +200,6 @@ class _Job:
             if span.stop_offset is None or span.first_offset < span.stop_offset
         }
         self._partition_count = len(found)
-        settings = {"auto.offset.reset": "none", "max.poll.records": _POLL_RECORDS, **self.settings}
-        async with connect.consumer(current, **settings) as consumer:
-            await self._read(consumer, deadline)
-        if self._unreadable:
-            count = plural(self._partition_count, "partition")
-            raise PartialFailureError(f"{len(self._unreadable)} of {count} could not be read to the end")
 
     async def _read(self, consumer: Consumer, deadline: float | None) -> None:
         with printing(self.printer) as show:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -128,18 +129,23 @@ class GroupJob:
             "max.poll.records": _POLL_RECORDS,
             **self.settings,
         }
-        async with connect.admin(current) as admin:
-            self._subscribed = tuple(await matching_topics(admin, self.topics))
-        consumer = connect.consumer(current, **settings)
-        consumer.subscribe(*self._subscribed)
-        async with consumer:
-            await self._read(consumer, current)
+        deadline = None if self.timeout_ms is None else time.monotonic() + self.timeout_ms / 1000
+        async with AsyncExitStack() as stack:
+
+            async def start() -> Consumer:
+                async with connect.admin(current) as admin:
+                    self._subscribed = tuple(await matching_topics(admin, self.topics))
+                consumer = connect.consumer(current, **settings)
+                consumer.subscribe(*self._subscribed)
+                return await stack.enter_async_context(consumer)
+
+            consumer = await invocation.within(self.timeout_ms, start)
+            await self._read(consumer, current, deadline)
         if self._unreadable:
             names = ", ".join(sorted(map(str, self._unreadable)))
             raise PartialFailureError(f"{names} could not be read to the end")
 
-    async def _read(self, consumer: Consumer, current: Invocation) -> None:
-        deadline = None if self.timeout_ms is None else time.monotonic() + self.timeout_ms / 1000
+    async def _read(self, consumer: Consumer, current: Invocation, deadline: float | None) -> None:
         with printing(self.printer) as show:
             while self.count != self.printed_count:
                 left_ms = patience_ms(deadline)

@@ -232,24 +232,27 @@ def run(main: Callable[[], Coroutine[Any, Any, T]], *, timeout_ms: int | None = 
 
     async def bounded() -> T:
         with _cancelled_by_signals():
-            return await limited()
-
-    async def limited() -> T:
-        if timeout_ms is None:
-            return await main()
-        try:
-            async with asyncio.timeout(timeout_ms / 1000) as limit:
-                return await main()
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise TimedOutError(
-                f"gave up after {timeout_ms / 1000:g} s{last_warning()}",
-                hint="a longer --timeout waits longer",
-            ) from None
+            return await within(timeout_ms, main)
 
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(bounded())
+
+
+async def within(timeout_ms: int | None, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Return the result of ``main()``. Raises TimedOutError if ``timeout_ms`` (None: no limit) passes."""
+    import asyncio
+
+    if timeout_ms is None:
+        return await main()
+    try:
+        async with asyncio.timeout(timeout_ms / 1000) as limit:
+            return await main()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise TimedOutError(
+            f"gave up after {timeout_ms / 1000:g} s{last_warning()}", hint="a longer --timeout waits longer"
+        ) from None
 
 
 class Terminated(BaseException):

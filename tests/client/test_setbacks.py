@@ -10,7 +10,14 @@ import pytest
 
 import kafkalite
 from kafkalite.client.cluster.setbacks import LATE_MS, REPEAT_MS, Setbacks
-from kafkalite.errors import ClientClosedError, ClientError, ErrorCode, NotEnoughReplicasError
+from kafkalite.errors import (
+    ClientClosedError,
+    ClientError,
+    ConnectionFailedError,
+    ErrorCode,
+    NotEnoughReplicasError,
+    RequestTimeoutError,
+)
 from kafkalite.protocol.api import ApiKey
 from kafkalite.records.builder import build_batch
 from kafkalite.testing import Cluster, fail_next
@@ -50,6 +57,17 @@ def test_partitions_that_fail_in_turn_are_each_warned_of_once(caplog: pytest.Log
         for number in range(2):
             setbacks.note(number, NotEnoughReplicasError(f"orders-{number}"), now_ms)
     assert told(caplog) == ["waiting: orders-0", "waiting: orders-1"]
+
+
+def test_a_known_cause_replaces_errors_that_it_explains_and_no_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    setbacks = Setbacks(lambda: "the majority is lost")
+    for number, error in enumerate(
+        (ConnectionFailedError("refused"), RequestTimeoutError("late"), NotEnoughReplicasError("too few"))
+    ):
+        setbacks.note(number, error, REPEAT_MS * 2 * number, late_ms=0)
+    assert told(caplog) == ["waiting: the majority is lost"] * 2 + ["waiting: too few"]
 
 
 async def test_a_slow_start_leaves_no_setback(

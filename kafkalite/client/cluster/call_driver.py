@@ -72,7 +72,7 @@ async def _steps(
                 return await send(connection, step.timeout_ms)
         except KafkaliteError as error:
             now_ms = int(loop.time() * 1000)
-            plan.failed(error, now_ms, chance())
             if setbacks is not None:
-                setbacks.note(plan, error, now_ms)
+                setbacks.note(plan, error, now_ms)  # before the plan adds the cause to its last error
+            plan.failed(error, now_ms, chance())
     raise step.error

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
@@ -132,7 +132,7 @@ class ClusterClient:
         #: Topics whose metadata is kept up to date. None means all topics.
         self.topics: set[str] | None = set()
         self.last_error: KafkaliteError | None = None
-        self.setbacks = Setbacks()
+        self.setbacks = Setbacks(self._lost_majority)
         self._on_change = on_change
         self._loop: asyncio.AbstractEventLoop | None = None
         self.is_closed = False
@@ -294,7 +294,7 @@ class ClusterClient:
             pause_ms = self._reconnect_backoff.delay_ms(link.failures, self.rng.random())
             link.not_before_ms = self.now_ms() + pause_ms
             logger.info("node_id=%d connect failed, next try in %d ms: %s", link.node_id, pause_ms, error)
-            self._note_failure((link.node_id, link.purpose), error)
+            self.setbacks.note((link.node_id, link.purpose), error, self.now_ms())
             self.request_refresh()
             return error
         else:
@@ -414,7 +414,7 @@ class ClusterClient:
                     await self._refresh_once()
                 except KafkaliteError as error:
                     self.last_error = error
-                    self._note_failure("metadata", error)
+                    self.setbacks.note("metadata", error, self.now_ms())
                     failures += 1
                     await self._pause(self._retry_backoff.delay_ms(failures, self.rng.random()))
                     continue
@@ -469,11 +469,14 @@ class ClusterClient:
         return ""
 
     def explained(self, error: KafkaliteError) -> KafkaliteError:
-        """Return ``error``, with the result of ``_lost_majority``, if any, as its hint.
+        """Return ``error``. If ``_lost_majority`` returns a cause, put it at the beginning of the message.
 
         For errors after retries: the error of the last attempt does not show why all attempts failed.
         """
-        error.hint = self._lost_majority() or error.hint
+        cause = self._lost_majority()
+        if cause and "majority" not in error.message:  # one error may end several calls
+            error.message = f"{cause}; the last error: {error.message}"
+            error.hint = "start the nodes that can't be reached; 'kl cluster status' shows which nodes run"
         return error
 
     def _note_controller(self) -> None:
@@ -490,10 +493,6 @@ class ClusterClient:
             self.setbacks.note("controller", text, self.now_ms(), late_ms=0 if is_half else LATE_MS)
         else:
             self.setbacks.clear("controller")
-
-    def _note_failure(self, work: Hashable, error: KafkaliteError) -> None:
-        """Record a failed attempt with the result of ``_lost_majority``, if any, or else ``error``."""
-        self.setbacks.note(work, self._lost_majority() or error, self.now_ms())
 
     async def _pause(self, duration_ms: int) -> None:
         """Wait for ``duration_ms``. An urgent refresh request ends the pause."""

@@ -11,10 +11,10 @@ is no broker. ``kl`` prints these warnings, and repeats the last one when a time
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Final, NamedTuple
 
-from kafkalite.errors import ClientClosedError, KafkaliteError
+from kafkalite.errors import ClientClosedError, ConnectionFailedError, KafkaliteError, RequestTimeoutError
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +37,12 @@ class _Setback(NamedTuple):
 class Setbacks:
     """Tracks the pieces of work that have failed and are being retried. ``bool`` is False if there are none.
 
-    All times are milliseconds of the client's monotonic clock.
+    ``cause`` returns the probable cause of lost connections and missing responses, which is logged in their
+    place, or the empty string. All times are milliseconds of the client's monotonic clock.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cause: Callable[[], str] = str) -> None:
+        self._cause = cause
         self._failing: dict[Hashable, _Setback] = {}
         self._warned: dict[str, int] = {}  # when each text was logged
 
@@ -59,7 +61,8 @@ class Setbacks:
         first_ms = now_ms if is_new or known is None else known.first_ms
         self._failing[work] = _Setback(first_ms, now_ms)
         if now_ms - first_ms >= late_ms:
-            self.warn(error.message if isinstance(error, KafkaliteError) else str(error), now_ms)
+            cause = self._cause() if isinstance(error, ConnectionFailedError | RequestTimeoutError) else ""
+            self.warn(cause or (error.message if isinstance(error, KafkaliteError) else str(error)), now_ms)
 
     def clear(self, work: Hashable) -> None:
         """Record that ``work`` has succeeded, failed for good, or is no longer wanted."""

@@ -360,7 +360,8 @@ def must_renew_epoch(image: ClusterImage, node_id: int, replica: DamagedReplica)
     """Whether a replica that was found damaged needs a new leader epoch before it can start with an empty log
     (R52).
 
-    It does even if it is not in sync: it may have reported a position of its damaged log to the leader.
+    This also holds for a replica that is not in sync, because it may have reported a position of its damaged
+    log to the leader.
     """
     state = image.partition_of(replica.topic_id, replica.partition)
     return state is not None and state.leader not in (NO_LEADER, node_id) and node_id in state.replicas

@@ -294,7 +294,8 @@ def _elect_unclean(edit: PartitionEdit, live: frozenset[int], ends: Mapping[int,
 def balance_leaders(
     image: ClusterImage, command: BalanceLeaders, *, settings: ControllerSettings
 ) -> Decision:
-    """Elect preferred leaders for brokers that lead too few of the partitions that prefer them.
+    """Elect preferred leaders for the brokers that lead too few of the partitions of which they are the
+    preferred leader.
 
     Works like Kafka's automatic rebalance, with at most MAX_ELECTIONS_PER_BALANCE elections per call.
     """

@@ -214,8 +214,8 @@ def verdict_on(
     waited_ms: int,
     settings: ControllerSettings,
 ) -> tuple[PartitionEdit, Verdict] | None:
-    """Return (an edit of the partition ``key`` without any changes yet, the verdict on the partition). Return
-    None if the partition has a leader or does not exist."""
+    """Return (an empty edit of the partition ``key``, the verdict on its leader). Return None if the
+    partition has a leader or does not exist."""
     topic, state = image.topics_by_id.get(key[0]), image.partition_of(*key)
     if topic is None or state is None or state.leader != NO_LEADER:
         return None
@@ -418,7 +418,8 @@ class ReplicaReports:
         }
 
     def describe(self, image: ClusterImage, now_ms: int) -> list[RecoveringPartition]:
-        """Describe each partition that waits, or has damaged, unverified or refusing replicas."""
+        """Describe each partition that waits for a leader, or has damaged, unverified or refusing
+        replicas."""
         waiting = self.waiting(image, now_ms)
         damaged = {
             (replica.topic_id, replica.partition, node_id)

@@ -267,7 +267,8 @@ class Journal:
         return at >= 0 and [entry[1:] for entry in self._log[at : at + 2]] == [previous[1:], last[1:]]
 
     def add(self, command: bytes, index: int, term: int) -> None:
-        """Set entry ``index``. An existing entry of the same term is kept, with all later entries."""
+        """Set entry ``index``. If the log has an entry of the same term there, keep that entry and all later
+        ones. If it has an entry of another term, drop that entry and all later ones first."""
         log = self._log
         at = index - log[0][1] if log else 0
         assert 0 <= at <= len(log), f"entry {index} does not follow the log's {len(log)} entries"

@@ -171,7 +171,8 @@ class RaftNode:
     # --- start and stop --------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Read or create the files, post the snapshot if there is one, and start the voter and its timer.
+        """Read or create the files, pass the snapshot, if there is one, to the listener, and start the voter
+        and its timer.
 
         Raises CorruptLogError, StorageError, DataDirectoryError.
         """
@@ -213,7 +214,7 @@ class RaftNode:
         self._on_timer()
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Transfer leadership, close the files, and then post ``done``."""
+        """Transfer leadership, close the files, and then call ``done`` on the listener's loop."""
         if self.is_running:
             self._work(self.voter.hand_over)
         self._end()
@@ -349,10 +350,10 @@ class RaftNode:
         return "its metadata directory is new: the first start needs all voters, a later one the leader's log"
 
     def propose(self, command: bytes, done: Done) -> None:
-        """Propose a command, and post ``done(outcome, is_known)`` later.
+        """Propose a command, and call ``done(outcome, is_known)`` later on the listener's loop.
 
-        (Outcome, True): the entry is committed and applied. (None, True): the command has no effect.
-        (None, False): the outcome is unknown.
+        (Outcome, True): the entry is committed and applied. (None, True): the command has no effect. (None,
+        False): the outcome is unknown.
         """
         if not self.is_running:
             self._post([(done, None, True)])
@@ -360,9 +361,10 @@ class RaftNode:
         self._work(self.voter.propose, command, lambda *outcome: self._notify(done, *outcome))
 
     def read_index(self, done: Callable[[bool], None]) -> None:
-        """Post ``done(True)`` once all entries committed before this call are applied here.
+        """Call ``done(True)`` on the listener's loop once all entries committed before this call are applied
+        here.
 
-        Post ``done(False)`` if this node does not lead.
+        Call ``done(False)`` if this node does not lead.
         """
         if not self.is_running:
             self._post([(done, False)])

@@ -143,8 +143,9 @@ class RoundRobinPerBatch:
             heapq.heapreplace(load, (load[0][0] + record_count, next(self._turns), partition))
 
     def _resized(self, load: list[tuple[int, int, int]], partition_count: int) -> list[tuple[int, int, int]]:
-        """Return ``load`` for another number of partitions. A new partition begins with the lowest record
-        count of the others, so that it does not receive all records until it has as many as they have."""
+        """Return ``load``, which has an item for each partition, for ``partition_count`` partitions. A new
+        partition begins with the lowest record count of the others, so that it does not receive all records
+        until it has as many as they have."""
         lowest = load[0][0] if load else 0
         known = {partition for _, _, partition in load}
         new = (number for number in range(partition_count) if number not in known)

@@ -76,7 +76,11 @@ IGNORED: Final = FollowerStep(is_ignored=True)
 
 @dataclass(slots=True, eq=False)
 class PartitionFollower:
-    """Follows ``leader_id`` (-1: there is no leader) in ``leader_epoch``. Applies responses to the log."""
+    """Follows ``leader_id`` (-1: there is no leader) in ``leader_epoch``. Applies responses to the log.
+
+    Records below ``committed_floor`` are committed according to the metadata. ``loss_epoch`` is the leader
+    epoch of the latest unclean election.
+    """
 
     key: TopicPartition
     log: Log
@@ -113,7 +117,8 @@ class PartitionFollower:
         return self.leader_epoch
 
     def reported_synced_end(self) -> int:
-        """Return the offset, exclusive, up to which the leader may count this replica (R7)."""
+        """Return the offset (exclusive) below which the leader may count this replica's records as durable
+        (R7)."""
         return self.log.synced_end_offset
 
     def truncation_offset(self, response: ReplicaFetchedPartition) -> int:

@@ -100,7 +100,9 @@ class PartitionSettings:
 
 
 class ReplicaFetchResult(NamedTuple):
-    """The effect of a follower's fetch. If ``diverging`` is set, no records may be sent (R4)."""
+    """The effect of a follower's fetch. If ``diverging`` is set, no records may be sent (R4). ``moved``: the
+    high watermark moved. ``may_join``: the follower has fetched far enough to join the in-sync set, or soon
+    will have."""
 
     diverging: EpochEnd | None
     moved: bool  #: whether the high watermark moved
@@ -272,9 +274,9 @@ class Partition:
 
     @property
     def low_watermark(self) -> int:
-        """The offset below which no in-sync replica has records, so that they stay deleted whichever replica
-        leads next; -1 if an in-sync replica has not fetched yet. The log start if this replica does not
-        lead."""
+        """The offset below which no in-sync replica has records, so that records below it stay deleted
+        whichever replica leads next; -1 if an in-sync replica has not fetched yet. The log start if this
+        replica does not lead."""
         start = self.log.log_start_offset
         return start if self._leader is None else self._leader.low_watermark(start)
 
@@ -552,7 +554,8 @@ class Partition:
         )
 
     def _check_attributes(self, header: BatchHeader, acks: int, is_verified: bool) -> None:
-        """Raise for attributes that clients may not set, and for an unverified batch of a transaction."""
+        """Raise a BrokerError for attributes that clients may not set, and for a transactional batch whose
+        transaction has not been verified."""
         if header.is_control:
             raise InvalidRecordError(f"clients can't write control batches: {header}")
         if header.attributes & TIMESTAMP_TYPE_BIT:

@@ -415,7 +415,8 @@ class _Repair:
     def _fill(self, contents: list[_Content], bounds: list[int], at: int, end: int) -> int:
         """Fill the offsets [``at``, ``end``) with gap batches, and return the end of the last one.
 
-        The gaps are added to the last content. At each offset of ``bounds``, a new content begins.
+        The gaps are added to the last of ``contents``. At each offset of ``bounds``, a new item of
+        ``contents`` begins.
         """
         content = contents[-1] if contents else None
         for bound in [*(one for one in bounds if at <= one < end), end]:

@@ -227,7 +227,8 @@ class Written(NamedTuple):
 
 
 class Horizons(NamedTuple):
-    """The offsets (exclusive) below which remembered tombstones and commit markers may be removed."""
+    """The offsets (exclusive) below which tombstones and commit markers that the previous pass found may be
+    removed."""
 
     tombstones: int
     markers: int

@@ -174,8 +174,8 @@ class CompactionPass:
         return groups
 
     def _rewrite(self, group: Sequence[Segment], rewriter: Rewriter) -> Steps:
-        """Write the remaining batches of ``group`` as one new segment, which replaces the group. If nothing
-        was removed from a single segment, keep it."""
+        """Write the remaining batches of ``group`` as one new segment, which replaces the group. If the group
+        is a single segment from which nothing was removed, keep that segment."""
         first, last = group[0], group[-1]
         new = Segment(
             self.fs,

@@ -44,8 +44,8 @@ class Cleanable(NamedTuple):
 class CompactionState:
     """How far one log is compacted, and the tombstones and markers that its last pass found.
 
-    Invariant: ``_remembered`` and ``_surveyed_to`` are results of the last pass in ``_points``, or empty and
-    0.
+    Invariant: ``_remembered`` and ``_surveyed_to`` are results of the last pass in ``_points``. If those
+    results are not known, they are empty and 0.
     """
 
     __slots__ = ("_directory", "_fs", "_points", "_remembered", "_surveyed_to")

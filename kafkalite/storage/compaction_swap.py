@@ -68,8 +68,8 @@ class SwapWork:
 
 
 def _take_place(fs: FileSystem, directory: str, swap_name: str, names: Sequence[str]) -> None:
-    """Run the second and third step of a swap (see the module docstring). ``names`` are the files of the old
-    segments."""
+    """Unlink the files ``names`` of the old segments, then give the swap file its final name. The directory
+    is synced after each of the two steps."""
     swap = layout.parse_swap_file_name(swap_name)
     assert swap is not None
     target = layout.segment_file_name(swap.base_offset, layout.LOG_SUFFIX)

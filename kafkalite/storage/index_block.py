@@ -82,7 +82,7 @@ def encode_block(magic: bytes, block: Block, entry_bytes: int) -> bytes:
 
 
 def decode_blocks(magic: bytes, data: bytes, entry_bytes: int) -> Iterator[tuple[Block, int]]:
-    """Yield (block, its end position in ``data``) of the intact blocks before the first bad one."""
+    """Yield (block, its end position in ``data``) for each intact block before the first bad one."""
     position = 0
     while position + BLOCK_HEADER_BYTES <= len(data):
         fields = _HEADER.unpack_from(data, position)

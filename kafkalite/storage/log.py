@@ -1084,8 +1084,8 @@ class Log:
     # may remove records. At the end it calls ``finish_compaction``.
 
     def cleanable(self, now_ms: int, up_to: int) -> Cleanable:
-        """Return the numbers of bytes below offset ``up_to`` that a compaction pass could cover. Raises
-        StorageError."""
+        """Return how many bytes below offset ``up_to`` a compaction pass could cover, and how many of them
+        were never compacted. Raises StorageError."""
         return self._compaction.cleanable(self._cleanable_segments(now_ms, up_to), self._state)
 
     def _cleanable_segments(self, now_ms: int, up_to: int) -> list[Segment]:
@@ -1141,8 +1141,8 @@ class Log:
         return is_usable and work.truncations == self._state.truncations
 
     def begin_swap(self, work: SwapWork) -> SwapWork | None:
-        """Prepare the log for a swap and return ``work``. Return None if ``work`` is no longer valid, which
-        ends the pass.
+        """Prepare the log for a swap and return ``work``. Return None if ``work`` is no longer valid; the
+        caller then gives up the pass.
 
         The caller runs the work and then calls ``finish_swap`` with its error or None. Raises StorageError.
         """

@@ -358,9 +358,9 @@ class LogStore:
     def close(self, *, clean: bool = True, broker_epoch: int = NO_BROKER_EPOCH) -> None:
         """Close every log and unlock the directory. Idempotent.
 
-        If ``clean``, everything is synced and checkpointed before the marker is written (R21). A log that
-        cannot be synced is omitted from the marker and will be recovered. The marker then has no broker
-        epoch, because an epoch claims that every acknowledged record is on this disk.
+        If ``clean``, everything is synced and checkpointed before the clean-shutdown marker is written (R21).
+        A log that cannot be synced is omitted from the marker and will be recovered. In that case the marker
+        has no broker epoch, because an epoch claims that every acknowledged record is on this disk.
         """
         if self._closed:
             return
@@ -610,7 +610,7 @@ class LogStore:
         return len(self._retired) > 0
 
     def _forget(self, log: Log, name: str) -> None:
-        """Remove the recovery point of a log with the next checkpoint."""
+        """Remove the recovery point of a log when the next checkpoint is written."""
         self._moved.pop(log.directory, None)
         self._unrecorded.pop(name, None)
         self._forgotten[name] = None
@@ -654,7 +654,7 @@ class LogStore:
             work()
 
     def begin_checkpoint(self) -> Callable[[], None] | None:
-        """Return a function that writes the recovery points that moved; None if none did (R24).
+        """Return a function that writes the recovery points that have moved, or None if none has (R24).
 
         The function may run in any thread. Its cost depends on the points that moved, not on the number of
         logs. After OSError or StorageExhaustedError the old points stay valid, and the next checkpoint

@@ -68,7 +68,8 @@ class ProducerSnapshots:
         return states
 
     def _newest(self, state: LogState, end_offset: int) -> tuple[ProducerStates, int]:
-        """Return (states, offset) of the newest snapshot that is valid for this log end, or (empty, 0)."""
+        """Return (states, offset) of the newest snapshot that is valid for a log that ends at ``end_offset``,
+        or (empty, 0)."""
         while self._offsets:
             offset = self._offsets[-1]
             states = self._read(offset, state) if offset <= end_offset else None
@@ -89,8 +90,9 @@ class ProducerSnapshots:
     def save(self, offset: int, truncations: int, active_bytes: int, keep_from: int) -> None:
         """Write a snapshot as of ``offset``, which is the log end, if the states are in memory.
 
-        It replaces the snapshots above ``keep_from``, the start of the active segment. ``truncations`` is the
-        log's truncation count, ``active_bytes`` the size of the active segment. Errors are only logged.
+        The new snapshot replaces the snapshots above ``keep_from``, the start of the active segment.
+        ``truncations`` is the log's truncation count, ``active_bytes`` the size of the active segment. Errors
+        are only logged.
         """
         self._saved_bytes = active_bytes
         if self.states is None or (self._offsets and self._offsets[-1] == offset):

@@ -532,7 +532,8 @@ class _Recovery:
         )
 
     def _resume(self, segment: Segment) -> tuple[int, int]:
-        """Return (position, offset) of the last proven index entry, from which ``segment`` must be read."""
+        """Return (position, offset) of the last index entry that is proven to be synced. ``segment`` must be
+        read from there on."""
         if segment.base_offset not in self._indexed:
             return 0, segment.base_offset
         end_offset, is_whole = segment.take_saved_indexes(self._proven)
@@ -719,7 +720,8 @@ class _Recovery:
     # --- damage ----------------------------------------------------------------------------------------
 
     def _open_damaged(self, error: CorruptLogError, names: Sequence[str]) -> OpenedLog:
-        """Return the sound part of a damaged log: the segments before the damaged one, and its intact start.
+        """Return the sound part of a damaged log: the segments before the damaged segment, and the intact
+        batches at the start of the damaged segment.
 
         Changes no file.
         """
@@ -922,7 +924,7 @@ class _Recovery:
 
     def _cut_files(self, changed: bool) -> RecoverySync | None:
         """Truncate the files to their contents. Return the syncs of everything that is not proven to be
-        synced, or None if nothing is. ``changed``: recovery has removed a file.
+        synced, or None if all of it is. ``changed``: recovery has removed a file.
 
         The active segment keeps its zeros for the next batches, because releasing them can take milliseconds.
         """

@@ -37,7 +37,8 @@ Change = SyncWork | RecoveryPoint | None
 
 
 class _BlockFile:
-    """One file of blocks. Invariant: unless ``is_stale``, the file has the points that were last written."""
+    """One file of recovery points, which consists of blocks. Invariant: unless ``is_stale``, the file has the
+    points that were last written."""
 
     def __init__(self, fs: FileSystem, path: str) -> None:
         self._fs = fs

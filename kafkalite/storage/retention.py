@@ -68,8 +68,9 @@ def plan_retention(
 ) -> RetentionPlan:
     """Return the plan for ``segments``, oldest first and active last. Reads only as many as needed.
 
-    ``log_size_bytes`` is the size of all segments. -1 for ``retention_ms`` or ``retention_bytes`` disables
-    that rule. ``now_ms`` is wall clock time, like the records' timestamps. ``up_to`` is exclusive.
+    ``log_size_bytes`` is the size of all segments. ``up_to`` (exclusive) is the high watermark; only segments
+    below it are removed. -1 for ``retention_ms`` or ``retention_bytes`` disables that rule. ``now_ms`` is
+    wall clock time, like the records' timestamps.
     """
     count, start = 0, log_start_offset
     excess_bytes = log_size_bytes - retention_bytes

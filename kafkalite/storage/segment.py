@@ -307,7 +307,7 @@ class Segment:
         return head_crc
 
     def saved_tails(self) -> set[tuple[int, int]]:
-        """Return (CRC field, offset after the batch) of each last batch that a valid index block has."""
+        """Return (CRC field, next offset) of the last batch that each valid index block identifies."""
         return {
             (block.tail_crc, block.end_offset)
             for block, _ in self._read_blocks(layout.OFFSET_INDEX_SUFFIX, OFFSET_MAGIC, OFFSET_ENTRY_BYTES)
@@ -456,8 +456,8 @@ class Segment:
     def read(self, offset: int, max_bytes: int, up_to: int, at_least_one: bool) -> Run:
         """Return complete batches below offset ``up_to``, beginning with the one that contains ``offset``.
 
-        Returns as many as fit in ``max_bytes``, and always the first one if ``at_least_one``. The place of
-        each batch is checked (R43). Raises CorruptLogError.
+        Returns as many as fit in ``max_bytes``, and always the first one if ``at_least_one``. Checks that
+        each batch has the expected offset and leader epoch (R43). Raises CorruptLogError.
         """
         is_in_order = offset == self._hint_offset
         if not is_in_order:
@@ -715,7 +715,7 @@ class Segment:
 
     def limit_to(self, end_offset: int) -> int:
         """Use only the batches below ``end_offset``, the sound end of a damaged log, from now on. Return the
-        end of those that were found.
+        end offset of the batches that were found.
 
         Later bytes are not read, and no file is changed: the batches are indexed in memory. Nothing may be
         appended any more. Raises OSError.

@@ -150,7 +150,7 @@ class Transaction(NamedTuple):
         next_producer_id: int = NO_PRODUCER_ID,
     ) -> Transaction:
         """Return the transaction as decided, with the next epoch (R31). If no partition needs a marker, it is
-        complete. ``ended`` and ``next_producer_id`` are the values of these fields."""
+        complete. ``ended`` and ``next_producer_id`` are the values of the fields with these names."""
         state = TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT
         decided = self._replace(
             state=state,

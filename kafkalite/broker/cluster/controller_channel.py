@@ -150,7 +150,8 @@ class ControllerChannel:
             self._connection.close()
 
     async def _until(self, timeout_ms: int, send: Callable[[Connection | None, int], Awaitable[T]]) -> T:
-        """Return the result of ``send(connection, left_ms)``, called with a connection to the controller.
+        """Return the result of ``send(connection, left_ms)``, called with a connection to the controller and
+        the time that is left.
 
         ``connection`` is None if this node is the controller. Raises RequestTimedOutError after
         ``timeout_ms``.

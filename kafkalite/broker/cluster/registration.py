@@ -123,7 +123,8 @@ class Registration:
         await self.replay(registered.metadata_offset)
 
     async def replay(self, registration_offset: int) -> None:
-        """Return when this node's image has its registration. Until then the node takes no role (R22)."""
+        """Return when this node's image contains the registration of this process. Until then the node takes
+        no role (R22)."""
         await self._controller.wait_for_offset(registration_offset)
 
     async def _register_until_accepted(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
@@ -172,7 +173,8 @@ class Registration:
             await self._clock.sleep_ms(START_INTERVAL_MS)
 
     async def heartbeat_forever(self) -> None:
-        """Send heartbeats until cancelled. Raises StaleBrokerEpochError if another process took this id."""
+        """Send heartbeats until cancelled. Raises StaleBrokerEpochError if another process has registered
+        under this node id."""
         interval_ms = self._config.broker_heartbeat_interval_ms
         pause_ms = interval_ms
         while True:

@@ -278,7 +278,8 @@ class Coordinators:
             self._has_due.set()
 
     async def keep_time(self) -> None:
-        """Call ``tick`` of each shard at the time that it passed to ``wake_at``. Runs until cancelled."""
+        """Call ``tick`` of each shard at the time that the shard passed to ``wake_at``. Runs until
+        cancelled."""
         while True:
             now_ms = self._clock.monotonic_ms()
             for shard, due_ms in list(self._due_ms.items()):

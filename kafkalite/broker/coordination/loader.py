@@ -59,7 +59,8 @@ def refuse_damaged(partition: Partition) -> None:
 
 
 def replay_batches(machine: Any, buffer: memoryview, now: Instant) -> int:
-    """Replay the records with a key in the batches of ``buffer``. Return the number of all records."""
+    """Replay the records with a key in the batches of ``buffer``. Return the number of records, including
+    those without a key."""
     record_count, position = 0, 0
     replay, new_record, unpack_head = machine.replay, tuple.__new__, _HEAD.unpack_from
     data = bytes(buffer)

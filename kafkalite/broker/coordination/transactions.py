@@ -96,7 +96,8 @@ _WAITS: Final = (ConcurrentTransactionsError, UnknownTopicOrPartitionError)
 
 
 class Transactions:
-    """Coordinates the transactions of this broker's shards, and verifies those in partitions that it leads.
+    """Coordinates the transactions of this broker's shards, and verifies transactions in the partitions that
+    this broker leads.
 
     To verify is to ask the coordinator to add a partition to the transaction (``Verifications``).
     """
@@ -159,7 +160,8 @@ class Transactions:
         producer_epoch: int,
         partitions: Sequence[TopicPartition],
     ) -> None:
-        """Return when the coordinator has durably added ``partitions``, so that each will get a marker (R31).
+        """Return when the coordinator has durably added ``partitions`` to the transaction, so that each will
+        get a marker (R31).
 
         Raises the coordinator's error if it refuses. Raises a retriable error if the result is unknown (R30):
         ConcurrentTransactionsError while the previous transaction is not complete, or

@@ -172,7 +172,8 @@ def _on_deleted(
     offset: int,
     error: Exception | None,
 ) -> None:
-    """Wait for the other in-sync replicas. Called when the leader's own log has deleted the records."""
+    """Wait until the other in-sync replicas have deleted the records too. Called when the leader's own log
+    has deleted them."""
     if error is not None:
         waiting.set_error(index, error)
     elif waiting.is_expected(index):

@@ -214,10 +214,10 @@ async def describe_groups(services: Services, request: Request, client: Client) 
 
 
 async def delete_groups(services: Services, request: Request, client: Client) -> Response:
-    """Delete groups without members, and their offsets. The response is sent when that is committed.
+    """Delete groups without members, and their offsets. The response is sent when the deletion is committed.
 
-    Errors, per group: those of the coordinator, GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP; of the
-    whole request INVALID_REQUEST (too many groups).
+    Errors, per group: those of the coordinator, GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP; of the whole request
+    INVALID_REQUEST (too many groups).
     """
     message: DeleteGroupsRequest = request.message
     _check_count(message.group_ids)

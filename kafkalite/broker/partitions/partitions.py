@@ -235,7 +235,7 @@ class Partitions:
     def stored(self) -> Iterator[LogDirPartition]:
         """Yield the sizes and offsets of every partition here, including offline ones, sorted by key.
 
-        While the disk is full, the ``offline_reason`` of a partition that is not offline says so (R54).
+        While the disk is full, ``offline_reason`` reports that for each partition that is not offline (R54).
         """
         shortage = self._store.shortage()
         for key in sorted([*self._hosted, *self._unopened]):
@@ -257,7 +257,8 @@ class Partitions:
         """Return the replicas whose log is offline. They must not lead or be in the ISR (R24, R26).
 
         The damaged log of a partition with only one replica is omitted: its records before the damage can
-        still be read, and no replica is better. A log that will soon be opened again (R55) is omitted, too.
+        still be read, and there is no better replica. A log that will soon be opened again (R55) is omitted,
+        too.
         """
         found = [
             replica

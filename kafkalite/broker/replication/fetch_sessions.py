@@ -51,8 +51,8 @@ class Poll(Protocol):
 class FetchedReplica:
     """One partition in one session: the position that the follower listed, and the offsets sent to it.
 
-    Invariant: it is in ``session.ready`` only if not ``is_sent``. Both sent offsets are -1 before the first
-    response.
+    Invariant: the object is in ``session.ready`` only if not ``is_sent``. Both sent offsets are -1 before the
+    first response.
     """
 
     session: FetchSession
@@ -101,7 +101,8 @@ class FetchedReplica:
             self.sent_high_watermark = -1  # send it again: the follower may have been unable to use it
 
     def mark_sent(self) -> None:
-        """Record that the follower was sent records, a divergence or an error for its last listing."""
+        """Record that the follower was sent records, a divergence or an error since it last listed the
+        partition."""
         self.is_sent = True
         self.refusal = None
         self.session.ready.pop(self, None)
@@ -109,8 +110,8 @@ class FetchedReplica:
     def may_learn_high_watermark(self) -> bool:
         """Whether the follower may raise its high watermark now (R10).
 
-        It may not until its log agrees with the leader's. The high watermark would count its own records,
-        which the leader does not have, as committed.
+        It may not until its log agrees with the leader's: otherwise records that only the follower has would
+        count as committed.
         """
         return self.diverging is None
 

@@ -62,9 +62,9 @@ def limits_of(max_connections: int, limit: int) -> DescriptorLimits:
     """Return the limits of a process that may open ``limit`` descriptors.
 
     ``max_connections`` is cut to half of the descriptors; files and connections to other nodes need the
-    others. If files need more than half, new connections are refused while only the reserve is free. The
-    system assigns the lowest free number, so a descriptor in the reserve shows that all lower ones are in
-    use.
+    others. An eighth, at most RESERVED_DESCRIPTORS, is reserved for them: new client connections with a
+    descriptor in this reserve are refused. The system assigns the lowest free number, so such a descriptor
+    shows that all lower ones are in use.
     """
     reserve = min(limit // 8, RESERVED_DESCRIPTORS)
     return DescriptorLimits(min(max_connections, max(limit // 2, 1)), limit - reserve, limit - reserve // 2)

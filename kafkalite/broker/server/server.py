@@ -460,7 +460,8 @@ class Connection(asyncio.BufferedProtocol):
         self._drain(self.received_bytes, 0)
 
     def _drain(self, received_bytes: int, quiet_iterations: int) -> None:
-        """End the stream after two quiet iterations of the loop, when every request has a response.
+        """End the stream when every request has a response, after iterations of the loop in which no bytes
+        were received (quiet iterations).
 
         The arguments are the received bytes and the number of quiet iterations at the previous call.
         """

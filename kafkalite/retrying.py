@@ -85,8 +85,14 @@ class Policy:
     give_up_on: tuple[type[Exception], ...] = ()  #: errors for which no retry helps
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ConfigError(key="attempts", value=self.attempts, allowed="1 or more")
+        for key, least, types, unit in (
+            ("attempts", 1, int, "a whole number"),
+            ("first_delay_ms", 0, int | float, "milliseconds"),
+            ("max_delay_ms", 0, int | float, "milliseconds"),
+        ):
+            value = getattr(self, key)
+            if not isinstance(value, types) or not value >= least:
+                raise ConfigError(key=key, value=value, allowed=f"{unit}, {least} or more")
         try:
             self.dead_letter_topic("", "")
         except (AttributeError, LookupError, ValueError) as error:
@@ -166,6 +172,8 @@ async def run(
     the last attempt.
     """
     _check_handler(handler)
+    if not isinstance(policy, Policy):
+        raise ConfigError(key="policy", value=policy, allowed="a Policy, such as Policy(attempts=3)")
     rng = rng or system_rng()
     decode = decoder(key_deserializer, value_deserializer) or (lambda record: record)
     delay_topics = {name: None for topic in topics for name in _delay_topics(policy, topic, group_id)}
@@ -186,7 +194,9 @@ async def run(
             raise ConfigError(key="dead_letter", value=policy.dead_letter, allowed=allowed)
 
     def shared(registry: OptionRegistry) -> dict[str, Any]:
-        given = merged(config, settings, registry)
+        given = merged(
+            config, {name: value for name, value in settings.items() if value is not None}, registry
+        )
         return {name: value for name, value in given.items() if name in registry}
 
     async with AsyncExitStack() as stack:

@@ -66,7 +66,13 @@ class Serde(Generic[T]):
 
 
 def _to_json(value: Any) -> bytes:
-    return _json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    try:
+        text = _json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        if "JSON compliant" not in str(error):
+            raise
+        raise ValueError("JSON has no NaN and no infinity: send None instead, or use serde.msgpack") from None
+    return text.encode()
 
 
 def _to_msgpack(value: Any) -> bytes:
@@ -82,7 +88,7 @@ def _from_msgpack(data: bytes) -> Any:
     return msgpack.unpackb(data)
 
 
-#: Compact JSON in UTF-8.
+#: Compact JSON in UTF-8. NaN and infinite numbers are refused, because other languages cannot read them.
 json: Final[Serde[Any]] = Serde("json", _to_json, _json.loads)
 msgpack: Final[Serde[Any]] = Serde("msgpack", _to_msgpack, _from_msgpack)
 #: Text in UTF-8.

@@ -99,9 +99,33 @@ def checked_int(what: str, value: Any) -> Any:
     raise ClientError(f"{what} {value!r} is not an int")
 
 
+def checked_count(what: str, value: Any) -> Any:
+    """Return ``value``. Raises ClientError unless it is an int of 0 or more."""
+    if checked_int(what, value) < 0:
+        raise ClientError(f"{what} {value!r} is below 0")
+    return value
+
+
+def checked_interceptors(interceptors: object, base: type) -> list[Any]:
+    """Return ``interceptors`` as a list. Raises ClientError unless each has the methods of ``base``."""
+    found = checked_list("interceptors", interceptors, "[MyInterceptor()]")
+    for each in found:
+        if isinstance(each, type):
+            raise ClientError(
+                f"the interceptor {each!r} is a class", hint=f"pass an instance: {each.__name__}()"
+            )
+        for name in vars(base):
+            if not name.startswith("_") and not callable(getattr(each, name, None)):
+                raise ClientError(
+                    f"the interceptor {each!r} has no method {name}",
+                    hint=f"derive its class from {base.__name__}",
+                )
+    return found
+
+
 def checked_number(what: str, value: Any) -> Any:
-    """Return ``value``. Raises ClientError unless it is an int or a float."""
-    if hasattr(value, "__float__"):
+    """Return ``value``. Raises ClientError unless it is an int or a float other than NaN."""
+    if hasattr(value, "__float__") and value == value:  # only NaN differs from itself
         return value
     raise ClientError(f"{what} {value!r} is not a number")
 

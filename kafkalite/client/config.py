@@ -9,7 +9,7 @@ repeat the names only for type checkers.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypedDict, TypeVar
 
@@ -408,7 +408,7 @@ def merged(
     """Return ``config`` with dotted names, overridden by each argument that is not None.
 
     The ``config`` "environment" stands for the variables of ``environment_settings``. Raises ConfigError for
-    an invalid variable, and for a ``config`` of another type.
+    an invalid variable, for a ``config`` of another type, and for an unknown argument that is None.
     """
     if isinstance(config, str):
         if config != "environment":
@@ -419,6 +419,7 @@ def merged(
     if isinstance(arguments.get("bootstrap_servers"), Mapping):
         allowed = "host:port; the settings are a keyword argument: config={...}"
         raise ConfigError(key="bootstrap.servers", value="a dict", allowed=allowed)
+    _check_known((name for name, value in arguments.items() if value is None), registry, "")
     settings = {name.replace("_", "."): value for name, value in (config or {}).items()}
     settings.update((name.replace("_", "."), value) for name, value in arguments.items() if value is not None)
     return settings
@@ -446,9 +447,9 @@ def environment_settings(environment: Mapping[str, str], registry: OptionRegistr
     return settings
 
 
-def _by_python_name(registry: OptionRegistry, settings: Mapping[str, Any], source: str) -> dict[str, Any]:
-    given = {name: value for name, value in settings.items() if value is not None}
-    for name in given:
+def _check_known(names: Iterable[str], registry: OptionRegistry, source: str) -> None:
+    """Raise ConfigError, with a suggestion, if ``registry`` has no option with one of the ``names``."""
+    for name in names:
         if name in registry:
             continue
         if hint := elsewhere(name):
@@ -456,6 +457,12 @@ def _by_python_name(registry: OptionRegistry, settings: Mapping[str, Any], sourc
         hint = did_you_mean(name.replace(".", "_"), _ARGUMENTS, shown="the argument {}".format, cutoff=0.8)
         if hint:
             raise ConfigError(key=name, value=None, allowed=f"unknown option; {hint}", source=source)
+        registry.get(name, source=source)
+
+
+def _by_python_name(registry: OptionRegistry, settings: Mapping[str, Any], source: str) -> dict[str, Any]:
+    _check_known(settings, registry, source)
+    given = {name: value for name, value in settings.items() if value is not None}
     parsed = registry.defaults() | registry.parse(given, source=source)
     allowed = "at least one host:port or inproc://name"
     _check(bool(parsed["bootstrap.servers"]), "bootstrap.servers", "", allowed, source)

@@ -270,7 +270,10 @@ def checked_headers(headers: Any) -> Headers:
     """
     checked: list[tuple[str, bytes | None]] = []
     try:
-        for name, value in headers or ():
+        for pair in headers or ():
+            if isinstance(pair, str):  # one of two characters would be taken for a name and a value
+                raise TypeError(f"{pair!r} is a str")
+            name, value = pair
             if not isinstance(name, str):
                 raise RecordError(f"a header's name is {type(name).__name__}, but must be str")
             if isinstance(value, str):
@@ -280,7 +283,9 @@ def checked_headers(headers: Any) -> Headers:
             name.encode()
             checked.append((name, value))
     except (TypeError, ValueError) as error:
-        raise RecordError(f"headers must be pairs of a name and a value: {error}") from error
+        raise RecordError(
+            f"headers must be pairs of a name and a value: {error}", hint='for example [("source", b"web")]'
+        ) from error
     if len(checked) > MAX_HEADERS_PER_RECORD:
         raise RecordError(f"a record has at most {MAX_HEADERS_PER_RECORD} headers, this one {len(checked)}")
     return tuple(checked)

@@ -252,6 +252,29 @@ async def test_an_ordinary_function_runs_in_a_thread(world: World) -> None:
         await world.until(b"a")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "allowed"),
+    [
+        ({"attempts": "3"}, "attempts is '3', but must be a whole number, 1 or more"),
+        ({"attempts": 0.5}, "attempts is 0.5, but must be a whole number"),
+        ({"first_delay_ms": -5}, "first_delay_ms is -5, but must be milliseconds, 0 or more"),
+        ({"first_delay_ms": float("nan")}, "first_delay_ms is nan"),
+        ({"max_delay_ms": "1s"}, "max_delay_ms is '1s', but must be milliseconds"),
+    ],
+)
+def test_a_wrong_number_of_a_policy_is_named(wrong: dict[str, Any], allowed: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        retrying.Policy(**wrong)
+    assert allowed in str(refused.value)
+
+
+async def test_a_wrong_policy_is_named() -> None:
+    with pytest.raises(
+        ConfigError, match=r"policy is '3', but must be a Policy, such as Policy\(attempts=3\)"
+    ):
+        await retrying.run(print, "t", group_id="g", policy="3")  # type: ignore[arg-type]
+
+
 def test_a_policy_needs_an_attempt() -> None:
     with pytest.raises(ConfigError, match="attempts is 0"):
         retrying.Policy(attempts=0)

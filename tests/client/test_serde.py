@@ -238,3 +238,16 @@ async def read() -> None:
     ]
     errors = [line for line in lines if "error" in line]
     assert len(errors) == 1 and errors[0].startswith('16: error: Argument 2 to "send"'), done.stdout
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {"a": [-float("inf")]}])
+def test_json_refuses_numbers_that_json_does_not_have(value: Any) -> None:
+    with pytest.raises(ValueError, match="JSON has no NaN and no infinity: send None instead"):
+        serde.json.serialize("t", value)
+
+
+def test_json_names_other_mistakes_as_python_does() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    with pytest.raises(ValueError, match="Circular"):
+        serde.json.serialize("t", circle)

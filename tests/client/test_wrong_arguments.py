@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kafkalite import Admin, Broker, Consumer, Producer, Table, TopicPartition, sync
+from kafkalite import Admin, Broker, Consumer, Producer, ProducerInterceptor, Table, TopicPartition, sync
 from kafkalite.client.admin.descriptions import NewTopic
-from kafkalite.errors import ClientError, ConfigError, KafkaliteError
+from kafkalite.errors import ClientClosedError, ClientError, ConfigError, KafkaliteError
 
 T0 = TopicPartition("t", 0)
 
@@ -66,6 +66,15 @@ async def called(function: Callable[..., Any], *arguments: Any, **named: Any) ->
             lambda c: called(c.producer.send_many, "t", [b"x"], headers=["h"]),
             "headers must be pairs of a name and a value",
         ),
+        (lambda c: called(c.producer.send, "t", b"x", headers=["ab"]), "'ab' is a str"),
+        (
+            lambda c: called(c.producer.send_nowait, "t", b"x", headers={"ab": b"1"}),
+            """'ab' is a str (for example [("source", b"web")])""",
+        ),
+        (lambda c: called(c.consumer.get_many, -1), "max_records -1 is below 0"),
+        (lambda c: called(c.consumer.getmany, max_records=-1), "max_records -1 is below 0"),
+        (lambda c: called(c.consumer.get_many, timeout_ms=float("nan")), "timeout_ms nan is not a number"),
+        (lambda c: called(c.admin.create_topics, [("a", 1)]), "('a', 1) is not a NewTopic"),
         (lambda c: called(c.producer.send_batch, "t", 0, "x"), "str is not a record batch"),
         (lambda c: called(c.producer.wait_for_room, "x"), "timeout_ms 'x' is not a number"),
         (lambda c: called(c.producer.close, "x"), "timeout_ms 'x' is not a number"),
@@ -155,6 +164,22 @@ async def test_a_commit_of_wrong_types_names_them() -> None:
                 assert told in str(refused.value)
 
 
+@pytest.mark.parametrize("method", ["get_one", "get_many", "getmany", "get_batches"])
+async def test_a_consumer_that_is_not_open_says_how_to_open_it(method: str) -> None:
+    with pytest.raises(ClientClosedError, match="open it with 'async with' or start"):
+        await getattr(Consumer("t"), method)(timeout_ms=5)
+
+
+async def test_a_blocking_consumer_refuses_a_negative_count() -> None:
+    with pytest.raises(ClientError, match="max_records -1 is below 0"):
+        sync.Consumer("t").get_many(-1)
+
+
+def test_a_known_option_may_be_none() -> None:
+    assert Producer(linger_ms=None).config == Producer().config
+    assert Consumer("t", group_id=None, config={"client.id": None}).config == Consumer("t").config
+
+
 SERVERS = "h1:9092,h2:9092"
 
 
@@ -179,6 +204,18 @@ SERVERS = "h1:9092,h2:9092"
         (lambda: Producer(on_delivery=5), "on_delivery 5 is not a function"),
         (lambda: Producer(interceptors=5), "5 is not a list of interceptors"),
         (lambda: Consumer("t", interceptors=5), "5 is not a list of interceptors"),
+        (lambda: Producer(interceptors=object()), "is not a list of interceptors"),
+        (lambda: Producer(interceptors=[5]), "the interceptor 5 has no method on_send"),
+        (lambda: Consumer("t", interceptors=[5]), "the interceptor 5 has no method on_consume"),
+        (lambda: sync.Consumer("t", interceptors=[5]), "derive its class from ConsumerInterceptor"),
+        (lambda: Producer(interceptors=[ProducerInterceptor]), "pass an instance: ProducerInterceptor()"),
+        (lambda: Producer(linger=None), "linger: unknown option"),
+        (lambda: Producer(config={"linger": None}), "linger: unknown option"),
+        (lambda: Consumer("t", grupo=None), "grupo: unknown option"),
+        (lambda: Consumer("t", session_timeout_ms=None), "no option of a client"),
+        (lambda: Admin(nonsense=None), "nonsense: unknown option"),
+        (lambda: sync.Admin(nonsense=None), "nonsense: unknown option"),
+        (lambda: Table("t", nonsense=None), "nonsense: unknown option"),
     ],
 )
 def test_the_error_of_a_constructor_shows_the_right_call(make: Callable[[], Any], told: str) -> None:

@@ -13,6 +13,7 @@ from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
 
+from kafkalite.client.arguments import checked_count
 from kafkalite.client.blocking.caller_thread import CallerThread
 from kafkalite.client.blocking.twin import Twin, blocking, opened_with, twin_of
 from kafkalite.client.config import BootstrapServers, ConfigSource, ConsumerSettings
@@ -274,7 +275,8 @@ class Consumer(Twin[consumer.Consumer[K, V]], Generic[K, V]):
     def get_many(
         self, max_records: int | None = None, *, timeout_ms: int | None = None
     ) -> list[Record[K | None, V | None]]:
-        limit = max_records if max_records is not None else self._original.config.max_poll_records
+        given = None if max_records is None else checked_count("max_records", max_records)
+        limit: int = self._original.config.max_poll_records if given is None else given
         if not length_hint(self._remaining):
             self._take(limit, timeout_ms)
         self._last_call_from = self._next_index()

@@ -18,9 +18,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, Unpack
 
 from kafkalite.client.arguments import (
+    checked_count,
     checked_int,
+    checked_interceptors,
     checked_ints,
-    checked_list,
     checked_number,
     checked_partition,
     checked_partitions,
@@ -142,7 +143,7 @@ class Consumer(Generic[K, V]):
         )
         decode = decoder(key_deserializer, value_deserializer)
         self._fetcher = Fetcher(self._cluster, self.config, decode)
-        chain = checked_list("interceptors", interceptors, "[MyInterceptor()]")
+        chain = checked_interceptors(interceptors, ConsumerInterceptor)
         self._on_consume = [interceptor.on_consume for interceptor in chain]
         self._assigned = self._fetcher.assigned
         self._progress = Progress(self._assigned, is_at_most_once=self.config.is_at_most_once)
@@ -767,7 +768,7 @@ class Consumer(Generic[K, V]):
         self, max_records: int | None, timeout_ms: int | None, only: frozenset[TopicPartition] | None
     ) -> list[Record[K | None, V | None]]:
         limit = (
-            self.config.max_poll_records if max_records is None else checked_int("max_records", max_records)
+            self.config.max_poll_records if max_records is None else checked_count("max_records", max_records)
         )
         until_ms = self._deadline_ms(timeout_ms)
         records: list[Record[Any, Any]] = []
@@ -839,7 +840,11 @@ class Consumer(Generic[K, V]):
         await self._commit_returned()
 
     def _deadline_ms(self, timeout_ms: int | None) -> int:
-        """Return the time at which ``timeout_ms`` (None: no limit) will have passed."""
+        """Return the time at which ``timeout_ms`` (None: no limit) will have passed.
+
+        Raises ClientClosedError unless the consumer is open: it has no clock before.
+        """
+        self._check_open()
         if timeout_ms is None:
             return FOREVER_MS
         deadline_ms: int = self._cluster.now_ms() + checked_number("timeout_ms", timeout_ms)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Any
 
-from kafkalite.client.arguments import checked_list
+from kafkalite.client.arguments import checked_interceptors
 from kafkalite.client.interceptors import ProducerInterceptor, notify, passed_through
 from kafkalite.client.producer.columns import RecordColumns
 from kafkalite.client.producer.delivery import record_metadata
@@ -33,7 +33,7 @@ class Outgoing:
             for what, given in (("value", value_serializer), ("key", key_serializer))
             if given is not None
         ]
-        chain = checked_list("interceptors", interceptors, "[MyInterceptor()]")
+        chain = checked_interceptors(interceptors, ProducerInterceptor)
         self._on_send = [interceptor.on_send for interceptor in chain]
         self._on_acknowledgement = [interceptor.on_acknowledgement for interceptor in chain]
 

@@ -34,8 +34,8 @@ class PartitionState(NamedTuple):
 
     Invariants: isr, elr and last_known_elr are disjoint subsets of replicas, in the same order; unverified is
     a subset of elr. The leader is in isr, or -1. leader_epoch and partition_epoch never decrease. Every
-    member of isr and elr has all committed records (R16, I2), but the disk of an unverified member may have
-    lost some unnoticed. While elr has a member, the leader commits nothing (R9, R57). Members of
+    verified member of isr and elr has all committed records (R16, I2); the disk of an unverified member may
+    have lost some unnoticed. While elr has a member, the leader commits nothing (R9, R57). Members of
     last_known_elr have lost their eligibility. idle_epoch is at most the leader epoch; while they are equal,
     the leader has committed nothing since a comparison of logs made it the leader (R50).
     """

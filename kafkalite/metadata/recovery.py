@@ -5,8 +5,8 @@ unclean stop such a loss can be invisible, because a damaged end of a log looks 
 synced. So a replica that restarted uncleanly leads only after a comparison. Logs are equal up to the offset
 at which their epochs diverge, and no committed record lies beyond it (R3, R4). So the log with the greatest
 (last epoch, log end offset) has every committed record that any of the compared logs has. If one of them is
-the undamaged log of an ISR or ELR member, it has every committed record. A report is valid for one leader
-epoch in which the partition has no leader, because no log changes in that epoch.
+the undamaged log of an ISR or ELR member, the greatest log has every committed record. A report is valid for
+one leader epoch in which the partition has no leader, because no log changes in that epoch.
 
 The active controller keeps reports in memory only. Brokers send them again to a new controller.
 """

@@ -1,10 +1,10 @@
-"""The pysyncobj adapter: the only module that uses the Raft library. It corrects its unsafe behavior.
+"""The pysyncobj adapter: the only module that uses the Raft library. It corrects unsafe behavior.
 
 pysyncobj provides the election, the replication loop, the commit rule and the apply loop. Without the
-adapter it loses acknowledged commands (docs/adr/0009-raft-on-pysyncobj.md, which also gives the source of
-each rule below). The adapter supplies its own journal, snapshot store and transport, and overrides methods of
-the library: ``_SyncObj__x`` is its private ``self.__x``. This works with exactly one version of the library,
-which is checked when this module is imported.
+adapter the library loses acknowledged commands (docs/adr/0009-raft-on-pysyncobj.md, which also gives the
+source of each rule below). The adapter supplies its own journal, snapshot store and transport, and overrides
+methods of the library: ``_SyncObj__x`` is the library's private ``self.__x``. This works with exactly one
+version of the library, which is checked when this module is imported.
 
 The adapter adds to the library's Raft (R17):
 
@@ -506,8 +506,8 @@ class RaftAdapter(SyncObj):  # type: ignore[misc]
             self._on_resigned()
 
     def abandon(self) -> None:
-        """Complete all proposals and reads, because the adapter is no longer used. The outcome of proposals
-        that are already in the log is unknown."""
+        """Report an outcome to all proposals and reads, because the adapter is no longer used. The outcome of
+        proposals that are already in the log is unknown; the others have no effect, and reads fail."""
         self._report_unknown_outcomes()
         self._refuse_proposals()
         self._on_resigned()

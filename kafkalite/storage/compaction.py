@@ -17,8 +17,8 @@ missing offsets, and damage in it is detected as in any other log (R24). The rul
   it, so that a repetition of the batch and the next sequence are still recognized (R28). The description
   stays as long as the state refers to the batch. A transactional batch of this kind stays unchanged.
 * A batch that would not become smaller stays unchanged.
-* A tombstone is removed by a later pass than the pass that compacted all offsets before it, if that pass
-  ended at least ``delete.retention.ms`` ago, so that a consumer that reads from the start has received it. It
+* A tombstone is removed if an earlier pass, which ended at least ``delete.retention.ms`` ago, has compacted
+  all offsets before it, so that a consumer that reads from the start has received the tombstone. It
   stays if an older record of its key remains in a batch that stayed unchanged or cannot be read. The caller
   limits the offsets of removed tombstones, and allows none while an absent replica may have the older records
   but not the tombstone (R41).

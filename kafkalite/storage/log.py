@@ -5,7 +5,7 @@ another thread. Appending never syncs: the owner calls ``begin_sync``, runs the 
 ``finish_sync``, and only then ``synced_end_offset`` moves (R7). If a write or sync fails for a reason other
 than a full disk, the log is offline for the rest of the process (R26), but can still be read. A damaged log
 can be read up to its sound end (R24). Batches that this process has not written are checked before they
-are read for the first time, and the place of each batch in every read (R43).
+are read for the first time. Every read checks that each batch has the expected offset and epoch (R43).
 
 Files are opened when they are first needed, so an unused log has no open file and no map. ``now_ms`` is
 always wall clock time, like the timestamps of records.

@@ -15,8 +15,8 @@ segment's first batch as soon as that batch is appended, so a segment that was n
 * the leader epoch of each of these batches must be the one that the leader-epochs file has for its offset,
   since the CRC does not cover it (R58);
 * a bad batch, a gap or an early end **below** the proven end is damage;
-* **above** it, it is a torn tail if the system may have lost unsynced bytes, in any order, since it was
-  written: everything from there on is moved to files beside the log, with one log event;
+* **above** the proven end, it is a torn tail if the system may have lost unsynced bytes since the bytes were
+  written, in any order: everything from there on is moved to files beside the log, and one event is logged;
 * if only the process ended, all that it wrote is there, except the rest of the last batch. So a bad batch is
   damage if an intact batch follows it, in the segment or in a later one, or if the bad batch was written
   completely; only a batch whose end is missing is a torn tail;

@@ -23,8 +23,8 @@ CHUNK_BYTES: Final = 256 * KIB
 
 
 class Finding(NamedTuple):
-    """The damage of a segment. ``sound_end_offset`` is exclusive. ``records_in_doubt`` counts only offsets of
-    this segment."""
+    """The damage of a segment. ``sound_end_offset`` is exclusive. ``records_in_doubt`` is the number of
+    offsets of this segment, at or above ``sound_end_offset``, that no intact batch contains."""
 
     cause: str
     sound_end_offset: int

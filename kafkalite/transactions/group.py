@@ -1,6 +1,6 @@
 """A transaction group: transactions of many producers of one application, decided by one request.
 
-Batches have ascending numbers. A writer joins a batch with its name, gets its own producer id and epoch, and
+Batches have ascending numbers. A writer joins a batch under its own name, gets a producer id and epoch, and
 writes transactional record batches like any producer. ``EndTxnGroup`` names the winners: the writers whose
 records belong to the result. One decision commits them, aborts all other writers of this and earlier batches,
 and records the batch as the last decided one. So each batch is decided once, and a repeated request gets the

@@ -30,7 +30,7 @@ POLL_GRACE_MS: Final = 2_000
 
 
 class PeerConnections:
-    """Keeps one shared connection to each other broker. It is opened at the first use and after a loss.
+    """Keeps one shared connection to each other broker, opened at the first use and again after a loss.
 
     Responses arrive in the order of the requests, so a long poll delays the responses to later requests.
     """

@@ -8,9 +8,9 @@
     hand over     heartbeats request a shutdown, until other brokers lead all its partitions, or a timeout
 
 A session lasts the session timeout. This broker counts it from the sending of the last heartbeat that a
-controller answered (``NodeState.session_end_ms``), and the controller from the receipt, so it ends here
-first. Without a session this broker refuses the requests of clients, because another broker may lead
-(docs/adr/0024-a-broker-without-a-session-stops-serving.md).
+controller answered (``NodeState.session_end_ms``). The controller counts it from the receipt, so the session
+ends here first. Without a session this broker refuses the requests of clients, because another broker may
+lead (docs/adr/0024-a-broker-without-a-session-stops-serving.md).
 """
 
 # Tests: tests/integration/test_cluster_membership.py

@@ -150,7 +150,8 @@ class Coordinators:
                 yield self._shards[key]
 
     def count(self, kind: int) -> int:
-        """Return the number of groups, or of transactional ids and writers, in the loaded shards."""
+        """Return the number of groups in the loaded shards, or of transactional ids and writers, depending on
+        ``kind``."""
         count = _COUNTS[kind]
         return sum(count(shard.machine) for shard in self.shards(kind) if shard.is_loaded)
 

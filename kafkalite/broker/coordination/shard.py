@@ -183,11 +183,12 @@ class Shard:
     # --- requests
 
     def submit(self, command: Any, caller: Caller = NO_CALLER) -> Response | Pending:
-        """Return the response to ``command``, held until all records that it depends on are committed.
+        """Return the response to ``command``, held until all records that the response depends on are
+        committed.
 
         Never raises: an error is a Refusal with the machine's error code, NOT_COORDINATOR,
-        COORDINATOR_LOAD_IN_PROGRESS or COORDINATOR_NOT_AVAILABLE. After the last one the client must retry,
-        because the command may or may not take effect.
+        COORDINATOR_LOAD_IN_PROGRESS or COORDINATOR_NOT_AVAILABLE. After COORDINATOR_NOT_AVAILABLE the client
+        must retry, because the command may or may not take effect.
         """
         try:
             self.check()

@@ -3,7 +3,8 @@
 A compaction computes on the event loop for a few milliseconds, sleeps about as long, and continues. A thread
 would block the loop for longer at a time (GIL). Disk work runs in the executor. Leaders and followers compact
 independently, each below its own high watermark. While a replica is out of sync, tombstones and markers are
-kept: it may still have the records that they delete or end, and it fetches only from its log end on (R41).
+kept: that replica may still have the deleted records or the open transactions, and it fetches only from its
+log end on (R41).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ the size of the envelope or payload, so a payload is checked and written to disk
 
 Both lengths are checked before any byte of the frame is kept (S1). Because the buffer grows, a peer that
 announces 100 MiB and sends nothing costs 64 KiB, or as much as a part that it sent completely before, but at
-most 1 MiB (S3).
+most 1,028 KiB (S3).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STAGING_BYTES: Final = 16 * KIB
 # The first size of the buffer of a larger part, and the factor by which it grows. The buffers of later parts
 # begin with the size of the largest complete part, which saves the copies of growing.
 FIRST_BUFFER_BYTES: Final = 64 * KIB
-MAX_FIRST_BUFFER_BYTES: Final = 1 * MIB
+MAX_FIRST_BUFFER_BYTES: Final = MIB + 4 * KIB  # for batches of 1 MiB and their headers
 BUFFER_GROWTH: Final = 4
 
 _HEADER: Final = Layout(">II")

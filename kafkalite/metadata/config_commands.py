@@ -38,7 +38,7 @@ def alter_configs(
 
     The reply has one result for each resource, in the order in which the request first names them. Errors:
     UNKNOWN_TOPIC_OR_PARTITION, INVALID_CONFIG (bad name or value, or a repeated key), INVALID_REQUEST
-    (unknown resource type or broker).
+    (unknown resource type or broker); of the whole request INVALID_REQUEST (too many changes).
     """
     problem = too_many(len(command.changes), "changes")
     if problem is not None:

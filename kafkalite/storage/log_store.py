@@ -617,7 +617,8 @@ class LogStore:
         self._wake()
 
     def _on_moved(self, directory: str, change: SyncWork | RecoveryPoint) -> None:
-        """Record that the recovery point of a log has moved. Called in any thread."""
+        """Record that the recovery point of a log has moved to ``change``, or to the point after the round
+        ``change``. Called in any thread."""
         is_first = not self._moved
         self._moved[directory] = change
         if is_first:

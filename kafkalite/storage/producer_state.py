@@ -53,7 +53,8 @@ class SequencedBatch(NamedTuple):
     crc: int = UNKNOWN_CRC
 
     def is_repeated_by(self, header: BatchHeader, batch: Buffer) -> bool:
-        """Whether ``batch``, which has the same sequences, is the same batch: its checksum is equal (R28).
+        """Whether ``batch``, which has the same sequences, is the same batch: its checksum is equal (R28), or
+        the checksum of the stored batch is unknown.
 
         The CRC covers the attributes with the transactional bit. If the topic uses LogAppendTime, the leader
         stamped the stored batch, which changed its CRC. So the CRC that ``batch`` would have with the stored

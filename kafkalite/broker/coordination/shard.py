@@ -227,7 +227,8 @@ class Shard:
         """Append an empty record, so that the response to the current request waits until it is committed.
 
         Called while this broker has no session, so that another broker may be the coordinator (R23) and the
-        state here may be outdated. If the record is committed, this broker is still the leader.
+        state here may be outdated. If the record is committed, this broker is still the leader. Nothing is
+        appended if no other replica is in sync, because no other replica can then lead.
         """
         if len(self.partition.in_sync_replicas) > 1:
             self._append(build_batch([None], None, now.wall_ms), now)

@@ -133,7 +133,8 @@ async def _decide(
 
 
 async def elect_leaders(services: Services, request: Request, client: Client) -> Response:
-    """Elect the preferred replicas as leaders, or, in an unclean election, any live replica.
+    """Elect preferred replicas as leaders, or, in an unclean election, a live replica for a partition without
+    a leader.
 
     An unclean election may lose committed records, so the client must have proved that it knows the cluster's
     secret (S10).

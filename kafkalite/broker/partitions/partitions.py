@@ -456,11 +456,11 @@ class Partitions:
         logger.warning("log opened again %s", Fields(partition=key, reason=reason))
 
     def _may_replace(self, hosted: HostedPartition, state: PartitionState) -> bool:
-        """Whether an empty log may replace this damaged one (R24).
+        """Whether an empty log may replace the damaged log of ``hosted`` (R24).
 
         Another broker must lead, and this replica must be neither in the ISR nor in the ELR. It must not have
-        reported a position in its damaged log in this leader epoch: the leader would count the empty log
-        as caught up.
+        reported a position in its damaged log in this leader epoch: the leader would count the empty log as
+        caught up.
         """
         is_counted = self._node_id in (*state.isr, *state.elr) or hosted.reported_epoch == state.leader_epoch
         return state.leader != NO_LEADER and not is_counted

@@ -2,8 +2,8 @@
 
 A coordinator is a state machine whose state is replayed from one partition of an internal topic. ``decide``
 reads the state and returns records and a reply, without changing the state. The broker appends the records as
-one batch and replays them at once. It sends the reply when every record that the log contains at that time
-is committed. So no reply, even to a read, shows state that may still be lost (R36, R39, R40).
+one batch and replays them at once. It sends the reply, even to a read, when the log is committed up to its
+end at that time. So no reply shows state that may still be lost (R36, R39, R40).
 """
 
 # Tests: tests/groups/test_machine.py, tests/transactions/test_machine.py

@@ -195,7 +195,7 @@ class RecordError(KafkaliteError):
 
 
 class SerializationError(RecordError):
-    """A serializer or deserializer raised the ``__cause__``. A consumer's position stays at the record."""
+    """A serializer or deserializer raised ``__cause__``. A consumer's position stays at the record."""
 
     record: Record | None = None  #: the record with key and value as bytes; None if a serializer failed
 
@@ -350,7 +350,7 @@ class TransactionStateError(ClientError):
 
 
 class BrokerError(KafkaliteError):
-    """An error code in a broker's response. Each code has exactly one class, which is checked at import."""
+    """An error code in a broker's response. Each code has its own subclass, as an import check ensures."""
 
     code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN_SERVER_ERROR
     retriable: ClassVar[bool] = False
@@ -385,7 +385,7 @@ def broker_error(code: int, message: str = "", *, about: str = "") -> BrokerErro
     """Return the exception for an error code: UnknownServerError if the code is unknown.
 
     ``about`` names the affected object, such as a partition; it is put before ``message`` unless ``message``
-    contains it. A hint at the end of ``message`` is dropped if it equals the hint of the class.
+    contains it. If ``message`` ends with the default hint of the error's class, that hint is removed.
     """
     try:
         cls = _CLASS_BY_CODE[ErrorCode(code)]

@@ -25,13 +25,13 @@ class Fields:
 
 
 class Uncut(str):
-    """A value that is printed whole, because a part of it is useless: a command with a path."""
+    """Text that is never truncated, because a part of it is useless: a command with a path."""
 
     __slots__ = ()
 
 
 def text_of(value: Any) -> str:
-    """Return ``str(value)``, or the name of its type if that raises: a user's exception may do so."""
+    """Return ``str(value)``. If that raises, as a user's exception may do, return the name of its type."""
     try:
         return str(value)
     except Exception as error:

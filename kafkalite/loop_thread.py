@@ -63,8 +63,8 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run the coroutine in the loop and return its result, or raise its error.
 
-        Raises TimeoutError after ``timeout_s`` (None: no limit). Ctrl-C interrupts the wait. Both cancel the
-        coroutine.
+        Raises TimeoutError after ``timeout_s`` (None: no limit), and KeyboardInterrupt on Ctrl-C; then the
+        coroutine is cancelled.
         """
         self.check_outside(coroutine)
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
@@ -100,9 +100,9 @@ class LoopThread:
             )
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Stop the loop, cancel its tasks, and wait up to ``timeout_s`` (None: no limit) for the thread.
+        """Stop the loop and cancel its tasks. Wait for the thread up to ``timeout_s`` (None: no limit).
 
-        Idempotent.
+        May be called twice.
         """
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self.loop.call_soon_threadsafe(self.loop.stop)
@@ -118,7 +118,7 @@ def forked() -> ForkedClientError:
 
 
 def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> bool:
-    """Call ``function`` on ``loop`` soon, from any thread. Return False if the loop is closed."""
+    """Let ``loop`` call ``function`` soon. Returns False if the loop is closed. Any thread may call this."""
     is_running_here = asyncio._get_running_loop() is loop
     try:
         (loop.call_soon if is_running_here else loop.call_soon_threadsafe)(function, *args)

@@ -1,7 +1,7 @@
-"""Options: one declaration has the name, type, default, bounds and documentation of an option.
+"""Options. Each is declared once, with its name, type, default, bounds and documentation.
 
-Each package that has options (topics, broker, producer, consumer) has a registry of them. Option names are
-Kafka's dotted names. The Python name has underscores instead of dots.
+Each kind of options (of topics, brokers, producers, consumers) has a registry. Option names are Kafka's
+dotted names. The Python name has underscores instead of dots.
 """
 
 from __future__ import annotations

@@ -109,12 +109,12 @@ class Policy:
         return f"{topic}.{group_id}.retry-{attempts}"
 
     def dead_letter_topic(self, topic: str, group_id: str) -> str | None:
-        """Return the dead-letter topic of ``topic``."""
+        """Return the dead-letter topic for records of ``topic``, or None if ``dead_letter`` is None."""
         return None if self.dead_letter is None else self.dead_letter.format(topic=topic, group=group_id)
 
 
 class Cause(NamedTuple):
-    """Where a record came from, and why it is in a delay or dead-letter topic."""
+    """The original address of a record in a delay or dead-letter topic, and the error of the last attempt."""
 
     topic: str
     partition: int
@@ -300,7 +300,7 @@ class _Retrier:
     async def take(self, record: Record) -> None:
         """Handle ``record``, and return when its offset may be committed.
 
-        If the record is in a delay topic and not due yet, pause its partition until then, and return.
+        If the record is in a delay topic and not due yet, return after pausing its partition until it is due.
         """
         # Outside of delay topics, the headers are ignored: an operator may have sent a dead letter back to
         # its original topic, where its attempts are counted from 0.
@@ -348,7 +348,10 @@ class _Retrier:
             await self._clock.sleep_ms(delay_ms)
 
     async def _handle(self, record: Record[Any, Any]) -> None:
-        """Call the handler. Raises its error; RuntimeError if it raises CancelledError by itself."""
+        """Call the handler. Raises its error.
+
+        If the handler raises CancelledError although this task was not cancelled, raises RuntimeError.
+        """
         try:
             if self._is_async:
                 result = self._handler(record)
@@ -394,7 +397,7 @@ class _Retrier:
         await self._producer.send(topic, record.value, record.key, headers=[*record.headers, *headers])
 
     async def _wait_until_due(self, record: Record, due_ms: int) -> None:
-        """Pause the record's partition until ``due_ms``. The consumer then returns the record again."""
+        """Seek back to ``record`` and pause its partition until ``due_ms``, then return. Does not wait."""
         tp = TopicPartition(record.topic, record.partition)
         self._consumer.pause(tp)
         await self._consumer.seek(tp, record.offset)

@@ -28,7 +28,7 @@ _new: Callable[[], Rng] = random.Random
 
 
 def system_rng() -> Rng:
-    """Return an Rng seeded by the operating system, or in a simulation by its seed."""
+    """Return an Rng seeded by the operating system. In a simulation, the simulation's seed is used."""
     return _new()
 
 

@@ -6,8 +6,8 @@
     Consumer("orders", value_deserializer=serde.json)
 
 Each of them is both a serializer and a deserializer. Clients also accept any function of one argument, and
-any object with the method of ``Serializer`` or ``Deserializer``. Serializers and deserializers are not called
-for None, which is sent and returned as None.
+any object with a method ``serialize`` or ``deserialize``. These are not called for None, which is sent and
+returned as None.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ integer: Final[Serde[int]] = Serde(
 
 
 def function_of(given: Any, method: str) -> Callable[[str, Any], Any]:
-    """Return ``given`` as a function of a topic and a value. ``method`` is serialize or deserialize.
+    """Return ``given``, a function or an object with ``method``, as a function of a topic and a value.
 
-    Raises ConfigError if ``given`` is neither a function nor an object with this method.
+    ``method`` is "serialize" or "deserialize". Raises ConfigError if ``given`` is neither.
     """
     bound: Callable[[str, Any], Any] | None = getattr(given, method, None)
     if bound is not None:

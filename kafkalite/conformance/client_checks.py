@@ -1,8 +1,8 @@
 """Checks of what a client sends, for ``kl conformance --listen``: pure, from the bytes of both directions.
 
-A ``Judge`` watches all connections of a run, and expects one client program at a time. A check is made each
-time the client does what the check examines. It has failed if it failed once, and counts as not exercised if
-it was never made.
+A ``Judge`` watches all connections of a run, and expects one client program at a time. A check is made
+whenever the client does what the check examines. A check that finds one violation has failed. A check that
+was never made counts as not exercised.
 """
 
 # Tests: tests/conformance/test_clients.py
@@ -205,7 +205,7 @@ class Judge:
                 self._on_sequence(tp, header)
 
     def _on_repetition(self, tp: TopicPartition, header: BatchHeader) -> None:
-        """Check whether the batch repeats one that failed with a retriable error."""
+        """If the batch repeats one that failed with a retriable error, record the checks of the retry."""
         waiting = self._failed.get(tp)
         if not waiting:
             return
@@ -314,7 +314,7 @@ class Judge:
                 member.must_name_owned = True
 
     def forget(self, request: Request) -> None:
-        """Count the request as no longer in flight."""
+        """Remove the request from those in flight, because its connection ended without a response."""
         if isinstance(request.message, ProduceRequest):
             for part in request.message.partitions:
                 self._in_flight[TopicPartition(part.topic, part.partition)] -= 1

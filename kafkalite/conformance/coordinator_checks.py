@@ -94,9 +94,9 @@ class _Member:
             self.assignment = answer.message.assignment
 
     def beat(self, *, owned: list[AssignedTopic] | None = None) -> list[int]:
-        """Send a heartbeat with the owned partitions (None: the whole assignment).
+        """Send a heartbeat with the partitions ``owned`` (None: all assigned ones).
 
-        Return the assigned ones.
+        Return the partitions that the response assigns.
         """
         owned = self.assignment if owned is None else owned
         self.take(self.peer.ask(_heartbeat(self.group, self.name, self.epoch, None, owned)))

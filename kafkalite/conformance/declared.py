@@ -13,7 +13,7 @@ CheckFunction = Callable[[Cluster], None]
 
 
 class Check(NamedTuple):
-    """One check. ``section`` is that of ``docs/protocol.md`` which the server violates if it fails."""
+    """One check. If it fails, the server violates ``section`` of ``docs/protocol.md``."""
 
     name: str
     section: str

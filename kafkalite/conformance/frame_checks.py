@@ -112,9 +112,9 @@ def _still_serves(peer: Peer) -> None:
 
 
 def _is_refused(cluster: Cluster, data: bytes, what: str) -> None:
-    """Send the envelope ``data``. Raise Violation unless the server responds INVALID_REQUEST or closes.
+    """Raise Violation unless the server refuses the envelope ``data`` and then serves a new connection.
 
-    Also raise it if the server then serves no new connection. ``what`` describes the envelope.
+    It may respond INVALID_REQUEST or close the connection. ``what`` describes the envelope.
     """
     with cluster.connect() as peer:
         peer.send(frame(data))

@@ -75,9 +75,9 @@ class Listener:
         await self._broker.stop()
 
     def _fail(self, request: Request, _client: Client) -> Reply | None:
-        """Fail a Produce or Fetch that is the first one for a partition.
+        """Return an error response to the first Produce and the first Fetch of each partition.
 
-        Return None for any other request.
+        Return None for any other request, which the broker then handles.
         """
         message = request.message
         if not isinstance(message, ProduceRequest | FetchRequest):
@@ -136,7 +136,7 @@ def _unproduced(tp: TopicPartition, code: int) -> ProducedPartition:
 async def _pump(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, watch: Callable[[bytes], None]
 ) -> None:
-    """Copy bytes until one side ends. ``watch`` is called with them before they are written."""
+    """Copy bytes until one side ends. Call ``watch`` with all bytes before they are written."""
     with suppress(ConnectionError):
         while data := await reader.read(_READ_BYTES):
             watch(data)

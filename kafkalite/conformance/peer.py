@@ -198,7 +198,7 @@ class Peer:
 
 
 class Cluster:
-    """The servers behind one address. Finds leaders and coordinators, and deletes what the checks made."""
+    """The servers behind one address: finds leaders and coordinators, and makes and deletes topics."""
 
     def __init__(self, address: str, run_id: str) -> None:
         """``run_id`` makes the names of this run unique."""
@@ -302,7 +302,7 @@ def _short(value: Any) -> str:
 
 
 def retry(read: Callable[[], Any], is_good: Callable[[Any], bool], tries: int = 200) -> Any:
-    """Call ``read`` until ``is_good(result)``, every 20 ms, and return the result.
+    """Call ``read`` every 20 ms until ``is_good(result)``, and return that result.
 
     Raises Violation after ``tries`` calls.
     """

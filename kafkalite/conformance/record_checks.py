@@ -97,7 +97,7 @@ def list_offset(peer: Peer, topic: str, timestamp_ms: int, isolation: int = 0) -
 
 
 def _round_trip(cluster: Cluster, batch: bytearray, what: str) -> None:
-    """Produce and fetch a batch. Raise Violation if bytes differ that the leader must not change."""
+    """Produce a batch and fetch it. Raise Violation if bytes were changed that a leader must not change."""
     topic = cluster.topic()
     peer = cluster.leader(topic)
     appended(peer, topic, batch_of(b"before", b"it"), what)

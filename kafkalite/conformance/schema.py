@@ -116,7 +116,7 @@ def _conditions(codes: Codes) -> dict[str, str]:
 
 
 def _structs() -> dict[str, list[dict[str, Any]]]:
-    """Return {struct name: its fields in order}. A struct follows the first one that uses it."""
+    """Return {struct name: its fields in order}. Each struct comes after the first struct that uses it."""
     found: dict[str, list[dict[str, Any]]] = {}
 
     def visit(hint: Any) -> None:
@@ -224,7 +224,7 @@ def _error(code: ErrorCode) -> dict[str, Any]:
 
 
 def _limit(name: str, what: str, unit: str, beyond: str = _REFUSED) -> Bound:
-    """Return the bound of a constant of ``kafkalite.limits``."""
+    """Return the constant ``name`` of ``kafkalite.limits`` as a Bound."""
     return Bound(what, int(getattr(limits, name)), unit, beyond, name=name)
 
 

@@ -1,8 +1,8 @@
-"""The error codes that each API may return, with the condition where the name of the code does not state it.
+"""The error codes that each API may return, and the condition of a code if its name does not state it.
 
-A response has codes in two places: for the request as a whole, and beside each item, which is the topic, the
-partition or another resource in a list of the response. ``docs/protocol.json`` and ``docs/protocol.md`` are
-made from these declarations, and ``kl conformance`` reports a response with any other code as a violation.
+A response has a code for the request as a whole, and one in each *item*: a topic, a partition or another
+resource in a list of the response. ``docs/protocol.json`` and ``docs/protocol.md`` are made from these
+declarations, and ``kl conformance`` reports a response with any other code as a violation.
 The tests compare the declarations with the docstrings of the handlers and with the responses of brokers under
 test.
 """
@@ -32,7 +32,7 @@ class ApiErrors(NamedTuple):
 
 
 def _codes(*parts: Codes, **conditions: str) -> Codes:
-    """Return all codes in ``parts``, and those named by keyword: ``NOT_CONTROLLER="the condition"``."""
+    """Return the codes in ``parts``, and those given by keyword, such as ``NOT_CONTROLLER="condition"``."""
     merged: dict[ErrorCode, str] = {}
     for part in parts:
         merged.update(part)
@@ -478,7 +478,7 @@ def allowed_codes(api_key: ApiKey) -> tuple[frozenset[ErrorCode], frozenset[Erro
 def undeclared_codes(api_key: ApiKey, response: Struct) -> list[str]:
     """Return a line for each error code in ``response`` that the API does not declare.
 
-    The line has the code, the struct that contains it, and its error message.
+    The line has the code, the name of the struct that contains the code, and the struct's error message.
     """
     whole, item = _allowed_numbers(api_key)
     found: list[str] = []

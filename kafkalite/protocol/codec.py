@@ -6,7 +6,7 @@ that accept the same bytes:
 
 ``check(value)`` checks every type in a value that msgpack has unpacked. This generated function serves
 envelopes of at most ``SMALL_ENVELOPE_BYTES``, which are nearly all of the traffic. Unpacking such an envelope
-costs a bounded amount of memory, whatever the bytes claim.
+costs a bounded amount of memory, whatever lengths the bytes announce.
 
 ``read(stream)`` reads a larger envelope field by field. Before anything is allocated, every count is compared
 with the remaining bytes, divided by the smallest size of an element. Elements for which the struct has no
@@ -93,8 +93,8 @@ def encode(value: Any) -> bytes:
 def decode_request_head(envelope: Buffer, max_partitions: int = sys.maxsize) -> RequestHead:
     """Read ``[api_key, api_version, correlation_id, client_id, body]``. Raises RemoteProtocolError.
 
-    ``max_partitions`` limits the partitions that the request may name. In small envelopes, which cannot have
-    many, they are not counted.
+    ``max_partitions`` limits the partitions that the request may name. It is not checked for small envelopes,
+    which cannot name many.
     """
     fields = _open(envelope, 5, "request envelope", MAX_ITEMS_PER_REQUEST, max_partitions)
     key, version, correlation_id, client_id, _ = fields
@@ -142,7 +142,7 @@ def decode_body(cls: type[M], body: Any) -> M:
 
 
 def decode_body_in_turns(cls: type[M], body: Stream) -> Iterator[M | None]:
-    """Yield None after each ITEMS_PER_TURN partitions, and finally the body as ``cls``."""
+    """Decode ``body``. Yield None whenever ITEMS_PER_TURN partitions are decoded, finally the ``cls``."""
     read = plan_for(cls).read_in_turns
     assert read is not None, f"{cls.__name__} has no list of partitions"
     turns = read(body)
@@ -172,7 +172,7 @@ def decode(cls: type[M], data: Buffer) -> M:
 def _open(
     envelope: Buffer, width: int, what: str, max_items: int, max_partitions: int = sys.maxsize
 ) -> list[Any]:
-    """Return the ``width`` fields of the envelope. The last one is the unpacked body, or a Stream of it.
+    """Return the ``width`` fields of the envelope. The last one is the unpacked body, or a Stream to read it.
 
     ``what`` names the envelope in error messages.
     """
@@ -201,7 +201,7 @@ def _dict_of_unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 class Stream:
-    """Reads one envelope element by element. Checks each announced count against the remaining bytes."""
+    """Reads one envelope element by element. Checks each announced length against the remaining bytes."""
 
     __slots__ = ("_data", "_end", "_items_left", "_partitions_left", "_unpacker", "is_long", "value")
 
@@ -229,12 +229,12 @@ class Stream:
             ) from error
 
     def open(self, width: int, what: str) -> list[Any]:
-        """Return the ``width`` fields of the envelope. In place of the last field, return this stream."""
+        """Return the ``width`` fields of the envelope. The last one, the body, is replaced by this stream."""
         self.expect_width(width, what)
         return [*(self.value() for _ in range(width - 1)), self]
 
     def count(self, least_bytes: int, where: str) -> int:
-        """Read and return the length of an array, whose elements have at least ``least_bytes`` bytes each."""
+        """Read and return the length of an array. Each of its elements has at least ``least_bytes`` bytes."""
         return self._plausible(self._unpacker.read_array_header(), least_bytes, where)
 
     def map_count(self, where: str) -> int:
@@ -252,7 +252,7 @@ class Stream:
     def spend_partitions(self, count: int, where: str) -> None:
         """Subtract ``count`` from the number of partitions that the request may still name.
 
-        Raises RemoteProtocolError if fewer than ``count`` were left. ``where`` names the list in the message.
+        Raises RemoteProtocolError if that number was below ``count``. ``where`` names the list in the error.
         """
         self._partitions_left -= count
         if self._partitions_left < 0:

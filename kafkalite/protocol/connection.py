@@ -103,9 +103,9 @@ class ServerConnection:
     """The server's end of a connection.
 
     ``max_envelope_bytes`` and ``max_payload_bytes`` (inclusive) apply after the client has sent ApiVersions.
-    ``max_partitions`` (inclusive) limits the partitions that one request may name. So that the time of a call
-    is bounded, ``buffer_updated`` returns at most ``requests_per_turn`` requests, or decodes a part of one
-    large request. ``next_requests`` returns the rest, within the same bound.
+    ``max_partitions`` (inclusive) limits the partitions that one request may name. So that no call takes
+    long, ``buffer_updated`` returns at most ``requests_per_turn`` requests and decodes only a part of a large
+    one. If ``has_more``, ``next_requests`` returns further requests, with the same limits.
     """
 
     __slots__ = (
@@ -206,7 +206,7 @@ class ServerConnection:
         self.has_more = bool(frames) or self._unread is not None
 
     def next_requests(self) -> list[Request | BadRequest]:
-        """Return the next requests. The list is empty while a large request is being decoded."""
+        """Return further requests. The list may be empty while a large request is being decoded."""
         events: list[Request | BadRequest] = []
         frames = self._unread_frames
         if self._unread is not None:
@@ -241,8 +241,8 @@ class ServerConnection:
     ) -> list[Buffer]:
         """Return the buffers of the response to ``request``, to be written in order.
 
-        ``throttle_ms`` is the time by which this response was delayed. Raises LocalProtocolError if a value
-        has a wrong type or the response is too large.
+        ``throttle_ms`` is the time by which a quota delays this response. Raises LocalProtocolError if a
+        value has a wrong type or the response is too large.
         """
         envelope = codec.encode((request.correlation_id, throttle_ms, message))
         return encode_frame(envelope, payload_parts)
@@ -258,10 +258,7 @@ class ServerConnection:
         return encode_frame(codec.encode((request.correlation_id, 0, error)))
 
     def _understand(self, frame: Frame) -> Request | BadRequest | None:
-        """Return the request in ``frame``.
-
-        If it is large, return None; later calls decode it through ``_unread``.
-        """
+        """Return the request in ``frame``, or None if it is large: then ``_unread`` decodes it in steps."""
         envelope, payload = frame
         head = codec.decode_request_head(envelope, self._max_partitions)
         key, version, correlation_id, client_id, body = head

@@ -126,7 +126,7 @@ class FrameReader:
         staging_bytes: int = STAGING_BYTES,
         first_buffer_bytes: int = FIRST_BUFFER_BYTES,
     ) -> None:
-        """The first envelope or payload above ``first_buffer_bytes`` is copied when its buffer grows."""
+        """A large envelope or payload is first read into a buffer of ``first_buffer_bytes``, which grows."""
         assert staging_bytes >= FRAME_HEADER_BYTES
         self.max_envelope_bytes = max_envelope_bytes
         self.max_payload_bytes = max_payload_bytes
@@ -158,7 +158,7 @@ class FrameReader:
     def buffer_updated(self, byte_count: int) -> list[Frame]:
         """Return the frames completed by ``byte_count`` bytes in the last ``get_buffer()``.
 
-        Raises RemoteProtocolError. The frames completed before the invalid one are then lost, too.
+        Raises RemoteProtocolError for an invalid frame; frames completed by the same bytes are lost, too.
         """
         self.received(byte_count)
         return list(iter(self.next_frame, None))
@@ -225,7 +225,7 @@ class FrameReader:
         return None
 
     def _fill_target(self, size_bytes: int) -> None:
-        """Begin a target buffer for this size, and move the bytes that it needs from the staging buffer."""
+        """Begin a target buffer for a part of ``size_bytes``, and move the staged bytes into it."""
         self._target_bytes = size_bytes
         self.held_bytes = min(size_bytes, self._first_buffer_bytes)
         self._target = untouched_buffer(self.held_bytes)

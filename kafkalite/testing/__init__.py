@@ -1,4 +1,4 @@
-"""Test tools for kafkalite and applications: in-process brokers, a clock that tests advance, and faults.
+"""Tools for tests of kafkalite and of applications: in-process brokers, a virtual clock, and faults.
 
 Modules are loaded on first use, so the pytest plugin costs nothing in a run that does not use it.
 """

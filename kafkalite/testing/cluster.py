@@ -181,7 +181,7 @@ class Cluster(Clients):
             self.nodes[node_id] = Node(node_id, own, seeded_rng(seed * 1_000 + node_id))
 
     def _address(self, suffix: str, *, fixed: bool = False) -> str:
-        """Return an address to listen on. If ``fixed``, its port is chosen before the node starts.
+        """Return an address to listen on. A port is 0 unless ``fixed``, which chooses a free one now.
 
         ``suffix`` is appended to the cluster's name in an ``inproc`` address.
         """
@@ -295,13 +295,13 @@ class Cluster(Clients):
 
     @property
     def controller_id(self) -> int | None:
-        """The node id of the active controller according to most of the running nodes, or None."""
+        """The node id of the active controller that most running nodes know; None if none knows one."""
         seen = [node.broker.controller_id for node in self.nodes.values() if node.broker and node.is_running]
         known = [node_id for node_id in seen if node_id is not None]
         return max(known, key=known.count) if known else None
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """Return the node id of the partition's leader, or -1, according to the newest metadata of a node."""
+        """Return the node id of the partition's leader, or -1 if there is none, in the newest metadata."""
         images = [node.broker.image for node in self.nodes.values() if node.broker and node.is_running]
         state = max(images, key=lambda image: image.metadata_offset).partition(topic, partition)
         return -1 if state is None else state.leader
@@ -341,11 +341,10 @@ class Cluster(Clients):
         *,
         replication_factor: int = -1,
     ) -> None:
-        """Create a topic; -1 is the default replication factor.
+        """Create a topic. The replication factor -1 selects the cluster's default.
 
-        If this process stood still for a session, its brokers are fenced until their next heartbeats. Waits
-        for those that run. Raises InvalidReplicationFactorError if they are too few, and the other errors of
-        ``Admin.create_topic``.
+        If too few brokers are live, because this process stood still and their sessions expired, waits until
+        the running brokers are unfenced, and tries again. Raises the errors of ``Admin.create_topic``.
         """
         create = super().create_topic
         try:
@@ -372,7 +371,7 @@ class Cluster(Clients):
         return take(broker)
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Return to the state of ``snapshot``, which this cluster made. One snapshot can be restored often.
+        """Return to the state of ``snapshot``, which this cluster made, and which may be restored repeatedly.
 
         Removes all faults, also those of the file system, and clears ``requests``. Clients stay connected:
         for them, the partitions that have changed since the snapshot have a new leader epoch. The clock and
@@ -434,9 +433,9 @@ class Cluster(Clients):
         topic and partition and that arrive at this node. Of these, each is passed with ``probability``, drawn
         from the cluster's seed. The ``count`` of the fault counts only the requests that are passed to it.
 
-        A later fault with the same conditions replaces this one. If ``fault`` is None, removes the fault with
-        these conditions and, if ``topic`` is None, the faults of every topic. Raises ConfigError for an
-        unknown API, a topic or partition that requests of this API do not name, or an unknown node.
+        A later fault with the same conditions replaces this one. If ``fault`` is None, removes the faults of
+        this API and node for ``topic`` and ``partition`` (None: any). Raises ConfigError for an unknown API,
+        a topic or partition if requests of this API name none, or an unknown node.
         """
         if node_id is not None and node_id not in self.nodes:
             known = ", ".join(map(str, self.nodes))
@@ -463,7 +462,7 @@ class Cluster(Clients):
 
 
 async def _settled(broker: Broker, hosted: Sequence[HostedPartition]) -> None:
-    """Return when the high watermark of each partition is its log end, and the coordinators have loaded."""
+    """Return when each partition's high watermark is its log end, and all coordinators have loaded."""
     for one in hosted:
         one.mark_unsynced()
     shards = [shard for kind in (GROUP, TRANSACTION) for shard in broker.coordinators.shards(kind)]

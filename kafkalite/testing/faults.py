@@ -61,11 +61,11 @@ class Faults:
         self._aimed: dict[Aim, tuple[float, Fault]] = {}  # (probability, fault), highest precision first
 
     def set(self, aim: Aim, fault: Fault | None, probability: float) -> None:
-        """Set or replace the fault for the requests ``aim``.
+        """Set or replace the fault for the requests that match ``aim``.
 
-        If ``fault`` is None, removes the fault for ``aim`` and, if ``aim`` has no topic or partition, the
-        faults for any topic or partition. Raises ConfigError if ``fault`` can't be called or ``probability``
-        is not above 0 and at most 1.
+        If ``fault`` is None, removes the faults for the API and node of ``aim``: those for its topic and
+        partition, where None stands for any. Raises ConfigError if ``fault`` can't be called, or
+        ``probability`` is not above 0 and at most 1.
         """
         if fault is None:
             for other in [other for other in self._aimed if _covers(aim, other)]:
@@ -84,7 +84,7 @@ class Faults:
     def respond(
         self, request: Request, node_id: int, proceed: Proceed, clock: Clock
     ) -> Response | Pending | None:
-        """Return the response of the first matching fault that returns one; None if the broker shall respond.
+        """Return the first response of a matching fault, or None if the broker is to handle the request.
 
         ``proceed`` lets the broker handle the request, and ``clock`` is the broker's clock.
         """
@@ -105,9 +105,10 @@ def _covers(aim: Aim, other: Aim) -> bool:
 
 
 class _Disconnection(Pending):
-    """A response that is never sent: the connection is aborted when ``done`` is resolved (None: at once).
+    """A response that is never sent: instead, the connection is aborted.
 
-    The connection is an attribute of the continuation that the server passes to ``then``.
+    That happens when ``done``, the broker's own response, is ready (None: at once). The connection is an
+    attribute of the continuation that the server passes to ``then``.
     """
 
     def __init__(self, done: Pending | None = None) -> None:

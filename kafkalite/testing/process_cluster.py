@@ -219,7 +219,7 @@ class ProcessCluster:
             )
 
     async def _proxied_at(self, kind: str, node_id: int, target: str) -> str:
-        """Return the address at which the other nodes reach ``target``: that of a proxy if ``proxied``."""
+        """Return the address at which other nodes reach ``target``. If ``proxied``, start a proxy for it."""
         if not self._proxied:
             return target
         proxy = await FaultyProxy(target, source_of=_node_behind).start()

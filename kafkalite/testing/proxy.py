@@ -79,8 +79,10 @@ class Direction:
         self._set(_bytes_per_s=bytes_per_s)
 
     def cut_after(self, count_bytes: int) -> None:
-        """Pass ``count_bytes`` more, then reset the connection that sent the last of them, which is most
-        likely in the middle of a frame."""
+        """Pass ``count_bytes`` more, then reset the connection that sent the last of them.
+
+        The connection is most likely cut in the middle of a frame.
+        """
         self._set(_bytes_until_cut=count_bytes)
 
     def heal(self) -> None:
@@ -95,7 +97,7 @@ class Direction:
         self._changed = asyncio.Event()
 
     async def _pass(self, data: bytes, connection: _Connection, writer: asyncio.StreamWriter) -> bool:
-        """Deliver one piece of data with the faults applied. Return False if the connection has ended."""
+        """Deliver ``data`` with the faults applied. Return False if a fault has reset the connection."""
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
         while self._is_stalled and not self._is_black_hole:

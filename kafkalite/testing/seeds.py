@@ -157,11 +157,10 @@ def _counted(count: int, what: str) -> str:
 def _minimised(
     strikes: list[Strike], failed: _Run, write_count: int, run: Callable[[Sequence[Strike]], _Run]
 ) -> _Run:
-    """Find a run with as few strikes as possible that fails with the same type of error as ``failed``.
+    """Return a run with as few strikes as possible that fails with the same type of error as ``failed``.
 
-    First leave out one strike after the other. If several are left, try each of them alone at every write,
-    or at regularly spaced ones. ``run`` runs the test with given strikes; ``write_count`` is the number of
-    writes of a run without strikes.
+    Tries the lists of strikes that ``_fewer`` yields. ``run`` runs the test with given strikes;
+    ``write_count`` is the number of writes of a run without strikes.
     """
     strikes = [strike for strike in strikes if any(strike is struck for _, struck, _ in failed.struck)]
     for candidate in _fewer(strikes, write_count):
@@ -172,8 +171,10 @@ def _minimised(
 
 
 def _fewer(strikes: list[Strike], write_count: int) -> Iterator[list[Strike]]:
-    """Yield the strikes to try instead of ``strikes``: first all but one of them, then each one alone at
-    other writes (about ``_MOST_MOVES`` in all)."""
+    """Yield lists of strikes to try instead of ``strikes``: first all but one of them, then each one alone.
+
+    A single strike is tried at regularly spaced writes. That makes about ``_MOST_MOVES`` lists in all.
+    """
     for number in range(len(strikes)):
         yield strikes[:number] + strikes[number + 1 :]
     if len(strikes) > 1:

@@ -86,9 +86,9 @@ class SimulatedCluster(Clients):
     def program(self, name: str, main: Callable[[], Awaitable[Any]]) -> None:
         """Run ``main`` as a process of its own, which faults may kill, pause or cut off from the broker.
 
-        As under a supervisor, ``main`` is called again after a kill, and one second after it has raised a
-        KafkaliteError if a fault came before. Any other error fails the run. If ``main`` returns, the program
-        has ended. When the test ends, programs that still run are dropped.
+        As under a supervisor, ``main`` is called again after a kill, and RESTART_S after it has raised a
+        KafkaliteError. Other errors, and a KafkaliteError before the first fault, fail the run. If ``main``
+        returns, the program has ended. When the test ends, programs that still run are dropped.
         """
         assert name not in (BROKER, TEST, *self._programs), f"there is a program {name!r} already"
         host = self._programs[name] = self.simulation.host(name)
@@ -121,7 +121,7 @@ class SimulatedCluster(Clients):
         start()
 
     def note(self, text: str, who: str = TEST) -> None:
-        """Add ``text`` to the story, the events that a failure prints, as an event of the program ``who``."""
+        """Add ``text``, as an event of the program ``who``, to the events that a failure prints."""
         self.simulation.events.append((self.simulation.now_ms, who, text))
 
     async def calm(self) -> None:
@@ -288,7 +288,7 @@ class SimulatedCluster(Clients):
     ) -> Callable[[], None]:
         """Begin a fault of ``links``, and return the function that ends it.
 
-        ``counts`` has the number of faults of this kind by link: a link recovers when the last of them ends.
+        ``counts`` counts the current faults of this kind of each link: a link recovers when the last ends.
         """
         counts.update(links)
         for link in links:

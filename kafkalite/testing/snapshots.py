@@ -100,7 +100,7 @@ def _copied(log: Log, epoch: int) -> LogSnapshot:
 
 
 class Restoration:
-    """One attempt to restore a snapshot: the records of its metadata entry, and the logs that it replaces.
+    """One attempt to restore a snapshot: makes metadata records, and replaces logs when they are replayed.
 
     The controller calls ``records`` to make the entry. When the entry is replayed, ``prepare`` must be the
     first publisher that is called.
@@ -181,7 +181,7 @@ class Restoration:
         )
 
     def prepare(self, delta: Delta, image: ClusterImage) -> None:
-        """Replace the logs before the other publishers apply the metadata of this restoration."""
+        """Replace the logs of this restoration, before other publishers apply its metadata."""
         if delta.before is not self._decided_on:
             return
         partitions, snapshot = self._broker.partitions, self._snapshot

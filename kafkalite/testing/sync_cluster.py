@@ -104,7 +104,7 @@ class SyncCluster(Twin[Cluster]):
 
     @property
     def controller_id(self) -> int | None:
-        """The node id of the active controller according to most of the running nodes, or None."""
+        """The node id of the active controller that most running nodes know; None if none knows one."""
         found: int | None = in_loop(lambda cluster: cluster.controller_id)(self)
         return found
 

@@ -91,7 +91,7 @@ class VirtualClock:
             jumps.end()
 
     def next_ms(self) -> int | None:
-        """The time (ms) at which the next sleeping task wakes; None if none sleeps. It may be in the past."""
+        """The time (ms) at which the next sleeping task wakes, maybe in the past; None if none sleeps."""
         while self._sleepers and self._sleepers[0][2].done():
             heapq.heappop(self._sleepers)
         return self._sleepers[0][0] if self._sleepers else None
@@ -157,9 +157,9 @@ class _Jumps:
 
 
 async def _settle(clock: VirtualClock) -> None:
-    """Run the tasks that were just woken until all wait.
+    """Let the tasks that were just woken run until all tasks of the loop wait.
 
-    If other tasks never wait, run until a woken task sleeps again, at most for ``_SETTLE_TURNS`` iterations.
+    If some never wait, stop when a woken task sleeps again, or after ``_SETTLE_TURNS`` iterations.
     """
     before = clock.sleeper_count
     ready = getattr(asyncio.get_running_loop(), "_ready", None)  # uvloop does not have this attribute

@@ -36,7 +36,7 @@ _factories: dict[str, Callable[[], Transport]] = {INPROC_SCHEME: _inproc}
 
 
 def register_scheme(scheme: str, factory: Callable[[], Transport]) -> None:
-    """Use ``factory`` for the transport of each address that begins with ``scheme``, such as ``sim://``."""
+    """Let ``factory`` make the transport of each address that begins with ``scheme``, such as ``sim://``."""
     assert scheme.endswith("://"), scheme
     _factories[scheme] = factory
 
@@ -47,7 +47,7 @@ def has_own_name(address: str) -> bool:
 
 
 def transport_for(address: str) -> Transport:
-    """Return the transport for ``address``: that of a registered scheme, or TCP for ``host:port``."""
+    """Return the transport for ``address``: that of its registered scheme, or TCP if it has none."""
     for scheme, factory in _factories.items():
         if address.startswith(scheme):
             return factory()

@@ -3,12 +3,12 @@
 A listener registers a name for the whole process. Connecting joins two ends. Each end is an
 ``asyncio.Transport`` in the event loop of its side. The two loops may run in two threads.
 
-Data that one end writes waits, without a copy, in the other end's ``_arrived`` queue until that end's loop
-calls ``_deliver``, which copies the data into the protocol's own buffer, as a kernel would. So a protocol
-cannot distinguish an end from a socket, and is never called from inside its peer's call.
+Written data is not copied but queued in ``_arrived`` of the other end, whose loop calls ``_deliver``. That
+copies the data into the protocol's buffer, as a kernel would. So a protocol cannot distinguish an end from a
+socket, and is never called from inside its peer's call.
 
-Two threads share an end without a lock. Each field has one writing side, named below. A deque's append and
-popleft are atomic. Each side checks again after it has announced that it stops: the reader clears
+Two threads share an end without a lock. Each field is written by one side, as comments state. A deque's
+append and popleft are atomic. Each side checks again after it has announced that it stops: the reader clears
 ``_is_scheduled`` and then checks the queue, and the writer appends and then checks ``_is_scheduled``. The
 writer sets ``_is_paused`` and then checks the number of bytes taken, and the reader counts the bytes taken
 and then checks ``_is_paused``. So no wake-up is lost, and an extra wake-up does nothing.
@@ -117,7 +117,7 @@ class InprocListener:
 
 
 class InprocEnd(StreamEnd):
-    """One end of a stream. Its methods run in its own loop, except those documented as called by the peer."""
+    """One end of a stream. Its methods are called in its own loop, unless they are documented otherwise."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, peername: tuple[str, int], sockname: tuple[str, int]

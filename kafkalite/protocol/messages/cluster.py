@@ -60,7 +60,7 @@ class EnvelopeResponse(ApiResponse):
 
 
 class ReplicaItem(Struct):
-    """The base of structs about one partition, with the topic id instead of the name."""
+    """The base of structs about one partition, with a topic id instead of a topic name."""
 
     topic_id: str
     partition: int
@@ -190,7 +190,7 @@ class PartitionHighWatermark(ReplicaItem):
 
 
 class CheckpointHighWatermarksRequest(BrokerRequest):
-    """The high watermarks of a leader's changed partitions, from which the next leader starts."""
+    """The changed high watermarks of partitions that this broker leads. The next leader starts there."""
 
     partitions: DistinctReplicas[PartitionHighWatermark]
 

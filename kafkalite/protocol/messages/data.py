@@ -52,7 +52,7 @@ class FetchRequest(Struct):
 
 
 class AbortedTransaction(Struct):
-    """Readers skip the producer's transactional batches from ``first_offset`` to its next abort marker."""
+    """Readers skip this producer's transactional batches from ``first_offset`` to its next abort marker."""
 
     producer_id: int
     first_offset: int
@@ -108,9 +108,9 @@ class OffsetsForBytesRequest(Struct):
 
 
 class OffsetForBytes(PartitionResult):
-    """The end of the longest run of batches from the range's start with at most ``max_bytes``.
+    """The end of the longest run of batches from ``start_offset`` that has at most ``max_bytes``.
 
-    The first batch is always included.
+    The first batch is always included, however large it is.
     """
 
     end_offset: int  #: exclusive: the end of a batch, or of the range; NO_OFFSET after an error

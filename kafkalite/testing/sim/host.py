@@ -124,7 +124,7 @@ class Host:
         return self.process is not None and self.process.is_paused
 
     def new_process(self) -> Process:
-        """Return a process without code. The previous process must have ended."""
+        """Return a new process, which runs nothing yet. The previous process must have ended."""
         assert not self.is_running, f"{self} runs {self.process}"
         self.run_count += 1
         process = Process(f"{self.name}#{self.run_count}", self.name)

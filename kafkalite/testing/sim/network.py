@@ -235,7 +235,7 @@ class Network:
             orphans.append(end.peer)
 
     def on_power(self, host: str) -> None:
-        """Mark the host as powered. It soon sends resets on its former connections."""
+        """Mark the host as powered. Soon afterwards, it resets the connections that it had before."""
         self.is_powered[host] = True
         for end in self._orphans.pop(host, []):
             if end in self._ends:

@@ -63,7 +63,7 @@ class SimTransport:
         return end is None
 
     async def _dial(self, address: str) -> SimEnd | None:
-        """Return the dialler's end of a new connection; None if the host refuses it."""
+        """Return the dialler's end of a new connection, or None if the host refuses the connection."""
         host, port = parse_address(address)
         network = _network()
         loop = network.loop
@@ -197,7 +197,7 @@ class SimEnd(StreamEnd):
         self.peer._take(item)
 
     def _take(self, item: Item) -> None:
-        """Accept ``item`` as the kernel of this end does, in the context of the simulation."""
+        """Queue ``item`` for delivery, as the kernel of this end's host would. Runs outside its process."""
         if self._is_closing or self.process.is_dead:
             return
         if item.kind == "reset":

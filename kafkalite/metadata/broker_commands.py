@@ -38,7 +38,8 @@ PRODUCER_ID_BLOCK_SIZE: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class FenceBroker:
-    """Fence a broker whose session has expired or that may stop. ``broker_epoch`` identifies its process."""
+    """Fence a broker whose session has expired, or whose requested shutdown may complete. ``broker_epoch``
+    identifies the broker's process."""
 
     node_id: int
     broker_epoch: int

@@ -47,8 +47,8 @@ _BLOCK_END: Final = re.compile(rb"crc32c [0-9a-f]{8}\n")
 class LogState(NamedTuple):
     """The durable state of a log, apart from its batches.
 
-    ``truncations`` counts the truncations that removed a batch. Any other file with a lower count was written
-    before the last truncation, and is valid only for offsets below ``truncated_to``.
+    ``truncations`` counts the truncations that removed a batch. Another file of the log with a lower count
+    was written before the last truncation, and is valid only for offsets below ``truncated_to``.
     """
 
     log_start_offset: int = 0

@@ -210,7 +210,8 @@ class RecoveryPointsFile:
             return True
 
     def _write_copy(self, changed: Mapping[str, RecoveryPoint | None]) -> None:
-        """Write the copy. An error is only logged, because the file has the points."""
+        """Write the changed points to the copy of the file. An error is only logged, because the file itself
+        has the points."""
         try:
             self._copy.write(self.points, changed, is_synced=False)
         except (OSError, StorageExhaustedError) as error:

@@ -13,8 +13,10 @@ import pytest
 
 from kafkalite import Admin
 from kafkalite.broker.broker import Broker
+from kafkalite.broker.cluster import registration
 from kafkalite.broker.server.responses import Pending
 from kafkalite.client.cluster.authentication import Authenticator
+from kafkalite.client.cluster.setbacks import SILENT_MS
 from kafkalite.errors import (
     BrokerError,
     ClusterAuthorizationFailedError,
@@ -34,6 +36,7 @@ from kafkalite.protocol.messages import cluster as messages
 from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.testing import Cluster, WireClient, drop_next
+from kafkalite.testing.virtual_clock import VirtualClock
 from proof.mutants import without
 from proof.waiting import eventually, settle
 
@@ -76,6 +79,22 @@ class TestStarting:
         with pytest.raises(asyncio.CancelledError):
             await starting
         assert "failed" in repr(broker)
+
+    async def test_a_node_that_waits_says_why_before_its_first_attempt_to_register_fails(self) -> None:
+        voters = "1@inproc://lonely-1,2@inproc://lonely-2,3@inproc://lonely-3"
+        clock = VirtualClock()
+        broker = Broker(filesystem=MemoryFileSystem(), clock=clock, **settings_of(1, voters))
+        starting = asyncio.ensure_future(broker.start())
+        await settle()
+        await clock.advance(registration.EXPLAIN_AFTER_MS)
+        with pytest.raises(ConnectionFailedError) as refused:
+            async with Admin("inproc://membership-1", default_api_timeout_ms=100):
+                pass
+        assert "no controller has accepted it yet: no controller has responded; " in refused.value.message
+        assert min(SILENT_MS, registration.REGISTER_TIMEOUT_MS) > registration.EXPLAIN_AFTER_MS
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
 
     async def test_a_broker_that_finds_no_voter_can_be_given_up(self) -> None:
         broker = Broker(

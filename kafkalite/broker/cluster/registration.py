@@ -50,6 +50,9 @@ logger = logging.getLogger(__name__)
 
 #: The timeout of one attempt to register; each failed attempt is logged.
 REGISTER_TIMEOUT_MS: Final = 5_000
+#: Clients receive the reason for the wait after this time. It is shorter than the time after which a client
+#: reports that the node does not respond (SILENT_MS).
+EXPLAIN_AFTER_MS: Final = 700
 #: The pause between heartbeats while the broker starts and is still fenced.
 START_INTERVAL_MS: Final = 20
 #: The longest pause between heartbeats of a running broker that is fenced.
@@ -81,8 +84,8 @@ class Registration:
         """``clean_broker_epoch`` is the epoch in the clean-shutdown marker, or -1 without a marker (R21).
 
         ``start_count`` is that of the data directory (R51), or 0 if it is unknown. ``damaged`` returns the
-        replicas to report as damaged or offline. ``on_waiting`` is called with the reason after each failed
-        attempt to register.
+        replicas to report as damaged or offline. ``on_waiting`` is called with the reason after
+        EXPLAIN_AFTER_MS, and after each failed attempt to register.
         """
         self._node = node
         self._controller = controller
@@ -132,6 +135,26 @@ class Registration:
         if not self._config.has_peers:
             alone: RegisterBrokerResponse = await self._channel.execute(request)
             return alone
+        explaining = asyncio.ensure_future(self._explain_wait())
+        try:
+            return await self._repeat_until_accepted(request, began_ms)
+        finally:
+            explaining.cancel()
+
+    async def _explain_wait(self) -> None:
+        await self._clock.sleep_ms(EXPLAIN_AFTER_MS)
+        self._on_waiting(self._reason("no controller has responded"))
+
+    def _reason(self, problem: str) -> str:
+        voters = ",".join(self._config.controller_quorum_voters)
+        return (
+            f"broker {self._config.node_id} is starting, and no controller has accepted it yet: {problem}; "
+            f"a majority of {voters} must run"
+        )
+
+    async def _repeat_until_accepted(
+        self, request: RegisterBrokerRequest, began_ms: int
+    ) -> RegisterBrokerResponse:
         while True:
             try:
                 response: RegisterBrokerResponse = await self._channel.send(request, REGISTER_TIMEOUT_MS)
@@ -144,11 +167,8 @@ class Registration:
                     may_end and isinstance(error, DuplicateBrokerRegistrationError)
                 ):
                     raise
+                self._on_waiting(self._reason(error.message))
                 voters = ",".join(self._config.controller_quorum_voters)
-                self._on_waiting(
-                    f"broker {self._config.node_id} is starting, and no controller has accepted it yet: "
-                    f"{error.message}; a majority of {voters} must run"
-                )
                 logger.warning(
                     "waiting for a controller %s",
                     Fields(

@@ -22,7 +22,10 @@ TOPIC = "failover"
 async def _leader_round(
     nodes: Nodes, admin: Admin, producer: Producer, *, is_paused: bool = False, is_controller: bool = False
 ) -> float:
-    """Seconds from the death of a leader to the next acknowledgement. Its node is the controller or not."""
+    """Return the seconds from the kill or pause of a leader to its partition's next acknowledgement.
+
+    ``is_controller`` selects a leader whose node is the active controller, or else another leader.
+    """
     controller_id = await _controller(admin)
     partition = next(
         p
@@ -41,7 +44,7 @@ async def _leader_round(
 
 
 async def _controller(admin: Admin) -> int:
-    """Return the active controller, which a broker that has just been stopped does not know."""
+    """Return the node id of the active controller. Waits until a broker knows it."""
     while True:
         controller_id = (await admin.describe_cluster()).controller_id
         if controller_id >= 0:
@@ -50,7 +53,7 @@ async def _controller(admin: Admin) -> int:
 
 
 async def _controller_round(nodes: Nodes, admin: Admin, name: str) -> float:
-    """Seconds from the death of the active controller to the next topic."""
+    """Return the seconds from the kill of the active controller to the creation of the next topic."""
     controller_id = await _controller(admin)
     epoch = await _epoch(admin, controller_id)
     start = time.monotonic()
@@ -68,13 +71,13 @@ async def _controller_round(nodes: Nodes, admin: Admin, name: str) -> float:
 
 
 async def _epoch(admin: Admin, node_id: int) -> int:
-    """Return the broker epoch of a live broker, and -1 while it is fenced."""
+    """Return the epoch of a broker, or -1 while it is fenced."""
     brokers = (await admin.describe_cluster()).brokers
     return next((each.broker_epoch for each in brokers if each.node_id == node_id and not each.is_fenced), -1)
 
 
 async def _heal(admin: Admin, node_id: int, epoch: int) -> None:
-    """Wait until every replica is in sync, with the node in another process than the one of ``epoch``."""
+    """Wait until the node has a broker epoch above ``epoch``, and every replica is in sync."""
 
     async def is_back() -> bool:
         return await _epoch(admin, node_id) > epoch

@@ -26,7 +26,7 @@ PROBES_PER_S = 100
 
 
 async def _round_trip() -> float:
-    """Milliseconds from an empty embedded broker to the first record read through a group."""
+    """Return the milliseconds from an empty embedded broker to the first record read through a group."""
     from kafkalite.broker.broker import Broker
 
     async with Broker(listeners="inproc://") as broker:
@@ -133,7 +133,7 @@ async def _handover(servers: str) -> float:
 
 
 async def _probe(servers: str, latencies: list[float], is_over: asyncio.Event) -> None:
-    """Measure unrelated records meanwhile: milliseconds from send to get, at intervals."""
+    """Until ``is_over``, send records and add the milliseconds from send to receipt to ``latencies``."""
     async with (
         Producer(servers, linger_ms=0) as producer,
         Consumer("probe", bootstrap_servers=servers, auto_offset_reset="latest") as consumer,

@@ -40,7 +40,7 @@ class Row:
 def rate_row(
     name: str, workload: str, value: float, unit: str, *, yardstick: float | None = None, at_least: float
 ) -> Row:
-    """A rate that should be at least ``at_least`` times the yardstick, or in absolute terms without one."""
+    """Return the row of a rate whose target is ``at_least`` times the yardstick, or ``at_least`` itself."""
     ratio = value / yardstick if yardstick else None
     met = (ratio if ratio is not None else value) >= at_least
     target = f"≥ {at_least:g} × yardstick" if yardstick else f"≥ {at_least:,.0f} {unit}"
@@ -50,7 +50,7 @@ def rate_row(
 def time_row(
     name: str, workload: str, value: float, unit: str, *, yardstick: float | None = None, at_most: float
 ) -> Row:
-    """A time that should be at most ``at_most`` times the yardstick, or in absolute terms without one."""
+    """Return the row of a time whose target is ``at_most`` times the yardstick, or ``at_most`` itself."""
     ratio = value / yardstick if yardstick else None
     met = (ratio if ratio is not None else value) <= at_most
     target = f"≤ {at_most:g} × yardstick" if yardstick else f"≤ {at_most:g} {unit}"
@@ -138,7 +138,7 @@ def scratch_dir() -> Iterator[str]:
 
 
 def best_wall_seconds(command: list[str], runs: int = 15) -> float:
-    """Return the median seconds of a whole process, with its output discarded."""
+    """Return the median seconds that a process with this command runs. Its output is discarded."""
     samples: list[float] = []
     for _ in range(runs):
         start = time.perf_counter()

@@ -24,7 +24,7 @@ SECRET = "only for measuring on this machine"
 
 
 class Nodes:
-    """Invariant: ``processes`` has the nodes that were started and not killed."""
+    """``count`` nodes. Invariant: ``processes`` has those that were started and not killed."""
 
     def __init__(self, directory: str, count: int = 3, **settings: Any) -> None:
         self.directory = Path(directory)

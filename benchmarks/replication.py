@@ -22,7 +22,7 @@ DURABILITIES = ("page-cache", "fsync")
 
 
 async def _produce(bootstrap: str, topic: str, acks: Any) -> float:
-    """MB/s of values, one partition, one producer, for PRODUCE_SECONDS."""
+    """Return the MB/s of values that one producer sends to one partition for PRODUCE_SECONDS."""
     async with Producer(bootstrap, acks=acks, buffer_memory=64 * 1024 * 1024) as producer:
         await producer.send_many(topic, VALUES[:1000], partition=0)
         start = time.perf_counter()
@@ -34,7 +34,7 @@ async def _produce(bootstrap: str, topic: str, acks: Any) -> float:
 
 
 async def _round_trip(bootstrap: str, topic: str, acks: Any) -> float:
-    """Median milliseconds of one record sent and acknowledged."""
+    """Return the median milliseconds from sending one record to its acknowledgement."""
     samples = []
     async with Producer(bootstrap, acks=acks, linger_ms=0) as producer:
         for _ in range(50):

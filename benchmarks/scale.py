@@ -24,7 +24,7 @@ async def _is_led(admin: Admin, without: int) -> bool:
 
 
 async def _idle(nodes: Nodes) -> dict[int, float]:
-    """Percent of a core of each node."""
+    """Return {node id: CPU use in percent of a core} while the nodes are idle."""
     before = {node_id: nodes.cpu_seconds(node_id) for node_id in nodes.processes}
     await asyncio.sleep(IDLE_SECONDS)
     return {

@@ -42,8 +42,9 @@ class BareRpc(asyncio.Protocol):
 
 
 class BareAppend(asyncio.BufferedProtocol):
-    """Receives frames into their own buffer, checks, appends, responds. Starts a new file every GiB, as a
-    log does.
+    """Receives each frame into a buffer, checks its CRC, appends it to a file, and responds.
+
+    Starts a new file every GiB, as a log does.
     """
 
     def __init__(self, directory: str) -> None:

@@ -104,7 +104,7 @@ def _alone(port: int) -> list[Row]:
 
 @contextlib.contextmanager
 def running_session() -> Iterator[Any]:
-    """Spark on this machine, two cores, with the recommended settings; its JVM ends with the block."""
+    """Yield a Spark session with two cores and the recommended settings. Its JVM ends with the block."""
     from sparkbridge.local.spark_session import session
 
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

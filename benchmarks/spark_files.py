@@ -167,7 +167,7 @@ def _rounds(measures: Mapping[str, Callable[[], Run]], rounds: int) -> dict[str,
 
 
 def _rows(kind: str, runs: Mapping[str, list[Run]], targets: Mapping[str, str]) -> list[Row]:
-    """Return the rates by name, beside that of the format in ``targets``, else beside parquet's."""
+    """Return a row of rates for each format, compared with the format that ``targets`` names for it."""
     rows = []
     for name, measured in runs.items():
         rate = ROWS / statistics.median(run.wall_s for run in measured)

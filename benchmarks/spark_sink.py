@@ -57,7 +57,7 @@ class Task:
         return written.rows / (time.perf_counter() - start)
 
     def one_row_ms(self, *, exactly_once: bool) -> float:
-        """A task of one row, and its commit."""
+        """Return the milliseconds of a task with one row, including its commit."""
         options = SinkOptions.parse(
             {
                 "kafka.bootstrap.servers": self._servers,
@@ -98,7 +98,7 @@ def _task_rows(servers: str) -> list[Row]:
 
 
 def _counting_sink() -> Any:
-    """The yardstick's DataSource: counts the rows of its RecordBatches."""
+    """Return the yardstick's DataSource, which only counts the rows of its RecordBatches."""
     from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
     class CountingWriter(DataSourceArrowWriter):
@@ -118,7 +118,7 @@ def _counting_sink() -> Any:
 
 
 def _spark_rates(spark: Any, servers: str) -> dict[str, float]:
-    """Rows per second of a job with one task by sink: the median of three, after one to warm up."""
+    """Return {sink: rows per second of a job with one task}, the median of three after a warm-up."""
     frame = spark.range(0, SPARK_ROWS, 1, 1).selectExpr(
         f"rpad(CAST(id AS STRING), {VALUE_BYTES}, 'x') AS value"
     )

@@ -35,7 +35,7 @@ class Load:
                 await admin.create_topic(topic, partitions=PARTITIONS)
 
     async def plain(self, size: int) -> float:
-        """Records per second."""
+        """Send blocks of ``size`` records without transactions. Return the records per second."""
         values = [VALUE] * size
         async with Producer(self.servers) as producer:
             await producer.send_many("plain", values)
@@ -46,7 +46,7 @@ class Load:
             return count / (time.perf_counter() - start)
 
     async def transactional(self, size: int) -> float:
-        """The same, each block a transaction."""
+        """Send blocks of ``size`` records, each in a transaction. Return the records per second."""
         values = [VALUE] * size
         async with Producer(self.servers, transactional_id=f"bench-{size}") as producer:
             async with producer.transaction():
@@ -59,7 +59,7 @@ class Load:
             return count / (time.perf_counter() - start)
 
     async def fill(self, topic: str, size: int) -> None:
-        """Transactions of ``size`` records, every tenth aborted, up to READ_RECORDS committed ones."""
+        """Write transactions of ``size`` records, every tenth aborted, for ``read``."""
         values = [VALUE] * size
         committed = number = 0
         async with Producer(self.servers, transactional_id=f"fill-{topic}") as producer:
@@ -74,7 +74,7 @@ class Load:
                     await producer.abort_transaction()
 
     async def read(self, topic: str, isolation_level: str) -> float:
-        """Return records per second, by batches, without the skipped records."""
+        """Read a topic by batches. Return the records per second, not counting skipped records."""
         async with Consumer(
             topic,
             bootstrap_servers=self.servers,

@@ -74,7 +74,7 @@ def skip_answer(sock: socket.socket, head: bytearray, body: bytearray) -> int:
 
 
 def skip_short_answer(sock: socket.socket, head: bytearray, body: bytearray) -> int:
-    """The same for the bare servers' ``u32 length`` responses."""
+    """Receive one response of a bare server (``u32 length``) and drop it. Return its length."""
     receive_exactly(sock, memoryview(head)[:4])
     length = int.from_bytes(head[:4], "big")
     receive_exactly(sock, memoryview(body)[:length])

@@ -55,9 +55,9 @@ class Row(NamedTuple):
 
 
 class Mutation(NamedTuple):
-    """In ``file``, ``old``, which occurs once, becomes ``new``. At least one of ``tests`` must fail.
+    """Replaces ``old``, which occurs once in ``file``, by ``new``. Then at least one of ``tests`` must fail.
 
-    ``is_slow``: its tests start Spark or take minutes, so that no sample contains it.
+    If ``is_slow``, the tests start Spark or take minutes, so random samples omit this mutation.
     """
 
     row: str
@@ -78,7 +78,7 @@ class Verdict(StrEnum):
 
 
 class Outcome(NamedTuple):
-    """``detail`` is the test that failed and its error, or the reason why the tests were not run."""
+    """The result of a mutation. ``detail`` is the failed test and its error, or why no test was run."""
 
     mutation: Mutation
     verdict: Verdict

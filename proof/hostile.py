@@ -36,7 +36,7 @@ _REQUESTS_OF_FLOOD: Final = 20 * REQUESTS_PER_TURN
 
 
 async def _produce_garbage() -> str | None:
-    """A batch with a garbage body and a correct checksum is refused (S22)."""
+    """Check that a batch with a garbage body and a correct checksum is refused (S22)."""
     batch = bytearray(build_batch([b"x" * 100] * 10, timestamps_ms=1))
     batch[HEADER_BYTES:] = b"\xff" * (len(batch) - HEADER_BYTES)
     seal(batch)
@@ -50,7 +50,7 @@ async def _produce_garbage() -> str | None:
 
 
 async def _fetch_repeatedly() -> str | None:
-    """A request that names a partition twice is refused (S23)."""
+    """Check that a request that names a partition twice is refused (S23)."""
     async with _broker() as broker, WireClient(broker.address) as wire:
         await wire.call(CreateTopicsRequest(1_000, False, [NewTopic(_TOPIC, 1, 1, {})]))
         parts = [FetchPartition(_TOPIC, 0, -1, 0, 100)] * 1_000
@@ -61,7 +61,7 @@ async def _fetch_repeatedly() -> str | None:
 
 
 async def _flood() -> str | None:
-    """A connection with many requests at once is served in turns, and others in between (S24)."""
+    """Check that a connection with many requests at once is served in turns, and others in between (S24)."""
     async with _broker() as broker, WireClient(broker.address) as quiet, WireClient(broker.address) as flood:
         for one in (quiet, flood):
             await one.call(DescribeClusterRequest())
@@ -80,7 +80,7 @@ async def _flood() -> str | None:
 
 
 async def _lose_track() -> str | None:
-    """A produce request whose outcome is unknown gets a retriable error (R30)."""
+    """Check that a produce request whose outcome is unknown gets a retriable error (R30)."""
 
     def fail(_result: Any, error: Exception) -> int:
         return translate(error).error_code
@@ -104,7 +104,7 @@ class _Timers:
 
 
 async def _wait_for_weeks() -> str | None:
-    """A long poll for 25 days is answered after MAX_WAIT_MS (S25)."""
+    """Check that a long poll for 25 days is answered after MAX_WAIT_MS (S25)."""
     timers: Any = _Timers()
     HeldResponse(timers, 2**31, lambda: None).offer(None)
     waits_ms = max(timers.delays_s) * 1000
@@ -112,7 +112,7 @@ async def _wait_for_weeks() -> str | None:
 
 
 async def _name_many_groups() -> str | None:
-    """A request for more groups than the limit is refused as a whole (S25)."""
+    """Check that a request for more groups than the limit is refused as a whole (S25)."""
     async with _broker() as broker, WireClient(broker.address) as wire:
         names = [f"group-{number}" for number in range(MAX_GROUPS_PER_REQUEST + 1)]
         response = await wire.call(DeleteGroupsRequest(names))
@@ -120,7 +120,7 @@ async def _name_many_groups() -> str | None:
 
 
 async def _create_many_topics() -> str | None:
-    """No topic is created beyond max.topics (S26)."""
+    """Check that no topic is created beyond max.topics (S26)."""
     async with _broker(max_topics=1) as broker, WireClient(broker.address) as wire:
         topics = [NewTopic(f"topic-{number}", 1, 1, {}) for number in range(2)]
         response = await wire.call(CreateTopicsRequest(1_000, False, topics))
@@ -129,7 +129,7 @@ async def _create_many_topics() -> str | None:
 
 
 async def _create_many_groups() -> str | None:
-    """No group is created beyond group.max.count, by a member or a commit (S26)."""
+    """Check that no group is created beyond group.max.count, by a member or a commit (S26)."""
     coordinator = Coordinator(GroupSettings(max_count=1), t=1)
     coordinator.commit({(_TOPIC, 0): 1})
     with suppress(PolicyViolationError):
@@ -142,13 +142,13 @@ async def _create_many_groups() -> str | None:
 
 
 async def _commit_many_offsets() -> str | None:
-    """No offset is added beyond group.max.offsets (S26)."""
+    """Check that no offset is added beyond group.max.offsets (S26)."""
     codes = Coordinator(GroupSettings(max_offsets=1), t=2).commit({(_TOPIC, 0): 1, (_TOPIC, 1): 1})
     return None if codes == [0, ErrorCode.POLICY_VIOLATION] else "a group has more than group.max.offsets"
 
 
 async def _use_many_names() -> str | None:
-    """No transactional id is added beyond transactional.id.max.count (S26)."""
+    """Check that no transactional id is added beyond transactional.id.max.count (S26)."""
     machine = TransactionMachine(TransactionSettings(max_count=1))
     now = Instant(1, 1)
     for record in machine.decide(

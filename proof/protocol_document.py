@@ -33,7 +33,7 @@ _STRUCTS: Final = re.compile(r"(?<=^```struct\n).*?(?=^```)", re.MULTILINE | re.
 
 
 def render_json(document: Mapping[str, Any]) -> str:
-    """Return the document as JSON, in which each value that fits in a line stands on one."""
+    """Return the document as indented JSON. A value that fits in one line is not broken into lines."""
 
     def render(value: Any, depth: int) -> str:
         line = json.dumps(value)

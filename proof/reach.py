@@ -22,7 +22,7 @@ REVIEW_SEEDS: Final = 10
 
 
 def points() -> dict[str, tuple[str, ...]]:
-    """Return {rule: its branches}: ``module:Class.name`` and what it may do."""
+    """Return {rule: its branches}, such as {``module:Class.name``: ("true", "false")}."""
     rules = dict.fromkeys(rule for mutant in all_mutants().values() for rule in mutant.changes)
     return {rule: _branches(rule) for rule in rules}
 

@@ -265,7 +265,7 @@ _MEMBER: Final = "1".rjust(32, "0")
 
 
 async def walks_of_one_broker(recorder: Recorder, clients: Clients) -> list[Walk]:
-    """Produce, fetch, an idle heartbeat of a group's member, and the commit of a transaction."""
+    """Return the walks of produce, fetch, an idle member's heartbeat, and the commit of a transaction."""
     walks: list[Walk] = []
 
     def count(name: str, begin: str, end: str, kind: str, *, is_first: bool = True) -> None:
@@ -315,7 +315,7 @@ async def walks_of_one_broker(recorder: Recorder, clients: Clients) -> list[Walk
 
 
 async def walks_of_two_brokers(recorder: Recorder, clients: Clients) -> list[Walk]:
-    """A follower's append of a leader's records."""
+    """Return the walk of a follower's append of its leader's records."""
     async with Cluster(brokers=2, transport="tcp", storage="disk") as cluster:
         await cluster.create_topic("t")
         leader = cluster.leader("t")

@@ -27,8 +27,8 @@ class KafkaliteDataSource(DataSource):
     def schema(self) -> StructType:
         """Return all columns of the source. Spark calls this only if the user has given no schema.
 
-        Raises SparkOptionError for invalid options, so that ``load()`` fails instead of the first action, and
-        for ``CREATE TABLE``.
+        Raises SparkOptionError for ``CREATE TABLE``, and for invalid options, so that ``load()`` fails
+        instead of the first action.
         """
         from sparkbridge.source.schema import source_schema
 

@@ -186,7 +186,7 @@ class OptionReader:
     def warn(
         self, others: Iterable[SparkOption], other_registry: OptionRegistry, silent: Collection[str] = ()
     ) -> None:
-        """Issue one warning for each option that has no effect. It suggests the most similar option name.
+        """Issue a warning for each option that has no effect, with the most similar name of an option.
 
         ``others`` and ``other_registry`` are the options and client settings of the sink if this reads a
         source's options, and vice versa: the warning says where such an option would have an effect. Options

@@ -416,7 +416,10 @@ def _check_subscription(given: OptionReader) -> None:
 
 
 def _starting(given: OptionReader, group_id: str | None) -> StartingSpec:
-    """Return the start from the first starting option that is set; by default latest (batch: earliest)."""
+    """Return the start from the first starting option that is set.
+
+    The default is latest for a stream, and earliest for a batch job.
+    """
     is_latest = given.value("startingOffsetsByTimestampStrategy") == "latest"
     spec: StartingSpec | None = None
     for name in ("startingTimestamp", "startingOffsetsByTimestamp"):

@@ -99,7 +99,7 @@ def _stage(*, fsync: bool = False) -> Stage:
 
 
 def any_answer() -> None:
-    """A fetch response that made a follower truncate arrives a second time."""
+    """Schedule: a fetch response that made a follower truncate arrives a second time."""
     stage = _stage()
     stage.write(1)
     stage.replicate(3, rounds=1)
@@ -118,7 +118,9 @@ def any_answer() -> None:
 
 
 def old_epoch_fetch() -> None:
-    """A follower is still in the first epoch of a leader that was deposed and elected again (KIP-320)."""
+    """Schedule: a follower is still in the first epoch of a leader that was deposed and elected again
+    (KIP-320).
+    """
     stage = _stage()
     stage.move_leader(2)
     zombie = len(stage.images) - 1
@@ -134,7 +136,7 @@ def old_epoch_fetch() -> None:
 
 
 def truncate_to_high_watermark() -> None:
-    """The response that reports the commit is lost; then the leader begins a new epoch (KIP-101)."""
+    """Schedule: the response with the new high watermark is lost; the leader begins a new epoch (KIP-101)."""
     stage = _stage()
     stage.shrink(1, 3)
     value = stage.write(1)
@@ -150,7 +152,7 @@ def truncate_to_high_watermark() -> None:
 
 
 def empty_epoch() -> None:
-    """A leader is deposed before it wrote: its epoch has no end offset on any other broker."""
+    """Schedule: a leader is deposed before it wrote: its epoch has no end offset on any other broker."""
     stage = _stage()
     stage.write(1)
     stage.replicate(2, 3)
@@ -165,7 +167,7 @@ def empty_epoch() -> None:
 
 
 def unsynced_leader() -> None:
-    """The leader loses records that it counted before they were synced."""
+    """Schedule: the leader loses records that it counted before they were synced."""
     stage = _stage(fsync=True)
     stage.shrink(1, 3)
     stage.write(1, synced=False)
@@ -175,7 +177,7 @@ def unsynced_leader() -> None:
 
 
 def unsynced_follower() -> None:
-    """A follower loses records that it reported before they were synced."""
+    """Schedule: a follower loses records that it reported before they were synced."""
     stage = _stage(fsync=True)
     stage.shrink(1, 3)
     stage.write(1)
@@ -185,7 +187,7 @@ def unsynced_follower() -> None:
 
 
 def change_in_flight() -> None:
-    """The controller has admitted a replica, but its leader has not yet received that (KIP-497)."""
+    """Schedule: the controller has admitted a replica, but its leader has not yet received that (KIP-497)."""
     stage = _stage()
     stage.shrink(1, 3)
     stage.fetch(stage.brokers[3])
@@ -198,7 +200,7 @@ def change_in_flight() -> None:
 
 
 def below_min_isr() -> None:
-    """A leader that is alone in the ISR exposes records to consumers, and loses them."""
+    """Schedule: a leader that is alone in the ISR exposes records to consumers, and loses them."""
     stage = _stage()
     stage.write(1)
     stage.fence(2)
@@ -212,7 +214,7 @@ def below_min_isr() -> None:
 
 
 def before_epoch_start() -> None:
-    """A new leader's high watermark lags: a replica that has reached it may lack committed records."""
+    """Schedule: a new leader's high watermark lags, so that a replica at it may lack committed records."""
     stage = _stage()
     stage.shrink(1, 3)
     value = stage.write(1)
@@ -228,7 +230,7 @@ def before_epoch_start() -> None:
 
 
 def late_duplicate() -> None:
-    """A proposal arrives a second time, after the replica that it admits was removed again."""
+    """Schedule: a proposal arrives a second time, after the replica that it admits was removed again."""
     stage = _stage()
     stage.shrink(1, 3)
     stage.fetch(stage.brokers[3])
@@ -244,7 +246,9 @@ def late_duplicate() -> None:
 
 
 def stale_broker_epoch() -> None:
-    """A fetch by a process that has since lost its page cache counts as proof that the replica is in sync."""
+    """Schedule: a broker's process fetches, and then loses its page cache; its fetch must not admit the
+    replica.
+    """
     stage = _stage()
     stage.write(1)
     stage.replicate(2, 3)
@@ -263,7 +267,7 @@ def stale_broker_epoch() -> None:
 
 
 def reverted_proposal() -> None:
-    """A proposal is refused; its duplicate is accepted once the replica is unfenced."""
+    """Schedule: a proposal is refused; its duplicate is accepted once the replica is unfenced."""
     stage = _stage()
     stage.shrink(1, 3)
     stage.fetch(stage.brokers[3])
@@ -281,7 +285,7 @@ def reverted_proposal() -> None:
 
 
 def last_replica_standing() -> None:
-    """The ISR shrinks to one replica, which then loses its page cache (KIP-966)."""
+    """Schedule: the ISR shrinks to one replica, which then loses its page cache (KIP-966)."""
     stage = _stage()
     value = stage.write(1)
     stage.replicate(2, 3)
@@ -293,7 +297,7 @@ def last_replica_standing() -> None:
 
 
 def longest_log() -> None:
-    """A deposed leader has a long end that was never committed; then all brokers are killed."""
+    """Schedule: a deposed leader has a long end that was never committed; then all brokers are killed."""
     stage = _stage(fsync=True)
     for _ in range(5):
         stage.write(1)
@@ -318,8 +322,9 @@ def longest_log() -> None:
 
 
 def registrations_before_the_fence() -> None:
-    """All brokers are killed. The followers return and register before the leader, which does not return, is
-    fenced."""
+    """Schedule: all brokers are killed. The followers return and register before the leader, which does not
+    return, is fenced.
+    """
     stage = _stage(fsync=True)
     value = stage.write(1)
     stage.replicate(2, 3, rounds=3)
@@ -339,7 +344,9 @@ def registrations_before_the_fence() -> None:
 
 
 def unconfirmed_isr() -> None:
-    """The controller fences a follower that still runs. The leader writes at once in the smaller ISR."""
+    """Schedule: the controller fences a follower that still runs. The leader writes at once in the smaller
+    ISR.
+    """
     stage = _stage(fsync=True)
     stage.fence(2)
     stage.tell(1, 3)
@@ -352,8 +359,9 @@ def unconfirmed_isr() -> None:
 
 
 def short_leader() -> None:
-    """The leader's disk loses all, and it leads again, because the other member does not return in time.
-    The third replica never stopped: it was cut off, and has the records."""
+    """Schedule: the leader's disk loses all data, and the leader leads again, because the other member of the
+    ISR does not return in time. The third replica, which was cut off but never stopped, has the records.
+    """
     stage = _stage(fsync=True)
     value = stage.write(1)
     stage.replicate(2, 3, rounds=3)
@@ -381,8 +389,10 @@ def short_leader() -> None:
 
 
 def two_histories() -> None:
-    """Two disks lose all, and their replicas acknowledge other records. One of the two is killed and returns,
-    so that the ELR has only an unverified replica, before the third one returns with the first records."""
+    """Schedule: two disks lose all data, and their replicas acknowledge other records. One of the two is
+    killed and returns, so that the ELR has only an unverified replica. Then the third replica returns with
+    the first records.
+    """
     stage = _stage(fsync=True)
     stage.write(1)
     stage.replicate(2, 3, rounds=3)
@@ -419,7 +429,7 @@ def two_histories() -> None:
 
 
 def below_committed() -> None:
-    """The same loss, when the metadata has the high watermark: the empty log must not lead."""
+    """Schedule: disks lose all data, and the metadata has the high watermark: the empty log must not lead."""
     stage = _stage(fsync=True)
     value = stage.write(1)
     stage.replicate(2, 3, rounds=3)
@@ -439,7 +449,7 @@ def below_committed() -> None:
 
 
 def marker_of_the_unregistered() -> None:
-    """The power fails. The broker boots, and is stopped in an orderly way before it has registered."""
+    """Schedule: after a power failure, the broker boots, and is stopped in order before it has registered."""
     stage = _stage()
     value = stage.write(1)
     stage.replicate(2, 3)
@@ -455,7 +465,7 @@ def marker_of_the_unregistered() -> None:
 
 
 def silent_follower() -> None:
-    """A follower fetches and fetches, and no response arrives."""
+    """Schedule: a follower fetches repeatedly, but receives no response."""
     stage = _stage()
     stage.write(1)
     stage.replicate(2)
@@ -472,7 +482,7 @@ def silent_follower() -> None:
 
 
 def names_after_truncation() -> None:
-    """The power fails just after a truncation that removed whole segments."""
+    """Schedule: the power fails just after a truncation that removed whole segments."""
     for seed in range(8):
         stage = _stage(fsync=True)
         broker = stage.brokers[1]
@@ -487,7 +497,7 @@ def names_after_truncation() -> None:
 
 
 def failed_sync() -> None:
-    """A sync fails, the next one succeeds and writes nothing, and the power fails."""
+    """Schedule: a sync fails, the next one succeeds and writes nothing, and the power fails."""
     stage = _stage(fsync=True)
     broker = stage.brokers[1]
     stage.write(1, synced=False)
@@ -504,7 +514,7 @@ def failed_sync() -> None:
 
 
 def refused_sync() -> None:
-    """A sync finds no file descriptor, and the next one does."""
+    """Schedule: a sync finds no file descriptor, and the next one does."""
     stage = _stage(fsync=True)
     broker = stage.brokers[1]
     stage.write(1, synced=False)

@@ -117,7 +117,7 @@ class RandomWorld(World):
         broker.truncated_names.clear()
 
     def _fail_sync(self, broker: Broker) -> None:
-        """Let a sync fail. A log that goes offline for that is recovered after a power loss (R26)."""
+        """Let a sync fail. If the log goes offline because of that, cut the power (R26)."""
         broker.fs.fail_next_sync(loses_pages=True)
         broker.sync()
         broker.fs.fail_next_sync(0)

@@ -199,7 +199,7 @@ class World:
         )
 
     def recover(self, now_ms: int) -> None:
-        """Elect leaders whose logs were compared. A late ``now_ms`` ends all waits."""
+        """Elect leaders by comparing the reported logs. A ``now_ms`` far in the future ends all waits."""
         command = self.reports.due(self.image, now_ms)
         if command is not None:
             self.command(command)

@@ -1,4 +1,4 @@
-"""Run the cases of damage on a single node: ``python -m proof.damage [TEXT ...]``, those with a text."""
+"""``python -m proof.damage [TEXT ...]``: runs the cases of damage whose names contain a TEXT, or all."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ METADATA: Final = "__cluster_metadata"
 
 
 class Layout(NamedTuple):
-    """The names of the directories that are damaged, without the data directory."""
+    """The names of the log directories that are damaged, relative to the data directory."""
 
     orders: str  #: of a partition with several segments
     sibling: str  #: another partition of that topic

@@ -37,7 +37,7 @@ def _schedule(*cases: Case) -> Callable[[], str | None]:
 
 
 def _keeps_torn_batches() -> str | None:
-    """After a restart of the system, batches behind a bad place are cut off, but kept beside the log."""
+    """Check that batches behind a bad place, cut off after a restart of the system, are kept in a file."""
     node = asyncio.run(prepare(is_clean=False))
     tree = dict(node.tree)
     damage(Case("unproven segment", "flip", is_clean=False), tree, node.older, node.names)
@@ -57,7 +57,7 @@ def _keeps_torn_batches() -> str | None:
 
 
 def _scrub_finds_damage() -> str | None:
-    """A bit of a closed segment that no client reads has changed."""
+    """Schedule: a bit of a closed segment that no client reads has changed."""
     node = asyncio.run(prepare(is_clean=True))
     tree = dict(node.tree)
     damage(Case("middle segment", "flip", is_clean=True), tree, node.older, node.names)
@@ -104,7 +104,7 @@ def _finds_epoch(segment: int) -> Callable[[], str | None]:
 
 
 def _takes_new_epoch() -> str | None:
-    """The process ends after the first batch of an epoch, which is not synced."""
+    """Schedule: the process ends after the first batch of an epoch, which is not synced."""
     node = _Epochs(20)
     work = node.log.begin_sync()
     assert work is not None
@@ -115,7 +115,7 @@ def _takes_new_epoch() -> str | None:
 
 
 def _rebuilds_older_epochs() -> str | None:
-    """The file of epochs is an older version."""
+    """Schedule: the file of epochs is an older version."""
     node, path = _Epochs(8), f"{_LOG}/leader-epochs"
     older = node.fs.read_bytes(path)
     for number in range(2):
@@ -131,7 +131,7 @@ def _rebuilds_older_epochs() -> str | None:
 
 
 def _finds_flipped_batch() -> str | None:
-    """A payload changes while no process runs, after an orderly stop."""
+    """Schedule: a payload changes while no process runs, after an orderly stop."""
     fs = MemoryFileSystem()
     log = Log.create(fs, _LOG, LogConfig())
     log.append(build_batch([b"value"]), now_ms=1, leader_epoch=1)
@@ -147,7 +147,7 @@ def _finds_flipped_batch() -> str | None:
 
 
 def _finds_moved_batch() -> str | None:
-    """The base offset of a batch changes after its process has written it."""
+    """Schedule: the base offset of a batch changes after its process has written it."""
     fs = MemoryFileSystem()
     log = Log.create(fs, _LOG, LogConfig())
     for number in range(4):

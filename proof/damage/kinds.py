@@ -42,12 +42,12 @@ class Kind(NamedTuple):
 
 
 def flip(fs: FileSystem, path: str, rng: Rng) -> None:
-    """Flip one bit before the zeros at the end."""
+    """Flip one bit of the content, but not in the zeros at the end of the file."""
     _flip_at(fs, path, rng.randrange(_used_bytes(fs, path)), 1 << rng.randrange(8))
 
 
 def flip_last(fs: FileSystem, path: str, _rng: Rng) -> None:
-    """Flip one bit in the last batch or frame, so that nothing valid stands behind it."""
+    """Flip one bit in the last batch or frame, so that nothing valid follows the damage."""
     _flip_at(fs, path, max(_used_bytes(fs, path) - 2, 0), 1)
 
 
@@ -56,7 +56,7 @@ def zero(fs: FileSystem, path: str, _rng: Rng) -> None:
 
 
 def zero_block(fs: FileSystem, path: str, rng: Rng) -> None:
-    """Zero up to 512 bytes, as a write that was lost leaves them."""
+    """Zero up to 512 bytes, as if a write was lost."""
     length = _used_bytes(fs, path)
     position = rng.randrange(length)
     _overwrite(fs, path, position, bytes(min(512, length - position)))
@@ -74,7 +74,7 @@ def delete(fs: FileSystem, path: str, _rng: Rng) -> None:
 
 
 def duplicate(fs: FileSystem, path: str, _rng: Rng) -> None:
-    """Append the content once more, as a write that was repeated elsewhere."""
+    """Append the content once more, as if it was written twice."""
     content = fs.read_bytes(path)[: _used_bytes(fs, path)]
     _overwrite(fs, path, len(content), content)
 

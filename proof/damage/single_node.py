@@ -138,7 +138,7 @@ def _names(broker: Broker) -> Layout:
 
 
 def disk_of(tree: Tree) -> MemoryFileSystem:
-    """Return a disk of the same computer, with the same time since its start."""
+    """Return a disk with the files ``tree``, of a computer that has not been restarted since."""
     fs = MemoryFileSystem()
     fs.make_dirs(DATA)
     for path, data in tree.items():
@@ -233,7 +233,7 @@ def _hidden(broker: Broker, tp: TopicPartition) -> str | None:
 
 
 def _is_named(problem: str, missing: int) -> bool:
-    """Whether an error has the number of records in doubt, not more than are missing, and the command."""
+    """Whether an error names the command and a number of records in doubt that is at most ``missing``."""
     count = re.search(r"(\d+|an unknown number of) records in doubt", problem)
     return count is not None and "kl log accept-loss" in problem
 

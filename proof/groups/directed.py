@@ -27,7 +27,7 @@ def _group() -> tuple[Coordinator, Consumer]:
 
 
 def hand_over_early() -> str | None:
-    """A second member joins while the first one still reads."""
+    """Schedule: a second member joins while the first one still reads."""
     coordinator, first = _group()
     second = Consumer(coordinator, "second", "t")
     second.join()
@@ -37,7 +37,9 @@ def hand_over_early() -> str | None:
 
 
 def expelled_stays() -> str | None:
-    """A member sleeps past its session timeout, and wakes up when another member has its partitions."""
+    """Schedule: a member sleeps past its session timeout, and wakes up when another member has its
+    partitions.
+    """
     coordinator, first = _group()
     coordinator.advance(coordinator.settings.session_timeout_ms)
     second = Consumer(coordinator, "second", "t")
@@ -51,7 +53,7 @@ def expelled_stays() -> str | None:
 
 
 def any_epoch() -> str | None:
-    """A commit from before a rebalance arrives after the first commit of the partition's new owner."""
+    """Schedule: a commit from before a rebalance arrives after the new owner's first commit."""
     coordinator, first = _group()
     late_epoch = first.epoch
     second = Consumer(coordinator, "second", "t")
@@ -61,7 +63,7 @@ def any_epoch() -> str | None:
 
 
 def any_member() -> str | None:
-    """An expelled member commits after the new owner of its partitions has committed."""
+    """Schedule: an expelled member commits after the new owner of its partitions has committed."""
     coordinator, first = _group()
     coordinator.advance(coordinator.settings.session_timeout_ms)
     second = Consumer(coordinator, "second", "t")
@@ -82,7 +84,9 @@ def _late_commit(coordinator: Coordinator, owner: Consumer, late_id: str, late_e
 
 
 def late_commit() -> str | None:
-    """A member gives up a connection, commits on a new one, and its last commit on the old one arrives."""
+    """Schedule: a member gives up a connection, commits on a new one, and its last commit on the old one
+    arrives.
+    """
     coordinator, first = _group()
     who: dict[str, Any] = {"member_id": first.member_id, "epoch": first.epoch}
     coordinator.commit({T0: 10}, **who, connection=1)
@@ -95,7 +99,7 @@ def late_commit() -> str | None:
 
 
 def member_unchecked() -> str | None:
-    """A producer that continues after its consumer was expelled sends its offsets (KIP-447)."""
+    """Schedule: a producer that continues after its consumer was expelled sends its offsets (KIP-447)."""
     coordinator, first = _group()
     coordinator.advance(coordinator.settings.session_timeout_ms)
     second = Consumer(coordinator, "second", "t")
@@ -109,7 +113,7 @@ def member_unchecked() -> str | None:
 
 
 def visible_at_once() -> str | None:
-    """The transaction with the offset is aborted."""
+    """Schedule: the transaction with the offset is aborted."""
     coordinator = Coordinator(t=3)
     coordinator.commit({T0: 10})
     coordinator.commit({T0: 20}, producer_id=_TXN)
@@ -124,7 +128,7 @@ def visible_at_once() -> str | None:
 
 
 def unstable_read() -> str | None:
-    """A new member fetches its start offset between the records and the marker of a transaction."""
+    """Schedule: a new member fetches its start offset between the records and the marker of a transaction."""
     coordinator = Coordinator(t=3)
     coordinator.commit({T0: 10})
     coordinator.commit({T0: 20}, producer_id=_TXN)

@@ -1,8 +1,8 @@
 """Random histories of one group: late, expelled and replaced members, their offsets (R35, R38 to R40, R56).
 
-The coordinator is the real state machine on its log; it is replaced by another one now and then. What the
-requests may do is known from the group as it describes itself. ``run_group_seed`` returns the violation of a
-seed, or None.
+The coordinator is the real state machine on its log, and is sometimes replaced by another one. Whether it
+must accept a request follows from its own description of the group. ``run_group_seed`` returns the violation
+of a seed, or None.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class World:
         self.coordinator.advance(self.rng.choice([10, 100, 400, 1_200]))
 
     def send(self) -> None:
-        """Let a member commit, with its epoch of now, or a client that is no member, or one of long ago."""
+        """Send a commit, from a member with its current epoch, no member, or an unknown member."""
         self.values += 1
         value = (self.values, self.rng.randrange(5), self.rng.choice([None, "", "told"]))
         member = self.rng.choice(self.members)
@@ -164,7 +164,7 @@ class World:
         return commit.producer_id < 0 and commit.connection < max(newest, default=0)
 
     def _take(self, partition: int, place: int, value: _Value) -> None:
-        """Let an offset take effect. It replaces all that are before it in the log, open ones too."""
+        """Apply an offset. It replaces all offsets before it in the log, also those of open transactions."""
         self.committed[partition] = value
         for offsets in self.pending.values():
             if partition in offsets and offsets[partition][0] < place:

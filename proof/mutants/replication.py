@@ -1,4 +1,4 @@
-"""Mutants of the rules in this part of the product; ``proof.mutants`` explains them.
+"""Mutants of the rules of replication; ``proof.mutants`` explains them.
 
 R49 keeps a follower from truncating committed records, whatever else is wrong. A mutant whose harm is such a
 truncation removes R49 too.

@@ -1,4 +1,4 @@
-"""Mutants of the rules in this part of the product; ``proof.mutants`` explains them."""
+"""Mutants of the rules in ``kafkalite.storage``; ``proof.mutants`` explains them."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ SETTINGS: Final = {
 
 
 class Case(NamedTuple):
-    """``position``: of the damaged node, or the first of two, in the order in which the nodes start."""
+    """A case of damage. ``position`` is the place of the (first) damaged node in the order of starts."""
 
     stop: str
     kind: Kind
@@ -121,7 +121,7 @@ class Case(NamedTuple):
 
 
 def case_kinds() -> list[tuple[str, Kind, tuple[str, ...]]]:
-    """Return (stop, kind, possible places)."""
+    """Return (stop, kind, possible places) of every combination of stop and kind."""
     found: list[tuple[str, Kind, tuple[str, ...]]] = []
     for stop in STOPS:
         found += [(stop, kind, (LEADER, FOLLOWER, TWO_NODES)) for kind in LOG_KINDS]
@@ -133,7 +133,10 @@ def case_kinds() -> list[tuple[str, Kind, tuple[str, ...]]]:
 
 
 def draw_cases(count: int, rng: Rng) -> list[Case]:
-    """Draw cases so that each stop and kind occurs before one occurs again; few of whole nodes."""
+    """Draw cases so that every combination of stop and kind occurs before one occurs again.
+
+    Only a third of the cases that damage a whole node are drawn, because each needs a life of its own.
+    """
     found: list[Case] = []
     while len(found) < count:
         kinds = case_kinds()
@@ -188,7 +191,7 @@ class Life:
     failures: dict[Case, list[str]] = field(default_factory=dict)
 
     def fail(self, problem: str, *partitions: TopicPartition) -> None:
-        """Note a problem for the cases of these partitions; for all cases without any."""
+        """Note a problem for the cases of ``partitions``, or for all cases if none are given."""
         hit = False
         for index, case in enumerate(self.cases):
             own = {each for site in self.sites.get(index, ()) for each in (site.partition, site.sibling)}
@@ -200,7 +203,7 @@ class Life:
 
 
 class Programme:
-    """Lives of clusters, one after the other in each worker."""
+    """Runs lives of clusters, one after the other in each worker."""
 
     def __init__(self, directory: Path, seed: int, *, tell: Any = print) -> None:
         self._directory = directory
@@ -448,7 +451,7 @@ class Programme:
     async def _judge_waiting(
         self, cluster: ProcessCluster, life: Life, waiting: Sequence[TopicPartition]
     ) -> None:
-        """Two damaged copies are back and the sound one is not: no leader, and the status states why.
+        """Check that partitions without a sound copy have no leader, and that the status states why.
 
         A sound copy that had left the ISR and ELR at an orderly stop needs an operator's election.
         """
@@ -534,7 +537,7 @@ class Programme:
         await self._judge_equal(cluster, life)
 
     async def _judge_served(self, cluster: ProcessCluster, life: Life) -> None:
-        """Every partition acknowledges a record again."""
+        """Check that every partition acknowledges a record again."""
         settings: dict[str, Any] = {"linger_ms": 0, "acks": "all", "delivery_timeout_ms": 20_000}
         async with Producer(cluster.bootstrap_servers, **settings) as producer:
 
@@ -581,7 +584,7 @@ class Programme:
                     life.fail(f"{group_id} had committed {offset}, and has {one}", key)
 
     async def _judge_equal(self, cluster: ProcessCluster, life: Life) -> None:
-        """All replicas have the same batches on disk."""
+        """Check that all replicas have the same batches on disk."""
         left = dict(life.directories)
         problems: dict[TopicPartition, str] = {}
         until_s = time.monotonic() + EQUAL_LIMIT_S

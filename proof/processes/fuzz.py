@@ -581,7 +581,7 @@ async def _settled(broker: Observed, before: dict[str, int] | None) -> dict[str,
 
 
 async def _is_guarded(broker: Observed) -> bool:
-    """Whether a stranger may not shut down a node."""
+    """Whether the broker refuses a shutdown request from a client without the cluster's secret."""
     async with WireClient(broker.address) as wire:
         response = await wire.call(ControlledShutdownRequest(99))
         return bool(response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED)

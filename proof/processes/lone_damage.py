@@ -123,7 +123,10 @@ class Life:
 
 
 def cases() -> list[Case]:
-    """Every stop and kind, without those that a lone node can't notice: all of its directory is another."""
+    """Return the cases of every stop and kind, except the replacement of the whole directory.
+
+    A node without peers cannot notice that.
+    """
     kinds = (*LOG_KINDS, *OFFSETS_KINDS, *(kind for kind in NODE_KINDS if kind.file != NODE))
     return [Case(stop, kind) for stop in STOPS for kind in kinds]
 
@@ -262,7 +265,7 @@ class Programme:
     # --- judging
 
     async def _judge(self, cluster: ProcessCluster, life: Life, key: TopicPartition) -> Verdict:
-        """Read what can be read, and write. Only complete records, or an error that states all, will do."""
+        """Read all readable records, and write one. Check that no record is missing without an error."""
         servers, told = cluster.bootstrap_servers, life.told[key]
         found, read_error = await _read(servers, key)
         wrong = [offset for offset, value in found.items() if told.get(offset, value) != value]
@@ -290,7 +293,7 @@ class Programme:
         return Verdict(OFFLINE, None, life.texts[key])
 
     async def _judge_offsets(self, cluster: ProcessCluster, verdict: Verdict) -> None:
-        """The group's offset is as committed, or an error tells why it cannot be read."""
+        """Check that the group's offset is the committed one, or that an error states why it is not."""
         try:
             async with Admin(cluster.bootstrap_servers, request_timeout_ms=5_000) as admin:
                 found = await admin.committed_offsets(GROUP)
@@ -307,7 +310,7 @@ class Programme:
             verdict.problem = f"SILENT loss of the committed offset {COMMITTED}: {one}"
 
     def _compare_verified(self, life: Life, verified: str) -> None:
-        """``kl log verify`` of the stopped node names each log that turns out to be offline."""
+        """Check that ``kl log verify`` of the stopped node names each log that was offline."""
         for case in life.cases:
             verdict = self.verdicts[case]
             name = life.names[life.keys[case]]
@@ -345,7 +348,10 @@ class Programme:
 
 
 def _refusal(case: Case, cluster: ProcessCluster, error: Exception) -> Verdict:
-    """The node did not start: right only for damage to its own directory, with a reason and a hint."""
+    """Return the verdict on a node that did not start.
+
+    It may refuse only because of damage to its own directory, and must state a reason and a hint.
+    """
     tail = cluster.nodes[1].tail(6)
     if isinstance(error, TimeoutError):
         return Verdict(REFUSED, f"neither started nor ended: {error}")

@@ -57,7 +57,7 @@ class Workload:
         padding_bytes: int = 0,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        """``padding_bytes`` make each record longer; the history omits them."""
+        """``padding_bytes`` are added to each record, but not to the history."""
         self.history = History()
         self._bootstrap_servers = bootstrap_servers
         self._topic = topic

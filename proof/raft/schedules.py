@@ -139,7 +139,7 @@ def s5_an_answer_on_its_way_cuts_nothing() -> str | None:
 
 
 def s5b_an_old_append_cuts_nothing() -> str | None:
-    """The same until data is lost: an old append arrives again, and the leader is killed."""
+    """Schedule: an old append arrives again, and the leader is killed before it can send another one."""
     world = _world()
     world.isolate(3)
     world.propose(1, ["0"])
@@ -376,7 +376,7 @@ def s17_a_piece_of_a_snapshot_commits_nothing() -> str | None:
 
 
 def s18_a_new_disk_does_not_count() -> str | None:
-    """A deposed leader finds a voter whose new disk does not contain the election that deposed it."""
+    """Schedule: a deposed leader finds a voter whose new disk lacks the election that deposed the leader."""
     world = _world()
     world.isolate(1)
     world.elect(3)

@@ -169,7 +169,7 @@ class Member:
 
     @property
     def is_leader(self) -> bool:
-        """Whether it leads as the library defines it, which begins with the election."""
+        """Whether pysyncobj considers this node the leader, which it does from the election on."""
         return self.node.is_running and self.node.voter.raft_state() == LEADER
 
     @property

@@ -214,7 +214,7 @@ class Coordination:
         self._reached[what] = value
 
     def _note_generation(self, group: Any) -> None:
-        """Count rare events."""
+        """Count rebalances and expulsions of members."""
         known = self._reached.get(("epoch of group", group.group_id), 0)
         if group.group_epoch > known:
             self.workload.simulation.probe("rebalance")

@@ -90,9 +90,10 @@ async def damaged_copy(
     min_isr: int = 2,
     is_one_behind: bool = False,
 ) -> str | None:
-    """Kill all, damage one copy, start all. ``order``: 0 is the damaged node, 1 and 2 the others.
+    """Kill all nodes, damage one copy, start all nodes. Return the violation, or None.
 
-    ``is_one_behind``: node 1 was killed earlier than the others, and lacks records.
+    ``order`` is the order of starts: 0 is the damaged node, 1 and 2 are the others. If ``is_one_behind``,
+    node 1 was killed earlier than the others, and lacks records.
     """
     await stage.open(KEY.topic, configs={"min.insync.replicas": str(min_isr)})
     told = await stage.on("writer", _write(stage, FIRST, 0))
@@ -133,7 +134,7 @@ async def damaged_copy(
 
 
 async def older_copy(stage: Stage) -> str | None:
-    """The directory of a follower is replaced by an older copy while its process is down (R51)."""
+    """Schedule: the directory of a follower is replaced by an older copy while its process is down (R51)."""
     await stage.open(KEY.topic)
     await stage.on("writer", _write(stage, FIRST, 0))
     victim = stage.others(stage.led(KEY.topic))[0]
@@ -152,7 +153,7 @@ async def older_copy(stage: Stage) -> str | None:
 
 
 async def damage_while_leading(stage: Stage) -> str | None:
-    """A leader finds that its log is damaged, and two sound replicas are in sync (R52)."""
+    """Schedule: a leader finds that its log is damaged, and two sound replicas are in sync (R52)."""
     await stage.open(KEY.topic)
     told = await stage.on("writer", _write(stage, FIRST, 0))
     victim = stage.led(KEY.topic)
@@ -170,7 +171,7 @@ async def damage_while_leading(stage: Stage) -> str | None:
 
 
 async def damage_out_of_sync(stage: Stage) -> str | None:
-    """A follower that is no longer in sync finds that its log is damaged (R52)."""
+    """Schedule: a follower that is no longer in sync finds that its log is damaged (R52)."""
     await stage.open(KEY.topic)
     told = await stage.on("writer", _write(stage, FIRST, 0))
     leader = stage.led(KEY.topic)
@@ -190,7 +191,7 @@ async def damage_out_of_sync(stage: Stage) -> str | None:
 
 
 async def damage_everywhere(stage: Stage) -> str | None:
-    """Each replica's log loses another batch, which only scrubs and fetches find (R52).
+    """Schedule: each replica's log loses another batch, which only scrubs and fetches find (R52).
 
     No replica can complete another one. All must wait with their own logs, until an operator accepts the loss
     of one batch in one of them, and lets that replica lead.
@@ -258,7 +259,7 @@ async def _read(stage: Stage) -> list[str]:
 
 
 def _breaks(rule: str, story: Story) -> str | None:
-    """Play the story. Return the harm with the rule's number, also if the observer finds it."""
+    """Return the violation that ``story`` or the observer finds, with the number of ``rule``, or None."""
     try:
         found = play(story)
     except Violation as violation:

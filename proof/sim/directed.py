@@ -90,7 +90,7 @@ async def _ask_inside(node: SimNode) -> int | None:
 
 
 async def answer_uncommitted(stage: Stage) -> str | None:
-    """A coordinator that is cut off from the other brokers accepts a commit, and is replaced."""
+    """Schedule: a coordinator that is cut off from the other brokers accepts a commit, and is replaced."""
     await stage.open(KEY.topic)
     assert await stage.on("writer", _commit(stage, 10, stage.bootstrap))
     old = stage.led(OFFSETS_TOPIC)
@@ -104,7 +104,7 @@ async def answer_uncommitted(stage: Stage) -> str | None:
 
 
 async def keep_serving(stage: Stage) -> str | None:
-    """A coordinator that was cut off and replaced returns, and receives a request."""
+    """Schedule: a coordinator that was cut off and replaced returns, and receives a request."""
     await stage.open(KEY.topic)
     assert await stage.on("writer", _commit(stage, 10, stage.bootstrap))
     old = stage.led(OFFSETS_TOPIC)
@@ -120,7 +120,7 @@ async def keep_serving(stage: Stage) -> str | None:
 
 
 async def serve_unloaded(stage: Stage) -> str | None:
-    """A request arrives at the very moment at which a broker becomes the coordinator."""
+    """Schedule: a request arrives at the very moment at which a broker becomes the coordinator."""
     await stage.open(KEY.topic)
     assert await stage.on("writer", _commit(stage, 10, stage.bootstrap))
     old = stage.led(OFFSETS_TOPIC)
@@ -194,7 +194,7 @@ def _begin(stage: Stage, partition: int = 0) -> _Writer:
 
 
 async def answer_early(stage: Stage) -> str | None:
-    """A coordinator that is cut off from the other brokers receives a commit, and is replaced."""
+    """Schedule: a coordinator that is cut off from the other brokers receives a commit, and is replaced."""
     await stage.open(KEY.topic)
     writer = _begin(stage)
     await writer.has_written.wait()
@@ -212,7 +212,9 @@ async def answer_early(stage: Stage) -> str | None:
 
 
 async def marker_uncommitted(stage: Stage) -> str | None:
-    """A partition's leader appends a marker that its follower never receives, and fails permanently."""
+    """Schedule: a partition's leader appends a marker that its follower never receives, and fails
+    permanently.
+    """
     await stage.open(KEY.topic, partitions=3, replication_factor=2)
     await stage.on("warm-up", _commit_nothing(stage))
     coordinator = stage.led(TRANSACTIONS_TOPIC)
@@ -241,7 +243,9 @@ async def _commit_nothing(stage: Stage) -> None:
 
 
 async def unverified(stage: Stage) -> str | None:
-    """A transaction's first batch is in transit when another producer takes over its transactional id."""
+    """Schedule: a transaction's first batch is in transit when another producer takes over its transactional
+    id.
+    """
     await stage.open(KEY.topic)
     await stage.on("warm-up", _commit_nothing(stage))
     leader = stage.led(KEY.topic)
@@ -279,7 +283,7 @@ _COMPACTED: Final = {
 
 
 async def forgets_unheard(stage: Stage) -> str | None:
-    """A replica is absent when a key is deleted, for longer than the others keep the tombstone."""
+    """Schedule: a replica is absent when a key is deleted, for longer than the others keep the tombstone."""
     stage.observer.compacted_topics = (KEY.topic,)
     await stage.open(KEY.topic, configs=_COMPACTED)
     await stage.on("writer", _write(stage, b"deleted", b"old"))
@@ -366,7 +370,7 @@ async def _ask_when_replaced(stage: Stage, old: SimNode, number: int) -> str | N
 
 
 async def isolated_serves(stage: Stage) -> str | None:
-    """A leader is cut off from the other brokers, but not from clients."""
+    """Schedule: a leader is cut off from the other brokers, but not from clients."""
     await stage.open(KEY.topic)
     old = stage.led(KEY.topic)
     stage.isolate(old)
@@ -374,7 +378,9 @@ async def isolated_serves(stage: Stage) -> str | None:
 
 
 async def session_from_receipt(stage: Stage) -> str | None:
-    """The responses to a leader's heartbeats are slow, and it is cut off just after one has arrived."""
+    """Schedule: the responses to a leader's heartbeats are slow, and it is cut off just after one has
+    arrived.
+    """
     await stage.open(KEY.topic, partitions=3)
     old, number = stage.led_apart_from_controller(KEY.topic)
     broker, controller = old.live, stage.controller()
@@ -391,7 +397,7 @@ async def session_from_receipt(stage: Stage) -> str | None:
 
 
 async def unconfirmed_controller(stage: Stage) -> str | None:
-    """A leader whose node is the controller is cut off from the other brokers."""
+    """Schedule: a leader whose node is the controller is cut off from the other brokers."""
     await stage.open(KEY.topic, partitions=3)
     old = stage.controller()
     assert old is not None
@@ -401,7 +407,7 @@ async def unconfirmed_controller(stage: Stage) -> str | None:
 
 
 async def endless_session(stage: Stage) -> str | None:
-    """A leader is killed, and does not return."""
+    """Schedule: a leader is killed, and does not return."""
     await stage.open("t")
     leader = stage.led("t")
     leader.kill()
@@ -447,7 +453,7 @@ async def _fetch_with_longer_log(stage: Stage, node: SimNode, leader: SimNode) -
 
 
 async def told_diverged(stage: Stage) -> str | None:
-    """A former leader returns with records of its epoch that the new leader does not have."""
+    """Schedule: a former leader returns with records of its epoch that the new leader does not have."""
     await stage.open(KEY.topic)
     await stage.on("writer", _write(stage, b"key", b"first"))
     old = stage.led(KEY.topic)

@@ -371,7 +371,7 @@ class Nemesis:
         self._start_again(node)
 
     async def _no_descriptors(self) -> None:
-        """Let a node open no file for a while. The observer, which is no process of the node, may."""
+        """Let a node open no file for a while. The observer can still open the node's files."""
         host = self._target().host
         filesystem, root = host.filesystem, self.simulation.loop.root
         open_file = filesystem.open

@@ -139,7 +139,7 @@ class SimNode:
         self.host.lose_power()
 
     def replace_disk(self) -> None:
-        """Cut the power and replace the disk. The next start takes that into account."""
+        """Cut the power and replace the disk. The next start sets controller.quorum.rejoin."""
         self.lose_power()
         self.simulation.note(f"new disk for {self.host}")
         self.host.replace_disk()

@@ -142,7 +142,7 @@ class Observer:
             self._image = image
 
     def _note_changes(self, before: ClusterImage, after: ClusterImage) -> None:
-        """Count rare events."""
+        """Note each change of a partition, and count rare ones."""
         probe = self._simulation.probe
         for key, state in _states(after):
             old = before.partition(*key[:2])

@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Fixed(Steering):
-    """The factors of one failure, for every seed."""
+    """Uses the same given factors for every seed, to repeat a failure."""
 
     def __init__(self, factors: Mapping[str, float]) -> None:
         super().__init__()

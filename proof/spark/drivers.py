@@ -48,7 +48,7 @@ class SessionDriver:
         return "the driver is the session of this process"
 
     async def close(self) -> None:
-        """Do nothing: the session is not this object's."""
+        """Do nothing: the session belongs to the caller."""
 
 
 class Driver:

@@ -178,7 +178,7 @@ class World:
 
 
 def no_epoch_bump() -> str | None:
-    """A batch of a transaction arrives after the transaction was aborted and its marker written."""
+    """Schedule: a batch of a transaction arrives after the transaction was aborted and its marker written."""
     world = World()
     writer = world.start()
     world.send(writer, PARTITIONS[0])
@@ -193,7 +193,7 @@ def no_epoch_bump() -> str | None:
 
 
 def marker_epoch_ignored() -> str | None:
-    """A batch that the coordinator verified in time is appended late, after the marker."""
+    """Schedule: a batch that the coordinator verified in time is appended late, after the marker."""
     world = World()
     writer = world.start()
     world.send(writer, PARTITIONS[0])
@@ -208,7 +208,7 @@ def marker_epoch_ignored() -> str | None:
 
 
 def any_producer_id() -> str | None:
-    """A producer with an id of its own writes in the transaction of another one."""
+    """Schedule: a producer with an id of its own writes in the transaction of another one."""
     world = World()
     writer = world.start()
     world.send(writer, PARTITIONS[0])
@@ -222,7 +222,7 @@ def any_producer_id() -> str | None:
 
 
 def old_coordinator() -> str | None:
-    """A replaced coordinator aborts a transaction that its successor commits."""
+    """Schedule: a replaced coordinator aborts a transaction that its successor commits."""
     world = World()
     world.coordinator_epoch = 1
     writer = world.start()
@@ -241,7 +241,9 @@ def old_coordinator() -> str | None:
 
 
 def complete_early() -> str | None:
-    """Only one of two partitions has its marker when the coordinator is asked to complete the transaction."""
+    """Schedule: only one of two partitions has its marker when the coordinator is asked to complete the
+    transaction.
+    """
     world = World()
     writer = world.start()
     world.send(writer, *PARTITIONS)
@@ -252,7 +254,7 @@ def complete_early() -> str | None:
 
 
 def opposite_accepted() -> str | None:
-    """The response to a commit is lost, one marker is written, and the producer aborts instead."""
+    """Schedule: the response to a commit is lost, one marker is written, and the producer aborts instead."""
     world = World()
     writer = world.start()
     world.send(writer, *PARTITIONS)
@@ -269,7 +271,7 @@ def opposite_accepted() -> str | None:
 
 
 def init_keeps_open() -> str | None:
-    """A producer dies in the middle of a transaction, and another one takes over."""
+    """Schedule: a producer dies in the middle of a transaction, and another one takes over."""
     world = World()
     world.send(world.start(), PARTITIONS[0])
     for _ in range(2):  # the first request is refused, and retried once
@@ -285,7 +287,7 @@ def init_keeps_open() -> str | None:
 
 
 def timeout_no_bump() -> str | None:
-    """A producer sleeps past the timeout of its transaction, and goes on."""
+    """Schedule: a producer sleeps past the timeout of its transaction, and goes on."""
     world = World()
     writer = world.start()
     world.send(writer, PARTITIONS[0])
@@ -299,7 +301,7 @@ def timeout_no_bump() -> str | None:
 
 
 def unretired_forgotten() -> str | None:
-    """A driver commits a batch and stops before it has recorded that. It returns after a long time.
+    """Schedule: a driver commits a batch and stops before it has recorded that. It returns after a long time.
 
     Its name was retired once by mistake, and the next batch has revoked that.
     """

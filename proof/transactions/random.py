@@ -170,7 +170,10 @@ class RandomWorld(World):
                         self.mark(partition, *name, is_commit=False, coordinator_epoch=by)
 
     def expire(self) -> None:
-        """Let the leaders forget idle producers. None has a batch in transit: it would be unknown then."""
+        """Let the leaders forget idle producers, unless batches are in transit.
+
+        A leader would refuse a late batch of a producer that it has forgotten.
+        """
         if not self.late:
             for node in self.nodes.values():
                 for _ in range(2):

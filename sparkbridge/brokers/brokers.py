@@ -116,7 +116,7 @@ class Brokers:
     # --- trying again --------------------------------------------------------------------------
 
     def deadline_s(self, extra_ms: int = 0) -> float:
-        """Return the deadline of a call that begins now: request.timeout.ms plus ``extra_ms`` from now."""
+        """Return the deadline of a call that begins now: in request.timeout.ms plus ``extra_ms``."""
         return time.monotonic() + (self.options.request_timeout_ms + extra_ms) / 1000
 
     def until_answered(
@@ -337,10 +337,10 @@ class Brokers:
         *,
         extra_ms: int = 0,
     ) -> Reply:
-        """Return the leader's response about ``tp``. Stop waiting if other brokers report a new leader.
+        """Return the leader's response about ``tp``, which the leader may hold for up to ``extra_ms``.
 
-        The leader may hold the response for up to ``extra_ms``. Raises the same errors as
-        ``BrokerConnection.receive``.
+        Raises the same errors as ``BrokerConnection.receive``: RequestTimeoutError also if there is no
+        response yet and other brokers report a new leader.
         """
         patience_s = PATIENCE_S + extra_ms / 1000
         while not connection.wait(reply, min(deadline_s, time.monotonic() + patience_s)):

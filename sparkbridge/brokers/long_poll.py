@@ -44,7 +44,7 @@ class _Poll(NamedTuple):
     reply: Reply
 
     def covers(self, wanted: Mapping[TopicPartition, int]) -> bool:
-        """Whether this poll can replace a new poll for ``wanted``: the broker responds to it no later."""
+        """Whether the broker responds to this poll no later than it would to a new poll for ``wanted``."""
         return all(self.positions.get(tp, at + 1) <= at for tp, at in wanted.items())
 
 

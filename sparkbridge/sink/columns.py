@@ -260,8 +260,8 @@ def _milliseconds(timestamps: Any, now_ms: int) -> Any:
 def record_overhead(columns: SinkColumns) -> int:
     """Return an upper bound, in bytes, of a record's size in a batch without its key, value and headers.
 
-    The bound includes offsets, the timestamp and the length of the header list, but not the two validity
-    bits. It includes a nullable column for every record: records with null may share a batch with others.
+    The bound includes array offsets, the timestamp and the length of the header list, but no validity bits. A
+    column counts even for a record with null in it, because other records of the batch may have a value.
     """
     sizes = ((columns.key, 4), (columns.timestamp, 8), (columns.headers, 5))
     return 4 + sum(size for index, size in sizes if index is not None)

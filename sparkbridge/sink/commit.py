@@ -106,9 +106,9 @@ def _retire(group: TransactionGroup) -> None:
 
 
 def _witness(options: SinkOptions, one: Written) -> list[PreparedWriter]:
-    """Return a prepared writer without records, whose name tells the brokers the query of an empty batch.
+    """Return a prepared writer without records, so that the brokers store which query wrote an empty batch.
 
-    Return [] if the query need not be stored, because no other query can use the same sink name.
+    Its name contains the query id. Returns [] if no other query can use the same sink name.
     """
     if not one.query_id or one.sink_id == f"{options.transactional_id_prefix}-{one.query_id}":
         return []  # no query, or a name that belongs to this query alone

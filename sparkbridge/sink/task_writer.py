@@ -133,8 +133,8 @@ def _aborted(error: KafkaliteError, options: SinkOptions, task: TaskIdentity) ->
 def _check_is_last(options: SinkOptions, task: TaskIdentity) -> None:
     """Raise SinkCommitError if a later batch than the task's batch is already committed.
 
-    Spark repeats only the last batch of a query, so the later batch means that this task does not repeat its
-    batch: see the hint of ``older_batch_error`` for the causes.
+    Spark repeats only the last batch of a query, so such a task is not a repetition; ``older_batch_error``
+    names the possible causes.
     """
     with TransactionGroup(task.sink_id, config=driver_config(options, 60_000)) as group:
         last = group.last_batch_id()
@@ -267,7 +267,7 @@ class _OpenBatch:
     def own(self) -> None:
         """Copy the last of ``records`` into new memory, so that its Arrow batch can be freed.
 
-        If there are many small items, the preceding ones that have no more rows are joined to the copy.
+        If there are many small items, the copy also includes the preceding items that are not larger.
         """
         last = [self.records.pop()]
         row_count = last[0].row_count
@@ -409,8 +409,8 @@ class TopicWriter:
         return self._keyless(topic)
 
     def _go_on(self, topic: str, record_count: int) -> None:
-        """Tell the partitioner that ``record_count`` records without a key were sent to its partition.
+        """Notify the partitioner that ``record_count`` keyless records were sent to its chosen partition.
 
-        It may choose another partition for the next ones.
+        The partitioner may choose another partition for the next records.
         """
         self._partitioner.on_batch_closed(topic, self._chosen[topic], record_count)

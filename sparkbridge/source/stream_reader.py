@@ -186,7 +186,7 @@ class KafkaliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return None if self._seen is None else dict(positions_to_json(self._seen))
 
     def commit(self, end: OffsetJson) -> None:
-        """Commit ``end`` for the group. Spark calls this one batch late."""
+        """Commit ``end`` for the group. Spark calls this for a batch when it plans the next one."""
         self._commit_group(StreamOffset.parse(end))
 
     def stop(self) -> None:

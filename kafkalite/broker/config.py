@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -635,13 +635,8 @@ def load_settings(
 
     if file is not None:
         take(_read_toml(Path(file)), str(file))
-    for variable, text in sorted((env or {}).items()):  # ..._HOURS before ..._MS, which overrides it
-        python_name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-        is_ours = python_name in BROKER_OPTIONS or python_name.replace("_", ".") in _COARSE
-        if variable.startswith(ENVIRONMENT_PREFIX) and is_ours:
-            take({python_name: text}, variable)
-        elif variable.startswith(ENVIRONMENT_PREFIX) and not variable.startswith(CLIENT_VARIABLES):
-            _refuse_misspelt(variable, python_name)
+    for variable, name in broker_variables(env or {}).items():
+        take({name: (env or {})[variable]}, variable)
     take({name: value for name, value in (overrides or {}).items() if value is not None}, "flag")
     try:
         config = BrokerConfig.from_settings(values)
@@ -649,6 +644,26 @@ def load_settings(
         source = error.source or sources.get(error.key, "")
         raise ConfigError(key=error.key, value=error.value, allowed=error.allowed, source=source) from None
     return Settings(config, sources)
+
+
+def broker_variables(env: Iterable[str]) -> dict[str, str]:
+    """Return {variable: dotted name of the broker's option} for the variables of brokers in ``env``.
+
+    Raises ConfigError for a variable that looks like a misspelt option.
+    """
+    found: dict[str, str] = {}
+    for variable in sorted(env):  # ..._HOURS before ..._MS, which overrides it
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable.startswith(CLIENT_VARIABLES):
+            continue
+        python_name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        dotted = python_name.replace("_", ".")
+        if python_name in BROKER_OPTIONS:
+            found[variable] = BROKER_OPTIONS.get(python_name).name
+        elif dotted in _COARSE:
+            found[variable] = dotted
+        else:
+            _refuse_misspelt(variable, python_name)
+    return found
 
 
 def _refuse_misspelt(variable: str, python_name: str) -> None:

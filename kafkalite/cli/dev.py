@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from kafkalite.cli import invocation
 from kafkalite.cli.config import parse_overrides
@@ -21,6 +23,18 @@ if TYPE_CHECKING:
     from kafkalite.broker.broker import Broker
 
 _DEFAULT_PORT: Final = 9092
+#: The settings that ``kl dev -n`` makes for each node.
+_OF_NODES: Final = {
+    "node.id",
+    "process.roles",
+    "controller.quorum.voters",
+    "controller.listeners",
+    "cluster.id",
+    "cluster.secret",
+    "listeners",
+    "advertised.listeners",
+    "log.dirs",
+}
 _IN_MEMORY: Final = "in memory: all data is lost when it stops"
 MAX_NODES: Final = 9
 
@@ -51,7 +65,9 @@ def parse_topic_spec(text: str) -> TopicSpec:
 
 
 @click.command(
-    epilog="""\b
+    epilog="""Settings are read from the environment, too (KAFKALITE_NUM_PARTITIONS); flags override them.
+
+\b
 Examples:
   kl dev                                  in memory, on localhost:9092
   kl dev --topic events:3 --topic users   with topics
@@ -100,18 +116,26 @@ def dev(
     overrides: tuple[str, ...],
 ) -> None:
     """Start a broker or a cluster in the foreground; Ctrl-C stops it."""
-    from kafkalite.broker.config import BrokerConfig
+    from kafkalite.broker.config import broker_variables, load_settings
 
     specs = [parse_topic_spec(text) for text in topics]
-    settings: dict[str, Any] = {"listeners": f"{_bracketed(host)}:{_DEFAULT_PORT if port is None else port}"}
+    flags: dict[str, Any] = dict(parse_overrides(overrides))
+    variables = broker_variables(os.environ)
     if nodes > 1:
-        # Report invalid settings here instead of in each node.
-        BrokerConfig.from_settings(parse_overrides(overrides), source="--set")
-        _dev_cluster(nodes, specs, data, port, _bracketed(host), parse_overrides(overrides), print_env)
+        ignored = [each for each, name in variables.items() if name in _OF_NODES]
+        environment = {each: os.environ[each] for each in variables if each not in ignored}
+        load_settings(None, environment, flags)  # reports invalid settings here instead of in each node
+        for variable in ignored:
+            invocation.say(f"{variable} has no effect: kl dev -n sets {variables[variable]} of each node")
+        settings = {variables[each]: text for each, text in environment.items()}
+        _dev_cluster(nodes, specs, data, port, _bracketed(host), settings | flags, print_env)
         return
+    is_host_given = click.get_current_context().get_parameter_source("host") is not ParameterSource.DEFAULT
+    if port is not None or is_host_given or "listeners" not in variables.values():
+        flags.setdefault("listeners", f"{_bracketed(host)}:{_DEFAULT_PORT if port is None else port}")
     if data is not None:
-        settings["log.dirs"] = str(data)
-    config = BrokerConfig.from_settings(settings | parse_overrides(overrides), source="--set")
+        flags.setdefault("log.dirs", str(data))
+    config = load_settings(None, os.environ, flags).config
 
     async def when_up(broker: Broker) -> None:
         home = f"data in {config.log_dirs}" if config.log_dirs else _IN_MEMORY
@@ -128,7 +152,7 @@ def _dev_cluster(
     data: Path | None,
     port: int | None,
     host: str,
-    overrides: dict[str, str],
+    overrides: dict[str, Any],
     print_env: bool,
 ) -> None:
     from kafkalite.cli.dev_cluster import DevCluster, Home, NodeEndedError, read_or_make_layout, run

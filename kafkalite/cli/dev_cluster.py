@@ -166,7 +166,7 @@ class DevCluster:
         self.directory = directory
         self.layout = layout
         self._host = host
-        self._overrides = overrides or {}
+        self.overrides = overrides or {}
         self.processes: dict[int, asyncio.subprocess.Process] = {}
         self._is_stopping = False
 
@@ -194,7 +194,7 @@ class DevCluster:
         from kafkalite.client.admin.cluster_health import RequestedState, look_from, unmet_conditions
 
         for node_id in range(1, len(self.layout.client_ports) + 1):
-            settings = node_settings(self.layout, node_id, self._host, self.directory, self._overrides)
+            settings = node_settings(self.layout, node_id, self._host, self.directory, self.overrides)
             _write_private(self.settings_path(node_id), _toml(settings))
             self.processes[node_id] = await self._spawn(node_id)
         requested = RequestedState(broker_count=len(self.processes), is_fully_in_sync=True)

@@ -18,6 +18,7 @@ import yaml
 
 from kafkalite import Broker
 from kafkalite.broker.config import BROKER_OPTIONS, ENVIRONMENT_PREFIX, BrokerConfig
+from kafkalite.cli import dev_cluster
 from kafkalite.cli.dev_cluster import (
     DevCluster,
     ForeignClusterError,
@@ -112,6 +113,27 @@ def test_bad_settings_are_refused_before_anything_starts(kl: Kl, tmp_path: Path)
     assert result.code == 2
     assert "num.partitions is 'none'" in result.told
     assert not (tmp_path / "data").exists()
+
+
+def test_the_nodes_have_the_settings_of_the_environment_except_their_own(
+    kl: Kl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[DevCluster] = []
+
+    async def run(cluster: DevCluster, _when_up: Any) -> None:
+        found.append(cluster)
+
+    monkeypatch.setattr(dev_cluster, "run", run)
+    monkeypatch.setenv("KAFKALITE_LOG_RETENTION_HOURS", "2")
+    monkeypatch.setenv("KAFKALITE_NUM_PARTITIONS", "5")
+    monkeypatch.setenv("KAFKALITE_NODE_ID", "9")
+    result = kl("dev", "-n", "3", "--port", "0", "--data", tmp_path, "--set", "num.partitions=6")
+    assert result.code == 0, result
+    assert "KAFKALITE_NODE_ID has no effect: kl dev -n sets node.id of each node" in result.told
+    (cluster,) = found
+    settings = node_settings(cluster.layout, 1, "127.0.0.1", tmp_path, cluster.overrides)
+    config = BrokerConfig.from_settings(settings)
+    assert (config.num_partitions, config.log_retention_ms, config.node_id) == (6, 7_200_000, 1)
 
 
 def line_of(process: subprocess.Popen[bytes]) -> str:

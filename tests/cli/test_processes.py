@@ -148,6 +148,35 @@ def test_dev_keeps_data_in_the_given_directory(spawn: Spawn, kl: Kl, tmp_path: P
         assert ended(process)[0] == 0
 
 
+def test_dev_takes_settings_from_the_environment_and_flags_override_them(
+    spawn: Spawn, kl: Kl, tmp_path: Path
+) -> None:
+    variables = {
+        "KAFKALITE_LOG_DIRS": str(tmp_path / "data"),
+        "KAFKALITE_LISTENERS": "127.0.0.1:0",
+        "KAFKALITE_NUM_PARTITIONS": "5",
+        "KAFKALITE_LOG_RETENTION_MS": "7000",
+    }
+    arguments = ("dev", "--topic", "t", "--print-env", "--set", "log.retention.ms=8000")
+    process = spawn(*arguments, **variables)
+    address = line_of(process.stdout).decode().strip().partition("=")[2]
+    assert len(kl("offsets", "t", "-b", address, "-o", "name").text.split()) == 5
+    settings = kl("config", "explain", "retention.ms", "--topic", "t", "-b", address)
+    process.send_signal(signal.SIGINT)
+    code, _, err = ended(process)
+    assert code == 0
+    assert f"(data in {tmp_path / 'data'})" in err.decode()
+    assert "8000" in settings.text, settings
+
+
+def test_dev_refuses_a_misspelt_variable(kl: Kl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKALITE_NUM_PARTITION", "5")
+    for nodes in ("1", "3"):
+        result = kl("dev", "--port", "0", "-n", nodes)
+        assert result.code == 2
+        assert "KAFKALITE_NUM_PARTITION" in result.told
+
+
 def test_dev_refuses_a_bad_topic(kl: Kl) -> None:
     for text in ("a:b", "a:1:1:1", "a:0", "../x:1"):
         result = kl("dev", "--topic", text)

@@ -95,8 +95,9 @@ class Members:
 
 
 async def _rebalance(ours: ServerProcess) -> tuple[float, float, float]:
-    """Return seconds until 100 members share 1,000 partitions, and until one more does; CPU seconds of the
-    broker.
+    """Return (seconds until 100 members share 1,000 partitions, seconds until another one does, CPU seconds).
+
+    The CPU seconds are those of the broker.
     """
     servers = f"127.0.0.1:{ours.port}"
     async with Admin(servers) as admin:

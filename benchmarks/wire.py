@@ -82,7 +82,10 @@ def skip_short_answer(sock: socket.socket, head: bytearray, body: bytearray) -> 
 
 
 def pump(sock: socket.socket, frames: list[bytes], count: int, window: int, skip: Any) -> tuple[float, int]:
-    """Send ``count`` frames, at most ``window`` in flight. Return (seconds, payload bytes received)."""
+    """Send ``count`` frames, at most ``window`` in flight. Return (seconds, payload bytes received).
+
+    ``skip`` receives and drops one response, as ``skip_answer`` does.
+    """
     head, body = bytearray(8), bytearray(1 << 20)
     received = 0
     in_flight = 0

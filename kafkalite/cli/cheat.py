@@ -60,7 +60,7 @@ SHEET: Final = (
 
 @click.command()
 def cheat() -> None:
-    """Print the commands of other tools beside those of kl, which runs most of theirs as they are."""
+    """Print the commands of other tools beside those of kl. Most of them also run if 'kl' precedes them."""
     width = max(len(theirs) for _, rows in SHEET for theirs, _ in rows)
     for number, (title, rows) in enumerate(SHEET):
         click.echo(f"{chr(10) * bool(number)}{title}")

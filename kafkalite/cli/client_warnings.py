@@ -26,9 +26,9 @@ def print_line(line: str) -> None:
 
 
 class SparseHandler(logging.Handler):
-    """Prints at most one warning in ten seconds, or in two if more than the digits of its text are new.
+    """Prints a warning at most every ten seconds; if it differs in more than digits, every two seconds.
 
-    Errors are always printed.
+    The comparison is with the last printed warning. Errors are always printed.
     """
 
     def __init__(self) -> None:

@@ -62,10 +62,10 @@ def configure(level: str = "info", log_format: LogFormat | None = None, stream: 
 
 
 class PeerLineLimit(logging.Filter):
-    """Prints at most PEER_LINES lines about the same event with a peer in PEER_INTERVAL_S seconds.
+    """Limits the lines that name a peer to PEER_LINES per event in PEER_INTERVAL_S seconds.
 
-    Any client can cause such lines. The first line of the next interval states the number of omitted lines
-    as ``omitted``.
+    Any client can cause such lines. The event's first line in the next interval states the number of omitted
+    lines as ``omitted``.
     """
 
     def __init__(self) -> None:

@@ -142,7 +142,7 @@ def decode_body(cls: type[M], body: Any) -> M:
 
 
 def decode_body_in_turns(cls: type[M], body: Stream) -> Iterator[M | None]:
-    """Decode ``body``. Yield None whenever ITEMS_PER_TURN partitions are decoded, finally the ``cls``."""
+    """Decode ``body`` in steps of ITEMS_PER_TURN partitions. Yield None between steps, finally the result."""
     read = plan_for(cls).read_in_turns
     assert read is not None, f"{cls.__name__} has no list of partitions"
     turns = read(body)
@@ -391,9 +391,9 @@ def _list(item: Plan, where: str) -> Plan:
 
 
 def _distinct(item: Plan, where: str, is_limited: bool) -> Plan:
-    """Return the plan for a list of ``item`` that rejects a repeated partition (S23).
+    """Return the plan for a list in which a repeated partition is an error (S23). ``item`` reads an element.
 
-    If ``is_limited``, the items count toward the request's partition limit.
+    If ``is_limited``, the elements count toward the request's partition limit.
     """
     items = _list(item, where)
     check_items, check_item, read_items = items.check, item.check, items.read

@@ -241,8 +241,8 @@ class ServerConnection:
     ) -> list[Buffer]:
         """Return the buffers of the response to ``request``, to be written in order.
 
-        ``throttle_ms`` is the time by which a quota delays this response. Raises LocalProtocolError if a
-        value has a wrong type or the response is too large.
+        ``throttle_ms`` is the time by which the caller has delayed this response, and is sent with it. Raises
+        LocalProtocolError if a value has a wrong type or the response is too large.
         """
         envelope = codec.encode((request.correlation_id, throttle_ms, message))
         return encode_frame(envelope, payload_parts)

@@ -113,7 +113,7 @@ def member_unchecked() -> str | None:
 
 
 def visible_at_once() -> str | None:
-    """Schedule: the transaction with the offset is aborted."""
+    """Schedule: a transaction that contains an offset is aborted."""
     coordinator = Coordinator(t=3)
     coordinator.commit({T0: 10})
     coordinator.commit({T0: 20}, producer_id=_TXN)

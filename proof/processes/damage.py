@@ -291,7 +291,7 @@ class Programme:
                 await self._set_offset(admin, group_id, TopicPartition(life.topic, 0), offset)
 
     async def _set_offset(self, admin: Admin, group_id: str, key: TopicPartition, offset: int) -> None:
-        """Commit ``offset``. The group's coordinator may not have the new topic in its metadata yet."""
+        """Commit ``offset``. Retry while the group's coordinator lacks the new topic in its metadata."""
 
         async def is_set() -> bool:
             try:

@@ -262,7 +262,7 @@ def hints(kind: type[Struct]) -> dict[str, Any]:
 def bad_codes(data: bytes, keys: dict[int, int]) -> tuple[Counter[str], list[str]]:
     """Return the error codes in a stream of responses, and what is wrong with them.
 
-    ``keys``: the API of each correlation id, as far as it is known.
+    ``keys`` maps correlation ids to API keys. Responses with other correlation ids may be to any API.
     """
     seen: Counter[str] = Counter()
     problems: list[str] = []

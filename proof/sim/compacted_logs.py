@@ -19,7 +19,7 @@ READ_BYTES = 1 << 20
 
 
 class Told(NamedTuple):
-    """One record of a log."""
+    """One record that was read from a replica's log."""
 
     offset: int
     leader_epoch: int

@@ -71,7 +71,7 @@ class Plan:
     split_rate: float = 0.0
 
     def kinds(self) -> list[str]:
-        """Return what can be made more frequent: the faults, and the kinds of clusters and programs."""
+        """Return the kinds of faults, clusters and programs in this plan, by the names of ``factors``."""
         others = {
             "page-cache": self.durability == "page-cache",
             "controllers": bool(self.controllers),

@@ -257,9 +257,10 @@ class AssignedPartitions:
         return [state for state in states if not state.paused and (only is None or state.tp in only)]
 
     def next_batch(self, only: frozenset[TopicPartition] | None = None) -> FetchedBatch | None:
-        """Return the next batch of the least recently read partition of ``only``, and move past the batch.
+        """Return the next batch of the least recently read partition of ``only`` (None: all partitions).
 
-        Returns None if there is no batch. Raises a partition's error after its earlier batches were returned.
+        Moves the position past the batch. Returns None if there is no batch. Raises a partition's error after
+        its earlier batches were returned.
         """
         for state in self._readable(only):
             batch = self._take_batch(state)

@@ -88,7 +88,8 @@ Examples:
 )
 @click.option(
     "--data",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path),
+    metavar="DIRECTORY",
     help="Keep data here.  [default: in memory; for several nodes a directory that is removed at the end]",
 )
 @click.option(
@@ -119,6 +120,12 @@ def dev(
     from kafkalite.broker.config import broker_variables, load_settings
 
     specs = [parse_topic_spec(text) for text in topics]
+    for part in (data, *data.parents) if data is not None else ():
+        if part.exists() and not part.is_dir():
+            raise UsageError(
+                f"--data {data}: {part} is not a directory",
+                hint="name a directory; it is created if it does not exist",
+            )
     flags: dict[str, Any] = dict(parse_overrides(overrides))
     variables = broker_variables(os.environ)
     if nodes > 1:

@@ -73,6 +73,14 @@ def format_data_dir(
 
 def _format(fs: FileSystem, path: str, cluster_id: str | None, node_id: int, rng: Rng | None) -> NodeIdentity:
     rng = rng or system_rng()
+    _check_empty(fs, path)
+    identity = NodeIdentity(cluster_id or rng.randbytes(16).hex(), node_id, rng.randbytes(16).hex())
+    fs.write_atomically(layout.join(path, layout.NODE_FILE), encode_node(identity))
+    return identity
+
+
+def _check_empty(fs: FileSystem, path: str) -> None:
+    """Raise DataDirectoryError if ``path`` has files other than those that a start may have left."""
     ignored = {layout.LOCK_FILE, "lost+found"}
     names = [name for name in fs.list_dir(path) if name not in ignored and not layout.is_leftover(name)]
     if layout.NODE_FILE in names:
@@ -86,9 +94,12 @@ def _format(fs: FileSystem, path: str, cluster_id: str | None, node_id: int, rng
         raise DataDirectoryError(
             f"{path} is not empty: it contains {', '.join(names[:3])}", hint="choose an empty directory"
         )
-    identity = NodeIdentity(cluster_id or rng.randbytes(16).hex(), node_id, rng.randbytes(16).hex())
-    fs.write_atomically(layout.join(path, layout.NODE_FILE), encode_node(identity))
-    return identity
+
+
+def _check_formattable(fs: FileSystem, path: str, format_if_empty: bool) -> None:
+    if not format_if_empty:
+        raise DataDirectoryError(f"{path} is not formatted", hint="format it once with 'kl server format'")
+    _check_empty(fs, path)
 
 
 def _make_dirs_durably(fs: FileSystem, path: str) -> None:
@@ -97,7 +108,13 @@ def _make_dirs_durably(fs: FileSystem, path: str) -> None:
     while not fs.exists(missing):
         made.append(missing)
         missing = layout.parent(missing)
-    fs.make_dirs(path)
+    try:
+        fs.make_dirs(path)
+    except WrongFileTypeError as error:
+        raise DataDirectoryError(
+            f"the data directory {path} can't be used: {error.path} is {error.actual}",
+            hint="name a directory; it is created if it does not exist",
+        ) from error
     for directory in reversed(made):
         fs.sync_dir(layout.parent(directory))
 
@@ -178,14 +195,13 @@ class LogStore:
         """
         path = path.rstrip("/") or "/"
         _make_dirs_durably(fs, path)
+        if not fs.exists(layout.join(path, layout.NODE_FILE)):
+            _check_formattable(fs, path, format_if_empty)  # a refused directory gets no lock file
         lock = fs.lock(layout.join(path, layout.LOCK_FILE))
         try:
             identity = read_identity(fs, path)
             if identity is None:
-                if not format_if_empty:
-                    raise DataDirectoryError(
-                        f"{path} is not formatted", hint="format it once with 'kl server format'"
-                    )
+                _check_formattable(fs, path, format_if_empty)
                 identity = _format(fs, path, cluster_id, node_id, rng)
             _refuse_strange(path, identity, cluster_id, node_id)
             store = cls(fs, path, identity, lock)

@@ -177,6 +177,26 @@ def test_dev_refuses_a_misspelt_variable(kl: Kl, monkeypatch: pytest.MonkeyPatch
         assert "KAFKALITE_NUM_PARTITION" in result.told
 
 
+@pytest.mark.parametrize("command", [("dev", "--port", "0"), ("dev", "-n", "3"), ("server", "start")])
+def test_a_file_in_place_of_the_data_directory_is_refused_with_advice(
+    kl: Kl, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "data"):
+        result = kl(*command, "--data", path)
+        assert result.code in {1, 2}
+        assert "hint: name a directory; it is created if it does not exist" in result.told
+
+
+def test_a_refused_data_directory_is_not_changed(kl: Kl, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "photo.jpg").touch()
+    result = kl("dev", "--port", "0", "--data", tmp_path / "data")
+    assert result.code == 1
+    assert "is not empty: it contains photo.jpg" in result.told
+    assert [each.name for each in (tmp_path / "data").iterdir()] == ["photo.jpg"]
+
+
 def test_dev_refuses_a_bad_topic(kl: Kl) -> None:
     for text in ("a:b", "a:1:1:1", "a:0", "../x:1"):
         result = kl("dev", "--topic", text)

@@ -130,7 +130,7 @@ def test_a_directory_that_is_not_empty_is_not_formatted(fs: MemoryFileSystem) ->
     fs.make_dirs(PATH + "/thesis")
     with pytest.raises(DataDirectoryError, match="thesis"):
         open_store(fs)
-    assert fs.list_dir(PATH) == [".lock", "thesis"]
+    assert fs.list_dir(PATH) == ["thesis"]
 
 
 @pytest.mark.parametrize(

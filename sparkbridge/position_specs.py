@@ -59,7 +59,10 @@ class PositionSpec:
 
 @dataclass(frozen=True, slots=True)
 class StartingSpec(PositionSpec):
-    """Where a query starts. With ``is_latest_without_match``, a time after the last record means the end."""
+    """Where a query starts.
+
+    A starting time after the last record is an error, or the log end if ``is_latest_without_match``.
+    """
 
     is_latest_without_match: bool = False
 

@@ -208,7 +208,8 @@ class PartitionEdit:
         return False
 
     def touch(self) -> None:
-        """Increment the partition epoch even if nothing else changes, which makes a refusal durable (R14)."""
+        """Increment the partition epoch even if nothing else changes. The controller thereby records that it
+        has refused an ISR that the leader proposed (R14)."""
         self._is_touched = True
 
     def build(self) -> PartitionState | None:

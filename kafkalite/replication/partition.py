@@ -663,8 +663,11 @@ class Partition:
     def offset_for_bytes(
         self, start_offset: int, end_offset: int, max_bytes: int, is_committed_only: bool = False
     ) -> BytesEnd:
-        """Return the result of ``Log.offset_for_bytes``, up to the high watermark, or up to the last stable
-        offset if ``is_committed_only``.
+        """Return how far the range [start_offset, end_offset) can be read with at most ``max_bytes`` of
+        batches, as ``Log.offset_for_bytes`` does.
+
+        The range ends at the high watermark at the latest, or at the last stable offset if
+        ``is_committed_only``.
 
         Raises InvalidRequestError for a bad range, OffsetOutOfRangeError if the range begins above the
         readable end, NotLeaderOrFollowerError, OffsetNotAvailableError (R10).

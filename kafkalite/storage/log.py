@@ -628,7 +628,8 @@ class Log:
 
         Returns as many as fit in ``max_bytes``, and the first in any case if ``at_least_one``. The
         views stay valid while held, even if the files are removed. Raises OffsetOutOfRangeError outside
-        [log_start_offset, log_end_offset]; LogOfflineError from the sound end of a damaged log on.
+        [log_start_offset, log_end_offset], and LogOfflineError if the log is damaged and ``offset`` is at or
+        above its sound end.
         """
         limit = min(up_to, self.log_end_offset)
         if self.damage is not None:
@@ -797,8 +798,8 @@ class Log:
     def start_epoch(self, leader_epoch: int) -> None:
         """Begin ``leader_epoch`` at the log end. Called when a leader takes over (R2).
 
-        If the log has not been opened since a clean start, it stays closed, and the epoch is assigned when it
-        is opened.
+        After a clean stop, a log's files are opened at its first use. If they are not open yet, the epoch is
+        assigned when they are.
         """
         if self._clean_end is not None:
             self._epoch_to_start = leader_epoch

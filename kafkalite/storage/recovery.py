@@ -337,7 +337,7 @@ def _identity_problem(fs: FileSystem, directory: str, identity: PartitionIdentit
 
 
 class _OlderEpochsError(Exception):
-    """Raised before any file is changed if the leader-epochs file is an older version: several batches have
+    """Raised before any file is changed if the leader-epochs file is out of date: at least two batches have
     an epoch above the last one in the file."""
 
 

@@ -32,7 +32,10 @@ _SHOWN: Final = 3
 
 
 class Finding(NamedTuple):
-    """The result of one check: whether it ``holds``, and a sentence about the output or the failure."""
+    """The result of one check of a pipeline's outputs.
+
+    ``text`` is a sentence about what was found if the check ``holds``, otherwise about why it failed.
+    """
 
     name: str
     holds: bool

@@ -42,7 +42,8 @@ def read_stream(
 def record_columns(pipeline: Pipeline) -> tuple[str, ...]:
     """Return the columns of the struct ``record`` that steps and sinks use; () if they use none.
 
-    If a step uses ``record`` as a whole or is in Python, return all columns except the value.
+    If it can't be known which ones, because a step uses the whole struct or is in Python, return all columns;
+    the value only if it is named.
     """
     steps, sinks = pipeline.steps, pipeline.sinks
     texts = [step.sql for step in steps] + [step.watermark.column for step in steps if step.watermark]

@@ -24,9 +24,10 @@ _POSITION: Final = "(line "
 
 
 class SqlSyntax:
-    """Spark's parser. The first query starts the JVM, ``with`` ends it.
+    """Checks the syntax of SQL with Spark's parser. A context manager: its exit stops the JVM, which the
+    first check starts.
 
-    If it can't be started, ``unavailable`` is the reason, and no query has problems.
+    If the JVM can't be started, ``unavailable`` is the reason, and no query is checked.
     """
 
     def __init__(self) -> None:

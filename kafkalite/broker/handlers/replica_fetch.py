@@ -140,7 +140,11 @@ def _unwatch(replica: FetchedReplica) -> None:
 
 
 def _take(services: Services, followers: ReplicaManager, replica: FetchedReplica, now_ms: int) -> None:
-    """Apply the follower's position in a partition (R7, R8), and note which updates it needs."""
+    """Apply the follower's position in a partition (R7, R8).
+
+    Mark the partition as ready in the session if there are records, a divergence or an error to send, and as
+    moved if there is another high watermark.
+    """
     session, asked = replica.session, replica.asked
     hosted: HostedPartition | None = None
     try:

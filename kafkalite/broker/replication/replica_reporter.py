@@ -32,7 +32,10 @@ RESPONSE_TIMEOUT_MS: Final = 5_000
 
 
 class ReplicaReporter:
-    """Collects and sends reports. Refusals of earlier leader epochs are dropped before each request."""
+    """Reports the ends of logs without a leader, and truncations that replicas refuse, to the controller.
+
+    A refusal is no longer reported once its partition has a later leader epoch.
+    """
 
     def __init__(
         self,

@@ -644,10 +644,11 @@ class Server:
         return True
 
     def wait_for_turn(self, connection: Connection) -> None:
-        """Serve further requests of ``connection`` after all connections that already wait for a turn (S24).
+        """Queue ``connection``: its further requests are served after the connections queued before it (S24).
 
-        One connection takes a turn in each iteration of the event loop. A connection that does not wait is
-        served at once. Once it has waited, ``connection`` takes turns until no connection waits any more.
+        In each iteration of the event loop, one queued connection is served. ``connection`` is queued again
+        after each of its requests until the queue is empty. A connection that was never queued is served at
+        once.
         """
         if not connection.is_busy:
             connection.is_busy = True

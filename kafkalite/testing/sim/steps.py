@@ -67,9 +67,10 @@ class Steps:
 
 
 def at_every_step(life: Callable[[Steps], None], *, stride: int = 1) -> list[str]:
-    """Call ``life``, which runs one simulation, first without a strike, then once for a strike at each step.
+    """Run one simulation many times: first undisturbed, to count its steps, then with a fault at each step.
 
-    Return the labels of the steps. With a ``stride``, strike only at every ``stride``-th step.
+    ``life`` runs the simulation with the given ``Steps``, which cause the fault. Returns the labels of all
+    steps. With a ``stride``, only every ``stride``-th step has a run with a fault.
     """
     gc.freeze()  # garbage collection at the end of a simulation then skips older objects
     try:

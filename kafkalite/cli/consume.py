@@ -210,7 +210,7 @@ class _Job:
             while self._open and self.count != self.printed_count:
                 left_ms = patience_ms(deadline)
                 if left_ms <= 0:
-                    if self.count is None and self.range.stop is None:
+                    if self.count is None and self.range.stop is None and not self._lacks_fetch(consumer):
                         return  # the range is open-ended: the records that arrived in time were printed
                     raise timed_out(self.printed_count, self.count, self.settings)
                 try:
@@ -223,6 +223,13 @@ class _Job:
                     continue
                 show(self._take(records))
                 self._close_finished(consumer)
+
+    def _lacks_fetch(self, consumer: Consumer) -> bool:
+        """Whether no record was printed although a log had records when the command began."""
+        return not self.printed_count and any(
+            (consumer.position(partition) or 0) <= span.first_offset < span.log_end_offset
+            for partition, span in self._open.items()
+        )
 
     def _give_up(self, consumer: Consumer, error: KafkaStorageError | RecordError) -> None:
         """Print why a partition cannot be read further, and continue with the others.

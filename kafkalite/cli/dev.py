@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -64,6 +65,19 @@ def parse_topic_spec(text: str) -> TopicSpec:
     )
 
 
+def parse_topic_specs(texts: Iterable[str]) -> list[TopicSpec]:
+    """Parse topics without duplicates. Raises UsageError, also if two of them contradict each other."""
+    specs: dict[str, TopicSpec] = {}
+    for text in texts:
+        spec = parse_topic_spec(text)
+        if specs.setdefault(spec.name, spec) != spec:
+            raise UsageError(
+                f"--topic {text}: topic {spec.name!r} is given before, with other partitions or replicas",
+                hint="give each topic once",
+            )
+    return list(specs.values())
+
+
 @click.command(
     epilog="""Settings are read from the environment, too (KAFKALITE_NUM_PARTITIONS); flags override them.
 
@@ -119,7 +133,7 @@ def dev(
     """Start a broker or a cluster in the foreground; Ctrl-C stops it."""
     from kafkalite.broker.config import broker_variables, load_settings
 
-    specs = [parse_topic_spec(text) for text in topics]
+    specs = parse_topic_specs(topics)
     for part in (data, *data.parents) if data is not None else ():
         if part.exists() and not part.is_dir():
             raise UsageError(

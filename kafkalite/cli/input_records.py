@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from kafkalite.cli.record_json import Draft, from_document
@@ -32,6 +32,8 @@ class Block:
     keys: list[bytes | None] | None
     timestamps_ms: list[int] | None
     headers: list[Headers] | None
+    #: Returns the place in the input of the record with an index of the columns, for messages.
+    place_of: Callable[[int], str] = field(default=str, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class RecordReader:
         self._pending = []
         match self._how:
             case "raw":
-                yield [self._columns([left])]
+                yield [self._columns([left], None)]
             case "json":
                 yield from self._documents(left, max_records)
             case _:
@@ -94,12 +96,12 @@ class RecordReader:
         for start in range(0, len(lines), max_records):
             part = lines[start : start + max_records]
             if self._how == "lines":
-                yield [self._columns(part)]
+                yield [self._columns(part, self._line_count + 1)]
             else:
                 yield list(self._group(self._parse(part)))
             self._line_count += len(part)
 
-    def _columns(self, texts: list[bytes]) -> Block:
+    def _columns(self, texts: list[bytes], first_line: int | None) -> Block:
         defaults = self._defaults
         if defaults.topic is None:
             raise InputError("only -i json and -i jsonl carry a topic; name it: kl produce TOPIC")
@@ -119,46 +121,58 @@ class RecordReader:
             values = [value or None for value in values]
             keys = [key or None for key in keys] if keys is not None else None
         headers = [defaults.headers] * len(values) if defaults.headers else None
-        return Block(defaults.topic, defaults.partition, values, keys, None, headers)
+        source = self._source
 
-    def _parse(self, lines: list[bytes]) -> Iterator[Draft]:
+        def place_of(index: int) -> str:
+            return source if first_line is None else f"{source}:{first_line + index}"
+
+        return Block(defaults.topic, defaults.partition, values, keys, None, headers, place_of)
+
+    def _parse(self, lines: list[bytes]) -> Iterator[tuple[str, Draft]]:
         for number, line in enumerate(lines, self._line_count + 1):
             if not line.strip():
                 continue
             try:
-                yield from_document(json.loads(line), self._parse_timestamp)
+                draft = from_document(json.loads(line), self._parse_timestamp)
             except ValueError as problem:
                 raise InputError(f"{self._source}:{number}: {_in_words(problem)}") from None
+            yield f"{self._source}:{number}", draft
 
     def _documents(self, data: bytes, max_records: int) -> Iterator[list[Block]]:
         """Parse JSON records that are concatenated or in arrays."""
-        drafts: list[Draft] = []
+        drafts: list[tuple[str, Draft]] = []
+
+        def place() -> str:
+            return f"{self._source}: record {len(drafts) + 1}"
+
         try:
             text = data.decode()
             decoder, position = json.JSONDecoder(), _skip_space(text, 0)
             while position < len(text):
                 document, position = decoder.raw_decode(text, position)
                 for each in document if isinstance(document, list) else [document]:
-                    drafts.append(from_document(each, self._parse_timestamp))
+                    drafts.append((place(), from_document(each, self._parse_timestamp)))
                 position = _skip_space(text, position)
         except ValueError as problem:
-            where = f"{self._source}: record {len(drafts) + 1}"
-            raise InputError(f"{where}: {_in_words(problem)}") from None
+            raise InputError(f"{place()}: {_in_words(problem)}") from None
         for start in range(0, len(drafts), max_records):
             yield list(self._group(drafts[start : start + max_records]))
 
-    def _group(self, drafts: Iterable[Draft]) -> Iterator[Block]:
+    def _group(self, drafts: Iterable[tuple[str, Draft]]) -> Iterator[Block]:
+        """Yield a block for each topic and partition. Each of ``drafts`` has its place in the input."""
         defaults = self._defaults
-        groups: dict[tuple[str, int | None], list[Draft]] = {}
-        for draft in drafts:
+        groups: dict[tuple[str, int | None], tuple[list[str], list[Draft]]] = {}
+        for place, draft in drafts:
             topic = defaults.topic or draft.topic
             if topic is None:
                 raise InputError(f'{self._source}: a record has no "topic"; name it: kl produce TOPIC')
             partition = defaults.partition
             if partition is None and not defaults.any_partition:
                 partition = draft.partition
-            groups.setdefault((topic, partition), []).append(draft)
-        for (topic, partition), members in groups.items():
+            places, members = groups.setdefault((topic, partition), ([], []))
+            places.append(place)
+            members.append(draft)
+        for (topic, partition), (places, members) in groups.items():
             keys = [defaults.key if draft.key is None else draft.key for draft in members]
             headers = [draft.headers + defaults.headers for draft in members]
             stamps = [self._now_ms if d.timestamp_ms is None else d.timestamp_ms for d in members]
@@ -169,6 +183,7 @@ class RecordReader:
                 keys if any(key is not None for key in keys) else None,
                 stamps if any(draft.timestamp_ms is not None for draft in members) else None,
                 headers if any(headers) else None,
+                places.__getitem__,
             )
 
 

@@ -44,6 +44,7 @@ class Span(NamedTuple):
     first_offset: int
     stop_offset: int | None
     times: tuple[int, int] | None = None
+    log_end_offset: int = 0  #: the end of the log at the time of the lookup
 
 
 async def partitions_of(
@@ -158,11 +159,11 @@ async def spans(
     for partition in partitions:
         first = offset_of(wanted.first, partition)
         stop = None if wanted.stop is None else offset_of(wanted.stop, partition)
-        found[partition] = Span(first, stop)
         end = known(ends[partition])
+        found[partition] = Span(first, stop, None, end)
         if stop == first < end and len(wanted.timestamps_ms) == 2:
             from_ms, to_ms = wanted.timestamps_ms
             if from_ms < to_ms:
                 say(f"{partition} has no record in order in this time range; searching to its end")
-                found[partition] = Span(first, end, (from_ms, to_ms))
+                found[partition] = Span(first, end, (from_ms, to_ms), end)
     return found

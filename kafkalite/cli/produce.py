@@ -30,7 +30,7 @@ from kafkalite.cli.invocation import Invocation, Terminated, client_options
 from kafkalite.cli.output import plural
 from kafkalite.cli.stdio import file_chunks
 from kafkalite.cli.times import parse_time
-from kafkalite.errors import KafkaliteError, RequestTimeoutError
+from kafkalite.errors import KafkaliteError, RecordTooLargeError, RequestTimeoutError
 from kafkalite.model import Headers
 from kafkalite.rng import system_rng
 
@@ -192,6 +192,19 @@ def _as_bytes(text: str | None) -> bytes | None:
     return None if text is None else text.encode("utf-8", "surrogateescape")
 
 
+def _add_place(error: RecordTooLargeError, block: Block, limit_bytes: int) -> None:
+    """Replace the index in the message of ``error`` by the place of the record in the input."""
+    from kafkalite.client.producer.pending_batch import BATCH_OVERHEAD_BYTES, record_size
+
+    for index, value in enumerate(block.values):
+        key = block.keys[index] if block.keys is not None else None
+        size_bytes = record_size(value, key, block.headers[index] if block.headers is not None else ())
+        if size_bytes + BATCH_OVERHEAD_BYTES > limit_bytes:
+            place = block.place_of(index)
+            error.message = f"{place}: the record has {size_bytes} bytes; max.request.size is {limit_bytes}"
+            return
+
+
 @dataclass(slots=True)
 class _Job:
     files: tuple[Path, ...]
@@ -295,6 +308,8 @@ class _Job:
         for block, outcome in zip(blocks, outcomes, strict=True):
             if isinstance(outcome, BaseException):
                 self.failed_count += len(block.values)
+                if isinstance(outcome, RecordTooLargeError) and self._producer is not None:
+                    _add_place(outcome, block, self._producer.config.max_request_size)
                 failures.append(outcome)
             else:
                 self._count([block])

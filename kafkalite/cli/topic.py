@@ -72,8 +72,14 @@ async def _each(names: tuple[str, ...], act: Callable[[str], Awaitable[None]]) -
 
 
 def _raise_any(failures: list[KafkaliteError], count: int) -> None:
-    """Raise the first failure if all ``count`` topics failed, and PartialFailureError if only some failed."""
+    """Raise the first failure if all ``count`` topics failed, and PartialFailureError if only some failed.
+
+    The first of several failures was printed, so its message becomes the number of failures.
+    """
     if failures and len(failures) == count:
+        if count > 1:
+            failures[0].message = f"{count} of {count} topics failed"
+            failures[0].hint = ""
         raise failures[0]
     if failures:
         raise PartialFailureError(f"{len(failures)} of {count} topics failed")
@@ -296,7 +302,7 @@ def delete(names: tuple[str, ...], yes: bool, if_exists: bool, dry_run: bool) ->
         connect.ask_admin(lambda admin: _delete(admin, tuple(found)))
     if missing and not if_exists:
         for name, error in missing.items():
-            if len(missing) < len(wanted):
+            if len(wanted) > 1:
                 invocation.say(f"{name}: {error}")
         _raise_any(list(missing.values()), len(wanted))
 

@@ -19,6 +19,7 @@ import pytest
 
 from kafkalite import TopicPartition, sync
 from kafkalite.cli.consume import _Job
+from kafkalite.cli.dev import parse_topic_specs
 from kafkalite.cli.ranges import END, START, OffsetRange
 from kafkalite.errors import NoOffsetError
 
@@ -202,6 +203,13 @@ def test_dev_refuses_a_bad_topic(kl: Kl) -> None:
         result = kl("dev", "--topic", text)
         assert result.code == 2
         assert "is not NAME:PARTITIONS:REPLICAS" in result.told
+
+
+def test_dev_refuses_topics_that_contradict_each_other(kl: Kl) -> None:
+    result = kl("dev", "--topic", "a:2", "--topic", "b", "--topic", "a")
+    assert result.code == 2
+    assert "--topic a: topic 'a' is given before, with other partitions or replicas" in result.told
+    assert parse_topic_specs(["a", "b:2", "a"]) == parse_topic_specs(["a", "b:2"])
 
 
 def test_a_port_in_use_is_reported(kl: Kl) -> None:

@@ -360,3 +360,38 @@ def test_a_failed_line_says_how_many_records_were_acknowledged_before(at: Kl) ->
     assert "stdin:3" in failed.told
     stored = len(at("consume", "partly", "-e").text.split())
     assert f"{stored} records acknowledged before it, and the rest was not read" in failed.told
+
+
+@pytest.mark.parametrize(
+    ("how", "lines", "place"),
+    [
+        ("lines", [b"a", b"x" * 2_000_000, b"c"], "stdin:2"),
+        ("jsonl", [b'{"value":"a"}', b"", b'{"value":"%s"}' % (b"x" * 2_000_000)], "stdin:3"),
+        ("json", [b'[{"value":"a"},', b'{"value":"%s"}]' % (b"x" * 2_000_000)], "stdin: record 2"),
+        ("raw", [b"x" * 2_000_000], "stdin"),
+    ],
+)
+def test_a_record_that_is_too_large_is_named_by_its_place_in_the_input(
+    at: Kl, how: str, lines: list[bytes], place: str
+) -> None:
+    failed = at("produce", "large", "-i", how, stdin=b"\n".join(lines))
+    assert failed.code in {1, 8}
+    assert f": {place}: the record has 2000" in failed.told
+    assert "max.request.size is 1048576" in failed.told
+
+
+def test_a_time_limit_before_the_first_record_is_an_error_if_there_are_records(
+    at: Kl, servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert at("topic", "create", "unfetched", "-p", "1").code == 0
+    nothing = at("consume", "unfetched", "--timeout", "2s")
+    assert (nothing.code, nothing.told) == (0, "")
+    assert at("produce", "unfetched", stdin=b"x\n").code == 0
+
+    async def no_records(*_arguments: Any, **_named: Any) -> list[Any]:
+        return []
+
+    monkeypatch.setattr("kafkalite.client.consumer.consumer.Consumer.get_many", no_records)
+    late = at("consume", "unfetched", "--timeout", "2s")
+    assert late.code == 7
+    assert "timed out after 0 records" in late.told

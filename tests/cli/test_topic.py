@@ -92,6 +92,18 @@ def test_a_topic_that_exists(at: Kl) -> None:
     assert at("topic", "create", "twice", "--if-not-exists").code == 0
 
 
+def test_each_failure_is_printed_once(at: Kl) -> None:
+    at("topic", "create", "one")
+    at("topic", "create", "two")
+    result = at("topic", "create", "one", "two")
+    assert result.code == 5
+    assert result.told.count("'one' already exists") == 1
+    assert "kl: 2 of 2 topics failed" in result.told
+    missing = at("topic", "delete", "--yes", "gone-1", "gone-2")
+    assert missing.code == 4
+    assert [missing.told.count(f"kl: gone-{number}: ") for number in (1, 2)] == [1, 1], missing.told
+
+
 def test_some_of_several_fail(at: Kl) -> None:
     at("topic", "create", "there")
     result = at("topic", "create", "fresh", "there")

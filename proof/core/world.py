@@ -435,6 +435,7 @@ class World:
             if broker.is_registered:
                 self.fence(broker.node_id)
                 broker.log.close(clean=True)
+                broker.fs.sync_dir("/data")  # like LogStore, with the marker of the clean stop
                 broker.clean_end, broker.clean_epoch = broker.log.clean_end, broker.broker_epoch
             elif "R21-marker-unregistered" in mutants.ACTIVE:
                 broker.log.close(clean=True)

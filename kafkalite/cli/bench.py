@@ -19,6 +19,7 @@ import click
 from kafkalite.cli import connect, invocation
 from kafkalite.cli.exit_codes import TimedOutError
 from kafkalite.cli.invocation import Invocation, apply, listing_options
+from kafkalite.cli.lazy_group import Group
 from kafkalite.cli.output import percentile, print_document, show_ms
 from kafkalite.model import TopicPartition
 from kafkalite.rng import seeded_rng, system_rng
@@ -107,7 +108,7 @@ def _workload(
     return Workload(records, size, send, partitions, settings, configs)
 
 
-@click.group()
+@click.group(cls=Group)
 def bench() -> None:
     """Benchmark a broker (-b), or an embedded one."""
 

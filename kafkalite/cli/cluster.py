@@ -13,6 +13,7 @@ from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, PartialFailureError, UsageError
 from kafkalite.cli.invocation import client_options, listing_options
+from kafkalite.cli.lazy_group import Group
 from kafkalite.cli.output import Column, coloured, pick, plural, print_document, print_listing, rows_of, write
 from kafkalite.cli.times import format_time
 from kafkalite.client.admin.cluster_health import (
@@ -78,7 +79,7 @@ _ELECTION_COLUMNS: Final = (
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def cluster() -> None:
     """Inspect the cluster, elect leaders, stop nodes."""
 

@@ -13,6 +13,7 @@ from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.exit_codes import NotFoundError, UsageError
 from kafkalite.cli.invocation import Invocation, client_options, listing_options, parse_settings
+from kafkalite.cli.lazy_group import Group
 from kafkalite.cli.output import Column, print_document, print_listing
 from kafkalite.cli.registries import complete_setting, registries
 from kafkalite.options import Option, OptionRegistry
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 KINDS: Final = ("topic", "broker", "producer", "consumer", "admin")
 
 
-@click.group()
+@click.group(cls=Group)
 def config() -> None:
     """Describe options; show and change settings of topics and brokers."""
 

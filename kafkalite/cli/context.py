@@ -17,13 +17,14 @@ from kafkalite.cli.invocation import (
     output_option,
     program_name,
 )
+from kafkalite.cli.lazy_group import Group
 from kafkalite.cli.output import Column, print_listing
 
 if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
 
 
-@click.group()
+@click.group(cls=Group)
 def context() -> None:
     """Give clusters names; commands use the brokers of the context in use."""
 

@@ -14,6 +14,7 @@ from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_groups
 from kafkalite.cli.exit_codes import CheckFailedError, PartialFailureError, UsageError
 from kafkalite.cli.invocation import client_options, duration_ms, listing_options
+from kafkalite.cli.lazy_group import Group
 from kafkalite.cli.output import (
     Column,
     coloured,
@@ -88,7 +89,7 @@ _EVENT_COLUMNS: Final = (
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def group() -> None:
     """Inspect consumer groups: members, lag, offsets, history."""
 

@@ -6,17 +6,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
 from kafkalite.suggestions import did_you_mean
+
+_WHOLE: Final = 1_000  # more characters than a description has
 
 
 class LazyCommand(NamedTuple):
     short_help: str
     section: str
     location: str = ""  #: "package.module:attribute"; "" is kafkalite.cli.NAME:NAME
+
+
+class Group(click.Group):
+    """A group whose help wraps the descriptions of its commands; click cuts them off at the width."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [
+            (name, command.get_short_help_str(limit=_WHOLE))
+            for name, command in commands
+            if command is not None and not command.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 class LazyGroup(click.Group):

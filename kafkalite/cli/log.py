@@ -19,6 +19,7 @@ from kafkalite.cli import connect, invocation
 from kafkalite.cli.coordinator_records import GROUPS_TOPIC, TRANSACTIONS_TOPIC, as_text, read_record
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, UsageError
 from kafkalite.cli.invocation import debug_option, listing_options, output_option
+from kafkalite.cli.lazy_group import Group
 from kafkalite.cli.output import Column, human_bytes, pick, plural, print_listing, rows_of
 from kafkalite.cli.printers import Printer, make_printer
 from kafkalite.cli.stdio import printing
@@ -151,7 +152,7 @@ _ACCEPTED_COLUMNS: Final = (
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def log() -> None:
     """Inspect segment files without a broker. Only accept-loss changes them."""
 
@@ -165,7 +166,7 @@ def _path_argument(function: F) -> F:
 def _log_directories(path: Path) -> list[Path]:
     """Return [``path``] if it is the directory of a log, else the directories of the logs in it.
 
-    Raises NotFoundError.
+    The directories are in the order of topic ids and partitions. Raises NotFoundError, UsageError.
     """
     from kafkalite.storage import layout
 
@@ -173,7 +174,12 @@ def _log_directories(path: Path) -> list[Path]:
         raise NotFoundError(f"{path}: there is no such file or directory", hint="give a data directory")
     if layout.parse_log_directory_name(path.resolve().name) is not None:
         return [path.resolve()]
-    found = sorted(each for each in path.iterdir() if layout.parse_log_directory_name(each.name) is not None)
+    if not path.is_dir():
+        raise UsageError(
+            f"{path} is not a directory", hint="give a data directory, or the directory of a log"
+        )
+    named = [(layout.parse_log_directory_name(each.name), each) for each in path.iterdir()]
+    found = [each for _, each in sorted((name, each) for name, each in named if name is not None)]
     if not found and not (path / layout.NODE_FILE).exists():
         raise NotFoundError(
             f"{path} holds no log",
@@ -480,7 +486,8 @@ def verify(paths: tuple[Path, ...], by_file: bool) -> None:
             verdicts.append(of_directory)
             if filesystem.exists(str(metadata)):
                 verdicts.append(verify_metadata(filesystem, str(metadata)))
-            verdicts += of_logs
+            in_order = sorted(of_logs, key=lambda each: (each.topic or each.topic_id, each.partition))
+            verdicts += in_order
         else:
             verdicts += [verify_log(filesystem, str(directory)) for directory in _log_directories(path)]
     findings = [finding for verdict in verdicts for finding in verdict.findings]
@@ -531,10 +538,17 @@ def accept_loss(paths: tuple[Path, ...], yes: bool, leader_epoch: int | None) ->
     from kafkalite.storage.accept_loss import accept_loss as repair  # R45
     from kafkalite.storage.disk import RealFileSystem
     from kafkalite.storage.inspect import verify_log
+    from kafkalite.storage.layout import name_of, parse_log_directory_name
     from kafkalite.storage.log_store import METADATA_POINT
 
     filesystem = RealFileSystem()
     directories = [str(path.absolute()) for path in paths]
+    for directory in directories:
+        if parse_log_directory_name(name_of(directory)) is None and name_of(directory) != METADATA_POINT:
+            raise UsageError(
+                f"{directory} is not the directory of a log",
+                hint="its name is <topic id>-<partition>; 'kl log verify DATA' shows the damaged ones",
+            )
     for directory in directories:
         if directory.endswith(f"/{METADATA_POINT}"):
             invocation.say(f"{directory}: the node starts with this copy, even if it is an older one")

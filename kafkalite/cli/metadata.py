@@ -13,6 +13,7 @@ from kafkalite.cli import connect, invocation
 from kafkalite.cli.cluster import QUORUM_COLUMNS, quorum_document
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError
 from kafkalite.cli.invocation import listing_options
+from kafkalite.cli.lazy_group import Group
 from kafkalite.cli.output import Column, coloured, print_document, print_listing, write
 from kafkalite.client.admin.cluster_health import look_at_quorum, silent_voters
 from kafkalite.errors import InvalidRequestError
@@ -33,7 +34,7 @@ _POLL_MS: Final = 5_000
 _COLUMNS: Final = (Column("path", "PATH"), Column("value", "VALUE"))
 
 
-@click.group()
+@click.group(cls=Group)
 def metadata() -> None:
     """Inspect the cluster's metadata."""
 

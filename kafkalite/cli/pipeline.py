@@ -22,6 +22,7 @@ import click
 from kafkalite.cli import invocation
 from kafkalite.cli.exit_codes import CheckFailedError, NotFoundError, UsageError
 from kafkalite.cli.invocation import client_options, output_option
+from kafkalite.cli.lazy_group import Group
 from kafkalite.cli.output import Column, plural, print_listing, write
 from kafkalite.cli.pipeline_view import Watcher, print_report
 from kafkalite.errors import KafkaliteError
@@ -62,7 +63,7 @@ def part(name: str) -> Any:
         ) from missing
 
 
-@click.group()
+@click.group(cls=Group)
 def pipeline() -> None:
     """Run a pipeline: topic to SQL to topic, Parquet or console, on Spark."""
 

@@ -16,6 +16,7 @@ from kafkalite.cli import exit_codes, invocation
 from kafkalite.cli.config import parse_overrides
 from kafkalite.cli.exit_codes import ExistsAlreadyError, UsageError
 from kafkalite.cli.invocation import debug_option, output_option
+from kafkalite.cli.lazy_group import Group
 from kafkalite.cli.output import pick, print_document
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ RESTART_INTERVAL_S: Final = 2.0
 logger = logging.getLogger(__name__)
 
 
-@click.group()
+@click.group(cls=Group)
 def server() -> None:
     """Run a broker; format its data directory."""
 

@@ -11,6 +11,7 @@ from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_topics
 from kafkalite.cli.exit_codes import NotFoundError, PartialFailureError, UsageError
 from kafkalite.cli.invocation import F, client_options, listing_options, parse_settings, topic_names
+from kafkalite.cli.lazy_group import Group
 from kafkalite.cli.offset_queries import extents, matching_topics, partitions_of, spans
 from kafkalite.cli.output import Column, human_bytes, plural, print_listing
 from kafkalite.cli.ranges import Anchor, Bound, OffsetRange, parse_limit
@@ -50,7 +51,7 @@ def _config_option(description: str) -> Callable[[F], F]:
     )
 
 
-@click.group()
+@click.group(cls=Group)
 def topic() -> None:
     """Create, list, describe, alter and delete topics."""
 

@@ -11,6 +11,7 @@ from kafkalite.cli import connect, invocation
 from kafkalite.cli.completion import complete_topics, complete_transactional_ids
 from kafkalite.cli.exit_codes import UsageError
 from kafkalite.cli.invocation import client_options, duration_ms, listing_options
+from kafkalite.cli.lazy_group import Group
 from kafkalite.cli.offset_queries import partitions_of
 from kafkalite.cli.output import Column, names_of, pick, plural, print_document, print_listing, rows_of, write
 from kafkalite.cli.times import format_time
@@ -61,7 +62,7 @@ _HANGING_COLUMNS: Final = (
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def txn() -> None:
     """Inspect and abort transactions."""
 

@@ -98,6 +98,15 @@ def test_short_helps_are_short() -> None:
         assert entry.short_help.endswith(".")
 
 
+@pytest.mark.parametrize("name", ["cluster", "config", "context", "group", "log", "metadata", "topic", "txn"])
+def test_descriptions_of_commands_are_not_cut_off(kl: Kl, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = kl(name, "--help").text.partition("Commands:\n")[2]
+    assert listed
+    assert "..." not in listed
+    assert max(map(len, listed.splitlines())) <= 80
+
+
 def test_an_unknown_command_gets_the_nearest(kl: Kl) -> None:
     result = kl("topci")
     assert result.code == exit_codes.USAGE

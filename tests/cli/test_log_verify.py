@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kafkalite import Admin, Broker, Consumer, Producer
-from kafkalite.cli.exit_codes import CHECK_FAILED
+from kafkalite.cli.exit_codes import CHECK_FAILED, USAGE
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.file_check import UNCHECKED
 from kafkalite.storage.log_store import LogStore
@@ -151,3 +151,36 @@ def test_a_directory_in_the_place_of_a_file_that_is_rebuilt_is_no_damage(
     store = LogStore.open(RealFileSystem(), str(path), cluster_id="verified", node_id=1)
     store.load({})
     store.close(clean=False)
+
+
+def test_logs_are_listed_in_the_order_of_their_numbers(kl: Kl, tmp_path: Path) -> None:
+    async def fill() -> None:
+        settings = {"log_dirs": str(tmp_path / "data"), "listeners": "inproc://numbers"}
+        async with Broker(**settings) as broker, Admin(broker.address) as admin:
+            await admin.create_topic("b", 12)
+            await admin.create_topic("a", 2)
+
+    asyncio.run(fill())
+    rows = json.loads(kl("log", "verify", tmp_path / "data", "-o", "json").out)
+    logs = [(row["topic"], row["partition"]) for row in rows if row["topic"] in {"a", "b"}]
+    assert logs == [("a", 0), ("a", 1), *(("b", number) for number in range(12))]
+    segments = json.loads(kl("log", "segments", tmp_path / "data", "-o", "json").out)
+    assert [row["partition"] for row in segments if row["topic"] == "b"] == sorted(
+        row["partition"] for row in segments if row["topic"] == "b"
+    )
+
+
+@pytest.mark.parametrize("command", [("verify",), ("accept-loss", "--yes")])
+def test_a_path_that_is_no_directory_of_a_log_is_a_wrong_command_line(
+    kl: Kl, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").touch()
+    result = kl("log", *command, tmp_path / "file")
+    assert result.code == USAGE
+    assert "hint: " in result.told
+
+
+def test_accept_loss_refuses_a_wrong_name_before_it_reports_any_loss(kl: Kl, tmp_path: Path) -> None:
+    result = kl("log", "accept-loss", tmp_path / "misspelt", "--yes")
+    assert result.code == USAGE
+    assert result.told.startswith(f"kl: {tmp_path / 'misspelt'} is not the directory of a log\n")

@@ -321,7 +321,7 @@ async def test_a_stopping_broker_answers_held_heartbeats() -> None:
         await eventually(lambda: len(broker.coordinators.heartbeats) == 1)
         began = time.monotonic()
         await broker.stop()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 4, "not after the grace period of 5 s"
         with pytest.raises(NotCoordinatorError):
             checked((await other.response()).message)
 

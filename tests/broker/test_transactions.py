@@ -858,7 +858,7 @@ async def test_a_stopping_broker_answers_waiting_producers() -> None:
         await settle()
         began = time.monotonic()
         await cluster.stop(leader)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 4, "not after the grace period of 5 s"
         with pytest.raises((BrokerError, *LOST)):
             await sending
 

@@ -196,7 +196,7 @@ async def test_a_slow_follower_leaves_the_isr_and_comes_back(batch_of: Make) -> 
         started = time.monotonic()
         await cluster.wait_until(lambda: slow not in isr(cluster))
         assert (await produce(cluster, leader, batch_of(b"2"))).error_code == 0
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 8
         cluster.intercept(ApiKey.REPLICA_FETCH, None, node_id=leader)
         await cluster.wait_until(lambda: slow in isr(cluster), timeout_ms=20_000)
         assert_identical(cluster)

@@ -418,6 +418,7 @@ class Broker:
                 is_inline=isinstance(self._executor, InlineExecutor),
                 snapshot_min_bytes=config.metadata_log_max_record_bytes_between_snapshots,
                 known_offset=self._store.metadata_offset,
+                rng=self._rng,
             )
         self._request_tasks = TaskSet(self.fail)
         self._service_tasks = TaskSet(self.fail)

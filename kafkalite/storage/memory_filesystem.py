@@ -384,14 +384,12 @@ class MemoryFileSystem:
             directory.pending.append(operation)
 
     def _find(self, path: str) -> _Inode | _Directory | None:
-        directory = self._root
-        *parents, name = _parts(path) or ("",)
-        for part in parents:
-            node = directory.entries.get(part)
+        node: _Inode | _Directory | None = self._root
+        for part in _parts(path):
             if type(node) is not _Directory:
                 return None
-            directory = node
-        return directory.entries.get(name) if name else directory
+            node = node.entries.get(part)
+        return node
 
     def _inode(self, path: str) -> _Inode:
         node = self._find(path)

@@ -13,7 +13,11 @@ from kafkalite.broker.broker import Broker
 from kafkalite.broker.config import BrokerConfig
 from kafkalite.errors import ConfigError, DataDirectoryError, ListenError
 from kafkalite.protocol.messages import metadata
+from kafkalite.raft.journal import JOURNAL_FILE
+from kafkalite.rng import seeded_rng
+from kafkalite.storage import layout
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from kafkalite.testing import VirtualClock
 from kafkalite.testing.wire import WireClient
 
 Make = Callable[..., Any]
@@ -56,6 +60,18 @@ async def test_clients_are_given_the_advertised_address() -> None:
         answer = await wire.call(metadata.MetadataRequest(None, False))
         assert answer.brokers[0].address == "kafka.example:9092"
         assert broker.address == "kafka.example:9092"
+
+
+async def test_with_an_rng_all_identifiers_of_a_node_are_drawn_from_it() -> None:
+    journals: list[bytes] = []
+    for _ in range(2):
+        disk = MemoryFileSystem()
+        settings = BrokerConfig.from_settings({"listeners": "inproc://same", "log_dirs": "/data"})
+        clock = VirtualClock(wall_ms=0)
+        async with Broker(settings, clock=clock, rng=seeded_rng(7), filesystem=disk) as broker:
+            assert broker.is_running
+        journals.append(disk.read_bytes(f"/data/{layout.METADATA_DIRECTORY}/{JOURNAL_FILE}"))
+    assert journals[0] == journals[1]
 
 
 async def test_stopping_twice_and_stopping_what_never_started_is_harmless() -> None:

@@ -24,7 +24,7 @@ from kafkalite.limits import KIB, MAX_SEGMENT_BYTES, MIB
 from kafkalite.records.header import scan, total_length
 from kafkalite.storage import layout
 from kafkalite.storage.compaction import Facts, Horizons, LatestOffsets, Remembered, Rewriter, Survey, Written
-from kafkalite.storage.compaction_swap import SwapWork
+from kafkalite.storage.compaction_swap import SegmentDigest, SwapWork
 from kafkalite.storage.filesystem import Buffer, File, FileSystem, unlink_existing
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.segment import Segment
@@ -192,10 +192,14 @@ class CompactionPass:
         file.truncate(0)
         rewriter.has_changed = False
         output = _Output(new, file)
+        replaced = SegmentDigest(layout.name_of(self.directory))
 
         def take(chunk: memoryview) -> None:
-            for position, _, _, _, length in scan(chunk, 0, len(chunk)):
-                output.put(rewriter.take(chunk[position : position + length]))
+            for position, base_offset, _, _, length in scan(chunk, 0, len(chunk)):
+                batch = chunk[position : position + length]
+                if base_offset < first.next_offset:
+                    replaced.take(batch)
+                output.put(rewriter.take(batch))
 
         for segment in group:
             yield from self._each_chunk(segment, CHUNK_BYTES, take, output.due)
@@ -210,7 +214,10 @@ class CompactionPass:
             yield rest
         yield file.sync
         new.take_file(file, output.end, output.next_offset)
-        swap = SwapWork(self.fs, self.directory, list(group), new, path, self.truncations)
+        name = layout.swap_file_name(
+            first.base_offset, output.next_offset, replaced.value, output.digest.value
+        )
+        swap = SwapWork(self.fs, self.directory, list(group), new, path, name, self.truncations)
         yield swap
         if not swap.is_done:
             self.is_given_up = True
@@ -221,7 +228,7 @@ class CompactionPass:
 class _Output:
     """Collects the batches of a new segment and writes them. ``end`` and ``next_offset`` are exclusive."""
 
-    __slots__ = ("_file", "_parts", "_parts_bytes", "_segment", "_written", "next_offset")
+    __slots__ = ("_file", "_parts", "_parts_bytes", "_segment", "_written", "digest", "next_offset")
 
     def __init__(self, segment: Segment, file: File) -> None:
         self._segment = segment
@@ -230,6 +237,7 @@ class _Output:
         self._parts_bytes = 0
         self._written = 0
         self.next_offset = segment.base_offset
+        self.digest = SegmentDigest()
 
     @property
     def end(self) -> int:
@@ -239,6 +247,7 @@ class _Output:
         for data, base_offset, next_offset, max_timestamp_ms in batches:
             assert base_offset == self.next_offset, f"a batch at {base_offset}, not {self.next_offset}"
             self._segment.note_batch(self.end, base_offset, max_timestamp_ms)
+            self.digest.take(data)
             self._parts.append(data)
             self._parts_bytes += len(data)
             self.next_offset = next_offset

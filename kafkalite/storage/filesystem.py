@@ -160,11 +160,17 @@ def write_atomically(self: FileSystem, path: str, data: bytes, *, sync_name: boo
 def set_aside(fs: FileSystem, path: str) -> str:
     """Rename the file or directory at ``path``, which must exist, to the next free name with ``.damaged-``
     and a number. Return that name."""
+    kept = damaged_name(fs, path)
+    fs.rename(path, kept)
+    logger.warning("renamed a path that is not a regular file %s", Fields(path=path, kept=kept))
+    return kept
+
+
+def damaged_name(fs: FileSystem, path: str) -> str:
+    """Return ``path`` with ``.damaged-`` and the first number for which no such file exists."""
     number = 1
     while fs.exists(kept := f"{path}{DAMAGED_SUFFIX}{number}"):
         number += 1
-    fs.rename(path, kept)
-    logger.warning("renamed a path that is not a regular file %s", Fields(path=path, kept=kept))
     return kept
 
 

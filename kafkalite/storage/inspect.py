@@ -16,6 +16,7 @@ from kafkalite.model import NO_EPOCH
 from kafkalite.records.header import HEADER_BYTES, BatchHeader, check, parse_header, total_length
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import LogState, PartitionIdentity, RecoveryPoint, decode_partition
+from kafkalite.storage.compaction_swap import swap_problem
 from kafkalite.storage.damage import Damage, repair_hint
 from kafkalite.storage.file_check import (
     DirectoryVerdict,
@@ -241,7 +242,8 @@ def verify_log(
     names = [name for name in fs.list_dir(directory) if name not in unopenable]
     state = check_log_files(fs, directory, names, findings)
     epochs = _EpochCheck(fs, directory, state)
-    files = _segment_files(names)
+    refused = {name for name in names if _is_refused(fs, directory, name, names, findings)}
+    files = _segment_files([name for name in names if name not in refused])
     bases = sorted(files)
     ends: list[int] = []
     batch_count = record_count = size_bytes = 0
@@ -294,6 +296,20 @@ def verify_data_dir(fs: FileSystem, path: str) -> tuple[DirectoryVerdict, Iterat
     logs = [layout.join(path, name) for name in names if layout.parse_log_directory_name(name)]
     points = read_points(fs, path)
     return check_node_files(fs, path), (verify_log(fs, directory, points) for directory in logs)
+
+
+def _is_refused(fs: FileSystem, directory: str, name: str, names: list[str], findings: list[Finding]) -> bool:
+    """Whether a file is a swap file that the next start will set aside. If so, add a finding."""
+    if layout.parse_swap_file_name(name) is None:
+        return False
+    try:
+        problem = swap_problem(fs, directory, name, names)
+    except CorruptLogError:
+        return False  # only this file has its records, so its batches are verified
+    if problem is not None:
+        problem += "; the next start sets the file aside and keeps the segments"
+        findings.append(Finding(layout.join(directory, name), 0, problem, is_damage=False))
+    return problem is not None
 
 
 def _segment_files(names: list[str]) -> dict[int, str]:

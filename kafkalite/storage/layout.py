@@ -22,7 +22,8 @@
         <any of the first three>.deleted    retired segment file, to be removed later
         <20-digit offset>.torn-<n>          bytes that a recovery cut off at that offset, kept for a while
         compaction                          how far the log is compacted, and when the passes ran
-        <base offset>-<next offset>.swap    a compacted segment that is to replace those with its offsets
+        <base offset>-<next offset>-<replaced>-<content>.swap
+                                            a compacted segment that is to replace those with its offsets
       __cluster_metadata/                   the metadata log
       <log directory>.deleted/              retired log, to be removed later
 """
@@ -67,7 +68,7 @@ SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX)
 
 _OFFSET_DIGITS: Final = 20
 _SEGMENT_FILE = re.compile(r"([0-9]{20})(\.log|\.index|\.timeindex)")
-_SWAP_FILE = re.compile(r"([0-9]{20})-([0-9]{20})\.swap")
+_SWAP_FILE = re.compile(r"([0-9]{20})-([0-9]{20})(?:-([0-9a-f]{16})-([0-9a-f]{16}))?\.swap")
 _TORN_FILE = re.compile(r"([0-9]{20})\.torn-([1-9][0-9]{0,8})")
 _PRODUCERS_FILE = re.compile(r"([0-9]{20})\.producers")
 _LOG_DIRECTORY = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]{0,8})")
@@ -85,10 +86,16 @@ class SegmentFileName(NamedTuple):
 
 
 class SwapFileName(NamedTuple):
-    """The offsets of a compacted segment that replaces other segments. ``next_offset`` is exclusive."""
+    """The offsets and identities of a compacted segment that replaces other segments.
+
+    ``next_offset`` is exclusive. ``replaced`` identifies the log and the first segment that is replaced,
+    ``content`` the new segment: 16 hex digits each, or "" in the names of earlier versions.
+    """
 
     base_offset: int
     next_offset: int
+    replaced: str
+    content: str
 
 
 def log_directory_name(topic_id: str, partition: int) -> str:
@@ -113,14 +120,17 @@ def parse_segment_file_name(name: str) -> SegmentFileName | None:
     return None if match is None else SegmentFileName(int(match[1]), match[2])
 
 
-def swap_file_name(base_offset: int, next_offset: int) -> str:
-    return f"{base_offset:0{_OFFSET_DIGITS}d}-{next_offset:0{_OFFSET_DIGITS}d}{SWAP_SUFFIX}"
+def swap_file_name(base_offset: int, next_offset: int, replaced: str, content: str) -> str:
+    offsets = f"{base_offset:0{_OFFSET_DIGITS}d}-{next_offset:0{_OFFSET_DIGITS}d}"
+    return f"{offsets}-{replaced}-{content}{SWAP_SUFFIX}"
 
 
 def parse_swap_file_name(name: str) -> SwapFileName | None:
-    """Return the offsets in the name of a swap file, or None for other names."""
+    """Return the parts of the name of a swap file, or None for other names."""
     match = _SWAP_FILE.fullmatch(name)
-    return None if match is None else SwapFileName(int(match[1]), int(match[2]))
+    return (
+        None if match is None else SwapFileName(int(match[1]), int(match[2]), match[3] or "", match[4] or "")
+    )
 
 
 def producers_file_name(offset: int) -> str:

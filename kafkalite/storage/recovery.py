@@ -60,7 +60,7 @@ from kafkalite.storage.checkpoints import (
     encode_log_state,
     encode_partition,
 )
-from kafkalite.storage.compaction_swap import finish_swaps
+from kafkalite.storage.compaction_swap import finish_swaps, swap_problem
 from kafkalite.storage.damage import (
     Damage,
     batch_at,
@@ -802,10 +802,13 @@ class _Recovery:
 
     def diagnose(self) -> Damage | None:
         """Return the damage that ``run`` would find, without changing anything. Return None if there is none,
-        or if an interrupted swap must be completed first."""
+        or if an interrupted swap must be completed first. Raises CorruptLogError for a damaged swap file
+        that is needed."""
         names = self._fs.list_dir(self._directory)
-        if any(map(layout.parse_swap_file_name, names)):
-            return None  # the next start completes the swap first
+        for name in names:
+            is_swap = layout.parse_swap_file_name(name) is not None
+            if is_swap and swap_problem(self._fs, self._directory, name, names) is None:
+                return None  # the next start completes the swap first
         _, damaged = self._read_all(names)
         return None if damaged is None else damaged.damage
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from kafkalite.errors import LogOfflineError
 from kafkalite.records.builder import build_batch
+from kafkalite.storage import layout
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
@@ -21,6 +22,7 @@ from proof.damage.kinds import with_epoch
 from proof.damage.single_node import broker_on, disk_of, intact_batches, prepare, run_case
 
 _LOG: Final = "/data/log"
+_OTHER_LOG: Final = "/data/other-log"
 
 
 def _schedule(*cases: Case) -> Callable[[], str | None]:
@@ -160,6 +162,22 @@ def _finds_moved_batch() -> str | None:
     return None if log.is_damaged else "a batch is served with the offset of another one"
 
 
+def _refuses_foreign_swap() -> str | None:
+    """Schedule: a closed segment of another log appears as a swap file; then the log is recovered."""
+    fs = MemoryFileSystem()
+    for directory, value in ((_LOG, b"own"), (_OTHER_LOG, b"foreign")):
+        log = Log.create(fs, directory, LogConfig(is_compacted=True))
+        log.append(build_batch([value]), now_ms=1, leader_epoch=1)
+        log.roll()
+        log.append(build_batch([value]), now_ms=1, leader_epoch=1)
+        log.close(clean=False)
+    segment = fs.read_bytes(f"{_OTHER_LOG}/{layout.segment_file_name(0, layout.LOG_SUFFIX)}")
+    fs.open(f"{_LOG}/{layout.swap_file_name(0, 1, '0' * 16, '0' * 16)}", create=True).write_at(0, segment)
+    log = Log.recover(fs, _LOG, LogConfig(is_compacted=True))
+    data = b"".join(log.read(0, max_bytes=1 << 20, up_to=log.log_end_offset).buffers)
+    return "records of another log are served" if b"foreign" in data else None
+
+
 DIRECTED: Final = {
     "R24-no-scan": _schedule(Case("unproven segment", "flip", is_clean=False)),
     "R24-late-points": _schedule(Case("active segment", "third", is_clean=False)),
@@ -167,6 +185,7 @@ DIRECTED: Final = {
     "R25-missing-is-new": _schedule(Case("partition directory", "delete", is_clean=False)),
     "R42-no-fingerprint": _schedule(Case("middle segment", "swap", is_clean=False)),
     "R42-head-unnamed": _schedule(Case("young segment", "swap", is_clean=False)),
+    "R42-any-swap": _refuses_foreign_swap,
     "R43-unchecked-read": _finds_flipped_batch,
     "R43-place-unchecked": _finds_moved_batch,
     "R53-scrub-ignored": _scrub_finds_damage,

@@ -203,6 +203,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         },
     ),
     Mutant(
+        "R42-any-swap",
+        "a swap file of another log replaces a segment",
+        {"kafkalite.storage.compaction_swap:swap_problem": _nothing},
+    ),
+    Mutant(
         "R53-scrub-ignored", "damage that no reader meets stays unnoticed", {f"{_LOG}.finish_scrub": _nothing}
     ),
     Mutant(

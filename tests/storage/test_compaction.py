@@ -34,7 +34,8 @@ from kafkalite.records.header import Codec, check
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import RecoveryPoint, decode_compaction
 from kafkalite.storage.compaction_pass import CompactionPass
-from kafkalite.storage.compaction_swap import SwapWork
+from kafkalite.storage.compaction_swap import SegmentDigest, SwapWork
+from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.inspect import verify_log
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
@@ -900,17 +901,168 @@ def test_every_crash_point_of_a_compaction_recovers(seed: int, caplog: pytest.Lo
     assert swaps > 20
 
 
-def test_a_damaged_swap_file_is_damage_of_the_log() -> None:
-    log = new_log()
-    for number in range(10):
-        put(log, (b"a", b"%d" % number + bytes(300)))
-    close_segment(log)
+def stop_at_swap(log: Log) -> SwapWork:
+    """Run a pass until its first swap is decided, then crash: the swap file has its name, and nothing else
+    has changed."""
+    work = log.begin_compaction(1, log.log_end_offset, 1000)
+    assert work is not None
+    steps = work.steps()
+    result: bytes | None = None
+    while not isinstance(step := steps.send(result), SwapWork):
+        result = step()
+    log._fs.rename(step.temporary_path, layout.join(DIRECTORY, step.swap_name))
+    steps.close()
     log.close(clean=False)
+    return step
+
+
+def three_segments(seed: int = 0) -> Log:
+    """Return a log with three segments, of which a pass joins the first two."""
+    log = new_log()
+    for number in range(12):
+        put(log, (b"a%d" % (number % 3), b"%d-%d" % (seed, number) + bytes(150)))
+        if number in {3, 7}:
+            close_segment(log)
+    sync(log)
+    return log
+
+
+def contents(fs: FileSystem) -> dict[str, bytes]:
+    return {name: fs.read_bytes(layout.join(DIRECTORY, name)) for name in fs.list_dir(DIRECTORY)}
+
+
+def assert_set_aside(
+    fs: FileSystem, name: str, data: bytes, caplog: pytest.LogCaptureFixture, *, is_compacted: bool = True
+) -> None:
+    """Assert that ``kl log verify`` reports the swap file ``name`` with ``data``, and that a start sets it
+    aside with one error and changes nothing else."""
+    fs.open(layout.join(DIRECTORY, name), create=True).write_at(0, data)
+    before = contents(fs)
+    assert [one.path for one in verify_log(fs, DIRECTORY).findings] == [layout.join(DIRECTORY, name)]
+    caplog.clear()
+    found = Log.recover(fs, DIRECTORY, replace(CONFIG, is_compacted=is_compacted))
+    assert found.damage is None
+    dense(found)
+    events = [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR]
+    assert len(events) == 1
+    assert name in events[0]
+    before[f"{name}.damaged-1"] = before.pop(name)
+    assert contents(fs) == before
+
+
+@pytest.mark.parametrize("is_compacted", [True, False])
+@pytest.mark.parametrize("is_old_name", [True, False])
+def test_r42_a_swap_file_of_another_log_is_set_aside(
+    is_compacted: bool, is_old_name: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    other, log = three_segments(seed=1), three_segments()
+    swap = stop_at_swap(other)
+    data = other._fs.read_bytes(layout.join(DIRECTORY, swap.swap_name))
+    log.close(clean=False)
+    name = f"{0:020d}-{8:020d}.swap" if is_old_name else swap.swap_name
+    assert_set_aside(log._fs, name, data, caplog, is_compacted=is_compacted)
+
+
+def test_r42_a_swap_file_whose_segments_were_replaced_since_is_set_aside(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    swap = stop_at_swap(log := three_segments())
+    data = log._fs.read_bytes(layout.join(DIRECTORY, swap.swap_name))
+    log = Log.recover(log._fs, DIRECTORY, CONFIG)
+    put(log, (b"a1", b"later" + bytes(300)))
+    close_segment(log)
+    assert compact(log)
+    log.close(clean=False)
+    assert_set_aside(log._fs, swap.swap_name, data, caplog)
+
+
+def test_r42_the_digest_of_replaced_segments_names_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    swap = stop_at_swap(log := three_segments())
+    data = log._fs.read_bytes(layout.join(DIRECTORY, swap.swap_name))
+    log._fs.unlink(layout.join(DIRECTORY, swap.swap_name))
+    replaced = SegmentDigest(f"{'c' * 32}-1")
+    for batch in batches(log):
+        if batch.header.base_offset < 4:
+            replaced.take(batch.buffer)
+    parsed = layout.parse_swap_file_name(swap.swap_name)
+    assert parsed is not None
+    name = layout.swap_file_name(0, 8, replaced.value, parsed.content)
+    assert name != swap.swap_name
+    assert_set_aside(log._fs, name, data, caplog)
+
+
+@pytest.mark.parametrize("removed", [(), ("4.log",), ("4.timeindex", "4.index", "4.log", "0.index")])
+@pytest.mark.parametrize("is_compacted", [True, False])
+def test_a_decided_swap_is_completed_after_a_crash_at_any_step(
+    removed: tuple[str, ...], is_compacted: bool
+) -> None:
+    log = three_segments()
+    expected = meaning(log)
+    swap = stop_at_swap(log)
     fs = log._fs
-    name = layout.swap_file_name(0, 6)
-    file = fs.open(f"{DIRECTORY}/{name}", create=True)
-    file.write_at(0, bytes(build_gap(0, 5, 0)))
-    before = fs.list_dir(DIRECTORY)
-    with pytest.raises(CorruptLogError, match="batches up to 6"):
+    data = fs.read_bytes(layout.join(DIRECTORY, swap.swap_name))
+    for name in removed:
+        fs.unlink(layout.join(DIRECTORY, name.rjust(len(name) + 19, "0")))
+    assert [one for one in verify_log(fs, DIRECTORY).findings if one.path.endswith(".swap")] == []
+    found = Log.recover(fs, DIRECTORY, replace(CONFIG, is_compacted=is_compacted))
+    assert meaning(found) == expected
+    assert found.log_end_offset == 12
+    assert fs.read_bytes(layout.join(DIRECTORY, f"{0:020d}.log")) == data
+    assert not [name for name in fs.list_dir(DIRECTORY) if ".swap" in name]
+
+
+@pytest.mark.parametrize("change", ["cut", "flip", "others"])
+def test_a_damaged_swap_file_is_set_aside_while_the_segments_are_there(
+    change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    swap = stop_at_swap(log := three_segments())
+    assert_set_aside(log._fs, swap.swap_name, spoil(log, swap, change), caplog)
+
+
+@pytest.mark.parametrize("change", ["cut", "flip", "others"])
+def test_a_damaged_swap_file_is_damage_of_the_log_if_segments_are_removed(change: str) -> None:
+    swap = stop_at_swap(log := three_segments())
+    fs = log._fs
+    spoiled = spoil(log, swap, change)
+    fs.open(layout.join(DIRECTORY, swap.swap_name), create=True).write_at(0, spoiled)
+    fs.unlink(layout.join(DIRECTORY, f"{4:020d}.log"))
+    before = contents(fs)
+    assert verify_log(fs, DIRECTORY).is_damaged
+    with pytest.raises(CorruptLogError, match=swap.swap_name):
         Log.recover(fs, DIRECTORY, CONFIG)
-    assert fs.list_dir(DIRECTORY) == before
+    assert contents(fs) == before
+
+
+def test_a_swap_file_of_an_earlier_version_is_damage_of_the_log_if_segments_are_removed() -> None:
+    swap = stop_at_swap(log := three_segments())
+    fs = log._fs
+    old_name = f"{0:020d}-{8:020d}.swap"
+    fs.rename(layout.join(DIRECTORY, swap.swap_name), layout.join(DIRECTORY, old_name))
+    fs.unlink(layout.join(DIRECTORY, f"{4:020d}.log"))
+    before = contents(fs)
+    with pytest.raises(CorruptLogError, match=old_name):
+        Log.recover(fs, DIRECTORY, CONFIG)
+    assert contents(fs) == before
+
+
+@pytest.mark.parametrize("offsets", [(0, 4), (2, 6), (4, 30), (50, 60)])
+def test_r42_a_swap_file_with_any_offsets_is_set_aside(
+    offsets: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    log = three_segments()
+    log.close(clean=False)
+    name = layout.swap_file_name(*offsets, "0" * 16, "0" * 16)
+    data = bytes(build_gap(offsets[0], offsets[1] - offsets[0], 0))
+    assert_set_aside(log._fs, name, data, caplog)
+
+
+def spoil(log: Log, swap: SwapWork, change: str) -> bytes:
+    """Unlink the swap file and return a damaged version of its content."""
+    path = layout.join(DIRECTORY, swap.swap_name)
+    data = log._fs.read_bytes(path)
+    log._fs.unlink(path)
+    if change == "cut":
+        return data[:-1]
+    if change == "flip":
+        return data[:-1] + bytes([data[-1] ^ 1])
+    return bytes(build_gap(0, 8, 0))

@@ -105,7 +105,7 @@ def test_damage_in_a_segment_that_was_truncated_or_replaced_meanwhile_is_ignored
         log.finish_scrub(work)
         assert log.damage is None
     work = _failed_scrub(fs, log)
-    log._swap = SwapWork(fs, DIRECTORY, [work.segment], work.segment, "", 0)
+    log._swap = SwapWork(fs, DIRECTORY, [work.segment], work.segment, "", "", 0)
     log.finish_scrub(work)
     assert log.damage is None
     log._swap = None

@@ -8,7 +8,7 @@ files of a running broker can be inspected, too; their last batch may then be in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kafkalite.records.header import BatchHeader
     from kafkalite.storage.file_check import DirectoryVerdict
     from kafkalite.storage.inspect import LogVerdict
+    from kafkalite.storage.lost_markers import TransactionRange
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -145,6 +146,7 @@ _ACCEPTED_COLUMNS: Final = (
     Column("topic", "TOPIC"),
     Column("partition", "PARTITION"),
     Column("lost_records", "LOST"),
+    Column("unknown_transactions", "UNKNOWN TXNS", show=lambda found: str(len(found))),
     Column("corrected_batches", "CORRECTED"),
     Column("log_start_offset", "START"),
     Column("log_end_offset", "END"),
@@ -532,10 +534,12 @@ def accept_loss(paths: tuple[Path, ...], yes: bool, leader_epoch: int | None) ->
     """Repair damaged logs that have no sound replica, and lose the records that cannot be read.
 
     Stop the broker first. PATH is the directory of a log. Every intact record keeps its offset, consumers
-    skip the others, and the damaged files are kept as *.damaged-N. If PATH is the __cluster_metadata of a
+    skip the others, and the damaged files are kept as *.damaged-N. A transaction whose marker is lost counts
+    as aborted, and is named. If PATH is the __cluster_metadata of a
     node that refuses it as an older copy, the node starts with that copy.
     """
     from kafkalite.storage.accept_loss import accept_loss as repair  # R45
+    from kafkalite.storage.accept_loss import expected_outcomes
     from kafkalite.storage.disk import RealFileSystem
     from kafkalite.storage.inspect import verify_log
     from kafkalite.storage.layout import name_of, parse_log_directory_name
@@ -563,18 +567,24 @@ def accept_loss(paths: tuple[Path, ...], yes: bool, leader_epoch: int | None) ->
         for each in found:
             result = "records there are lost" if each.loses_records else "it is corrected, no record is lost"
             invocation.say(f"{each.path}: position {each.position}: {each.problem}; {result}")
+        if not yes:
+            expected = expected_outcomes(filesystem, directory)
+            _say_outcomes(Path(directory), expected.unknown, expected.open)
     if not yes:
         invocation.confirm(f"Accept the loss in {plural(len(directories), 'log')}?", "nothing was changed")
     rows, damages = [], []
     for directory in directories:
         done = repair(filesystem, directory, leader_epoch)
         damages += [done.damage] if done.damage is not None else []
+        _say_outcomes(Path(directory), done.unknown_transactions, done.open_transactions)
         topic, partition = _home(Path(directory))
         rows.append(
             {
                 "topic": topic,
                 "partition": partition,
                 "lost_records": done.lost_records,
+                "unknown_transactions": [each._asdict() for each in done.unknown_transactions],
+                "open_transactions": [each._asdict() for each in done.open_transactions],
                 **pick(done, "corrected_batches", "log_start_offset", "log_end_offset", "directory", "kept"),
             }
         )
@@ -583,6 +593,30 @@ def accept_loss(paths: tuple[Path, ...], yes: bool, leader_epoch: int | None) ->
         invocation.say(str(damage))
     if damages:
         raise CheckFailedError(f"{plural(len(damages), 'log')} still damaged")
+
+
+def _say_outcomes(
+    directory: Path, unknown: Sequence[TransactionRange], still_open: Sequence[TransactionRange]
+) -> None:
+    """Print the transactions without a marker: those that count as aborted, and those that stay open."""
+    if unknown:
+        outcomes = f"{plural(len(unknown), 'transaction')} of unknown outcome, because the marker is lost"
+        invocation.say(f"{directory}: {outcomes}: read_committed readers skip the records, even if committed")
+    for each in unknown:
+        invocation.say(f"{directory}: unknown outcome: {_records_of(each)}")
+    topic, partition = _home(directory)
+    for each in still_open:
+        invocation.say(
+            f"{directory}: no marker at the end of the log: {_records_of(each)}. If 'kl txn find-hanging"
+            f" {topic}' lists the transaction later, its marker is lost, and read_committed readers stop"
+            f" there until: kl txn abort --hanging {topic}-{partition} --producer {each.producer_id}"
+            f" --start-offset {each.first_offset}"
+        )
+
+
+def _records_of(one: TransactionRange) -> str:
+    records = plural(one.record_count, "record")
+    return f"offsets {one.first_offset} to {one.last_offset} ({records}) of producer {one.producer_id}"
 
 
 # --- dirs ------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 Every intact batch stays at its offset. Gap batches, as compaction writes them, take the place of the offsets
 that no intact batch has, up to the last offset that is known to have been synced. So consumers continue after
 the lost offsets, and no offset is used twice. A batch of which only the leader epoch is damaged gets the
-recorded epoch back (R58). The damaged files are kept beside the new ones.
+recorded epoch back (R58). A transaction whose marker is lost gets an abort marker in place of a gap
+(``storage.lost_markers``). The damaged files are kept beside the new ones.
 
 The repair blocks, and needs a directory that no broker uses. If it is interrupted, it can be repeated.
 """
@@ -14,11 +15,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, takewhile
 from operator import ne
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from kafkalite.errors import CorruptLogError, DataDirectoryError
 from kafkalite.limits import MAX_RECORDS_PER_BATCH
@@ -39,12 +40,13 @@ from kafkalite.storage.checkpoints import (
 )
 from kafkalite.storage.damage import Damage, Intact, head_of, intact_runs, misplaced_runs
 from kafkalite.storage.filesystem import Buffer, FileSystem, unlink_existing
-from kafkalite.storage.inspect import damage_of, unopenable_files
+from kafkalite.storage.inspect import ReadOnly, damage_of, unopenable_files
 from kafkalite.storage.leader_epochs import LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_store import METADATA_POINT
+from kafkalite.storage.lost_markers import Outcomes, TransactionRange, find_lost_markers
 from kafkalite.storage.recovery import read_epochs, read_log_state, restored_state
-from kafkalite.storage.recovery_points import RecoveryPointsFile
+from kafkalite.storage.recovery_points import RecoveryPointsFile, read_points
 from kafkalite.storage.segment import Segment
 
 
@@ -54,7 +56,8 @@ class AcceptedLoss(NamedTuple):
     ``lost_records`` is the number of offsets whose records are lost. ``kept``: paths of the damaged files,
     which can be removed by hand. ``damage``: damage that the repair has left and that the next start will
     find, or None. ``corrected_batches``: the number of batches whose leader epoch was restored (R58); their
-    records are not lost.
+    records are not lost. ``unknown_transactions``: the transactions whose marker is lost and that now count
+    as aborted. ``open_transactions``: those without a marker at the end of the log.
     """
 
     directory: str
@@ -64,6 +67,8 @@ class AcceptedLoss(NamedTuple):
     kept: list[str]
     damage: Damage | None = None
     corrected_batches: int = 0
+    unknown_transactions: Sequence[TransactionRange] = ()
+    open_transactions: Sequence[TransactionRange] = ()
 
 
 def accept_loss(fs: FileSystem, directory: str, leader_epoch: int | None = None) -> AcceptedLoss:
@@ -88,9 +93,7 @@ def accept_loss(fs: FileSystem, directory: str, leader_epoch: int | None = None)
         points = RecoveryPointsFile(fs, data_directory)
         points.open()
         marker = _read_marker(fs, data_directory)
-        point = points.points.get(name, RecoveryPoint())
-        if marker is not None and name in marker.ends:
-            point = max(point, marker.ends[name].point, key=RecoveryPoint.age)
+        point = _point_of(name, points.points, marker)
         if not fs.exists(directory) and point == RecoveryPoint():
             raise DataDirectoryError(
                 f"{directory} does not exist, and the data directory does not list such a log"
@@ -107,6 +110,25 @@ def accept_loss(fs: FileSystem, directory: str, leader_epoch: int | None = None)
         return result._replace(damage=damage_of(fs, directory))
     finally:
         lock.release()
+
+
+def expected_outcomes(fs: FileSystem, directory: str) -> Outcomes:
+    """Return the transactions that ``accept_loss`` would report, without a change to the log in
+    ``directory``, which must exist. Raises DataDirectoryError if one of its files cannot be opened as a file;
+    OSError."""
+    _check_files(fs, directory)
+    data_directory = layout.parent(directory)
+    points, marker = read_points(fs, data_directory), _read_marker(fs, data_directory)
+    point = _point_of(layout.name_of(directory), points, marker)
+    return _Repair(cast(FileSystem, ReadOnly(fs)), directory, point, None).expected_outcomes()
+
+
+def _point_of(name: str, points: Mapping[str, RecoveryPoint], marker: CleanShutdown | None) -> RecoveryPoint:
+    """Return the newest recovery point of the log ``name``."""
+    point = points.get(name, RecoveryPoint())
+    if marker is not None and name in marker.ends:
+        point = max(point, marker.ends[name].point, key=RecoveryPoint.age)
+    return point
 
 
 def _check_files(fs: FileSystem, directory: str) -> None:
@@ -192,6 +214,7 @@ class _Repair:
         #: By base offset of the file: (position of a batch, its correct leader epoch), in order of positions.
         self._corrections: dict[int, list[tuple[int, int]]] = {}
         self._end: Fingerprint | None = None
+        self._markers: dict[int, bytearray] = {}  # by lost offset: the marker to write there
 
     def run(self) -> AcceptedLoss:
         fs = self._fs
@@ -204,22 +227,15 @@ class _Repair:
             if layout.parse_swap_file_name(name) is not None:
                 self._set_aside(name)
         names = fs.list_dir(self._directory)
-        bases = [
-            one.base_offset for one in map(layout.parse_segment_file_name, names) if one and _is_log(one)
-        ]
+        bases = _bases(names)
         state = self._repair_state(bases)
-        start, end = state.log_start_offset, self._point.valid_end(state)
-        known_end = max([start, end, *(self._segment(base, state).saved_end_offset() for base in bases)])
+        start = state.log_start_offset
         self._repair_identity()
-        point = self._point
-        self._end = point.end if end == point.recovery_point else None
-        ordered = sorted(bases)
-        limits = zip(ordered, [*ordered[1:], known_end], strict=False)
-        identified = (self._identify(self._segment(base, state), end) for base, end in limits)
-        found = [one for one in identified if one is not None]
-        skipped, sources = self._split(found, start)
+        skipped, sources, known_end = self._find(bases, state)
         contents: list[_Content] = []
         pieces = _choose(sources, known_end)
+        outcomes = _outcomes(pieces)
+        self._markers = outcomes.markers
         self._correct_epochs(pieces, state)
         bounds = [base for base in bases if base not in skipped]
         at = min([start, *(one.source.base_offset for one in pieces[:1])])
@@ -239,7 +255,30 @@ class _Repair:
             self._remove_derived(names, self._first_lost)
         fs.sync_dir(self._directory)
         end, corrected = max(at, start), sum(map(len, self._corrections.values()))
-        return AcceptedLoss(self._directory, start, end, self._lost, self._kept, corrected_batches=corrected)
+        transactions = (outcomes.unknown, outcomes.open)
+        return AcceptedLoss(
+            self._directory, start, end, self._lost, self._kept, None, corrected, *transactions
+        )
+
+    def expected_outcomes(self) -> Outcomes:
+        """Return the transactions without a marker in the log that ``run`` would write."""
+        bases = _bases(self._fs.list_dir(self._directory))
+        state, _ = self._usable_state(bases)
+        _, sources, known_end = self._find(bases, state)
+        return _outcomes(_choose(sources, known_end))
+
+    def _find(self, bases: list[int], state: LogState) -> tuple[set[int], list[_Source], int]:
+        """Return (base offsets of the segments to skip, the other segment files, the end of the offsets that
+        are known to have been synced). ``bases`` are the base offsets in the names of the files."""
+        start, end = state.log_start_offset, self._point.valid_end(state)
+        known_end = max([start, end, *(self._segment(base, state).saved_end_offset() for base in bases)])
+        point = self._point
+        self._end = point.end if end == point.recovery_point else None
+        ordered = sorted(bases)
+        limits = zip(ordered, [*ordered[1:], known_end], strict=False)
+        identified = (self._identify(self._segment(base, state), end) for base, end in limits)
+        found = [one for one in identified if one is not None]
+        return *self._split(found, start), known_end
 
     def _finish_interrupted(self) -> None:
         """Finish or undo a ``_replace`` that a crash interrupted.
@@ -261,10 +300,7 @@ class _Repair:
     def _repair_state(self, bases: list[int]) -> LogState:
         """Write the log state again if it is missing or damaged, and return it. If no copy of it is readable,
         the log starts at the first segment."""
-        try:
-            state, is_restored = restored_state(self._fs, self._directory, self._point)
-        except (CorruptLogError, ValueError):
-            state, is_restored = LogState(min(bases, default=0), 1, 0), True
+        state, is_restored = self._usable_state(bases)
         if is_restored and self._fs.exists(layout.join(self._directory, layout.LOG_STATE_FILE)):
             self._set_aside(layout.LOG_STATE_FILE)
         if not bases and state.log_start_offset < self._point.recovery_point:
@@ -275,6 +311,13 @@ class _Repair:
             self._fs.write_atomically(path, encode_log_state(state, layout.name_of(self._directory)))
         assert read_log_state(self._fs, self._directory) == state
         return state
+
+    def _usable_state(self, bases: list[int]) -> tuple[LogState, bool]:
+        """Return (the log's state, whether its file is missing or damaged)."""
+        try:
+            return restored_state(self._fs, self._directory, self._point)
+        except (CorruptLogError, ValueError):
+            return LogState(min(bases, default=0), 1, 0), True
 
     def _repair_identity(self) -> None:
         """Set an unreadable ``partition.json`` aside; the next start writes a new one. Raises
@@ -437,6 +480,15 @@ class _Repair:
         if self._first_lost is None:
             self._first_lost = at
             self._epoch = self._epoch or epoch or 0
+        for offset in sorted(one for one in self._markers if at <= one < end):
+            self._add_gap_batches(content, at, offset)
+            marker = self._markers[offset]
+            stamp(marker, base_offset=offset, leader_epoch=self._epoch)
+            content.parts.append(marker)
+            at = offset + 1
+        self._add_gap_batches(content, at, end)
+
+    def _add_gap_batches(self, content: _Content, at: int, end: int) -> None:
         while at < end:
             count = min(end - at, MAX_RECORDS_PER_BATCH)
             content.parts.append(bytes(build_gap(at, count, self._epoch)))
@@ -540,6 +592,15 @@ def _batches(view: memoryview, run: Intact) -> Iterator[tuple[int, BatchHeader]]
         position += header.length_bytes
 
 
+def _outcomes(pieces: list[_Piece]) -> Outcomes:
+    """Return the transactions without a marker in a log that consists of ``pieces``."""
+    return find_lost_markers(
+        (source.view, position, header)
+        for run, source in pieces
+        for position, header in _batches(source.view, run)
+    )
+
+
 def _without_later(
     own: array[int], saved: SavedEpochs | None, leader_epoch: int
 ) -> tuple[array[int], SavedEpochs | None]:
@@ -604,6 +665,11 @@ def _choose(sources: list[_Source], known_end: int) -> list[_Piece]:
         if end is None or piece.run.end_offset <= end:
             chosen.insert(at, piece)
     return chosen
+
+
+def _bases(names: list[str]) -> list[int]:
+    """Return the base offsets in the names of segment files."""
+    return [one.base_offset for one in map(layout.parse_segment_file_name, names) if one and _is_log(one)]
 
 
 def _is_log(name: layout.SegmentFileName) -> bool:

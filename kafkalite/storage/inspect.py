@@ -105,7 +105,7 @@ class LogVerdict(NamedTuple):
         return self.damage is not None or any(each.is_damage for each in self.findings)
 
 
-class _ReadOnly:
+class ReadOnly:
     """Wraps a file system: passes reads on, and ignores changes."""
 
     def __init__(self, fs: FileSystem) -> None:
@@ -127,7 +127,7 @@ def damage_of(
     """
     data_directory, name = layout.parent(directory), layout.name_of(directory)
     parsed = layout.parse_log_directory_name(name)
-    read_only = cast(FileSystem, _ReadOnly(fs))
+    read_only = cast(FileSystem, ReadOnly(fs))
     if points is None:
         points = read_points(fs, data_directory)
     point = points.get(name, RecoveryPoint())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kafkalite import Admin, Broker, Producer
+from kafkalite import Admin, Broker, Consumer, Producer
 from kafkalite.storage.damage import Damage
 
 Kl = Callable[..., Any]
@@ -274,3 +274,54 @@ def test_dump_of_a_data_directory_names_the_partition_of_each_batch(kl: Kl, data
     heading, first, *_ = kl("log", "dump", data).text.splitlines()
     assert heading.split()[:2] == ["TOPIC", "PARTITION"]
     assert first.split()[:2] == ["t", "0"]
+
+
+def test_accepting_the_loss_of_markers_names_the_transactions_before_and_after(
+    kl: Kl, tmp_path: Path
+) -> None:
+    """R45"""
+    data = tmp_path / "data"
+
+    async def fill() -> None:
+        async with Broker(listeners="inproc://", log_dirs=str(data)) as broker:
+            async with Admin(broker.bootstrap_servers) as admin:
+                await admin.create_topic("t", 1, 1)
+            async with Producer(broker.bootstrap_servers, transactional_id="payer") as producer:
+                for outcome in ("commit", "abort", "commit", "commit"):
+                    await producer.begin_transaction()
+                    await producer.send_many("t", [b"1", b"2", b"3"], partition=0)
+                    await producer.flush()
+                    if outcome == "commit":
+                        await producer.commit_transaction()
+                    else:
+                        await producer.abort_transaction()
+
+    async def read() -> list[int]:
+        async with Broker(listeners="inproc://", log_dirs=str(data)) as broker:
+            settings: dict[str, Any] = {"isolation_level": "read_committed", "auto_offset_reset": "earliest"}
+            async with Consumer("t", bootstrap_servers=broker.bootstrap_servers, **settings) as consumer:
+                found: list[int] = []
+                while len(found) < 6:
+                    found.append((await consumer.getone()).offset)
+                return found
+
+    asyncio.run(fill())
+    (segment,) = [Path(row["file"]) for row in rows(kl, "segments", data) if row["topic"] == "t"]
+    content = bytearray(segment.read_bytes())
+    for batch in rows(kl, "dump", segment):
+        if batch["kind"] in ("commit", "abort") and batch["base_offset"] in (7, 15):
+            content[batch["position"] + 70] ^= 1
+    segment.write_bytes(content)
+    asked = kl("log", "accept-loss", segment.parent)
+    done = kl("log", "accept-loss", segment.parent, "--yes", "-o", "json")
+    for result in (asked, done):
+        assert "1 transaction of unknown outcome" in result.told
+        assert "unknown outcome: offsets 4 to 6 (3 records) of producer " in result.told
+        assert "no marker at the end of the log: offsets 12 to 14 (3 records) of producer " in result.told
+        assert "kl txn abort --hanging t-0 --producer " in result.told
+    (row,) = json.loads(done.out)
+    (unknown,) = row["unknown_transactions"]
+    assert (unknown["first_offset"], unknown["last_offset"], unknown["record_count"]) == (4, 6, 3)
+    assert [one["first_offset"] for one in row["open_transactions"]] == [12]
+    assert row["lost_records"] == 2
+    assert asyncio.run(read()) == [0, 1, 2, 8, 9, 10]

@@ -505,7 +505,7 @@ def verify(paths: tuple[Path, ...], by_file: bool) -> None:
     for verdict in verdicts:
         if (damage := getattr(verdict, "damage", None)) is not None:
             invocation.say(str(damage))
-            damaged = damaged or 1
+            damaged += not any(finding.is_damage for finding in verdict.findings)
     if damaged:
         checked = sum(len(verdict.files) for verdict in verdicts)
         raise CheckFailedError(f"{plural(damaged, 'problem')} in {plural(checked, 'file')}")

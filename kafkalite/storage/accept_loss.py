@@ -40,7 +40,7 @@ from kafkalite.storage.checkpoints import (
 )
 from kafkalite.storage.damage import Damage, Intact, head_of, intact_runs, misplaced_runs
 from kafkalite.storage.filesystem import Buffer, FileSystem, unlink_existing
-from kafkalite.storage.inspect import ReadOnly, damage_of, unopenable_files
+from kafkalite.storage.inspect import ReadOnly, damage_of, unopenable_files, was_compacted
 from kafkalite.storage.leader_epochs import LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_store import METADATA_POINT
@@ -275,6 +275,9 @@ class _Repair:
         point = self._point
         self._end = point.end if end == point.recovery_point else None
         ordered = sorted(bases)
+        if self._end is not None and self._end.base_offset in ordered[:-1]:
+            # A compaction may have replaced the closed segment since then.
+            self._end = None if was_compacted(self._fs, self._directory) else self._end
         limits = zip(ordered, [*ordered[1:], known_end], strict=False)
         identified = (self._identify(self._segment(base, state), end) for base, end in limits)
         found = [one for one in identified if one is not None]

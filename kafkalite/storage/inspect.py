@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from kafkalite.errors import CorruptBatchError, CorruptLogError, DataDirectoryError, WrongFileTypeError
 from kafkalite.model import NO_EPOCH
+from kafkalite.records.gaps import is_gap
 from kafkalite.records.header import HEADER_BYTES, BatchHeader, check, parse_header, total_length
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import LogState, PartitionIdentity, RecoveryPoint, decode_partition
@@ -136,9 +137,28 @@ def damage_of(
     if parsed is not None and topic is not None:
         identity = PartitionIdentity(topic, *parsed)
     try:
-        return diagnose(read_only, directory, LogConfig(), point, identity)
+        found = diagnose(read_only, directory, LogConfig(), point, identity)
+        if found is not None and was_compacted(fs, directory):
+            found = diagnose(read_only, directory, LogConfig(is_compacted=True), point, identity)
+        return found
     except (CorruptLogError, OSError, ValueError) as error:
         return Damage(str(error), 0, None, repair_hint(directory))
+
+
+def was_compacted(fs: FileSystem, directory: str) -> bool:
+    """Whether a compaction has changed the log: its points are saved, or one of its segments has a gap batch.
+
+    The points are saved at the end of the first pass, so a pass that was interrupted leaves only the gaps.
+    ``kl log accept-loss`` writes gaps, too. Raises OSError.
+    """
+    names = fs.list_dir(directory)
+    if layout.COMPACTION_FILE in names:
+        return True
+    return any(
+        one.header is not None and one.problem is None and is_gap(one.header)
+        for name in _segment_files(names).values()
+        for one in iter_batches(fs, layout.join(directory, name))
+    )
 
 
 def iter_batches(fs: FileSystem, path: str, *, verify: bool = True) -> Iterator[BatchAt]:

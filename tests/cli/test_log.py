@@ -268,6 +268,14 @@ def test_accepting_a_loss_fails_if_the_log_is_still_damaged(
     assert "a broken segment" in result.told
 
 
+def test_verify_counts_every_damaged_log(kl: Kl, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    damage = Damage("the end of the log is missing", 1, 2, "restore it")
+    monkeypatch.setattr("kafkalite.storage.inspect.damage_of", lambda *_: damage)
+    result = kl("log", "verify", data)
+    assert result.code == 9
+    assert "2 problems in" in result.told, "the data directory has two logs"
+
+
 def test_dump_of_a_data_directory_names_the_partition_of_each_batch(kl: Kl, data: Path) -> None:
     batches = rows(kl, "dump", data)
     assert {(row["topic"], row["partition"]) for row in batches} == {("t", 0)}, "partition 1 is empty"

@@ -32,14 +32,17 @@ from kafkalite.records.control import build_marker, parse_marker
 from kafkalite.records.gaps import DESCRIBED_GAP_BYTES, GAP_BYTES, build_gap, is_gap, joined_at
 from kafkalite.records.header import Codec, check
 from kafkalite.storage import layout
+from kafkalite.storage.accept_loss import accept_loss
 from kafkalite.storage.checkpoints import RecoveryPoint, decode_compaction
 from kafkalite.storage.compaction_pass import CompactionPass
 from kafkalite.storage.compaction_swap import SegmentDigest, SwapWork
-from kafkalite.storage.filesystem import FileSystem
+from kafkalite.storage.filesystem import FileSystem, unlink_existing
+from kafkalite.storage.inspect import iter_batches as iter_stored
 from kafkalite.storage.inspect import verify_log
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from kafkalite.storage.recovery_points import RecoveryPointsFile
 from proof.disk_trees import disk_with_files
 from proof.recording_filesystem import RecordingFileSystem, crash_states
 
@@ -674,6 +677,61 @@ def test_r24_damage_of_a_compacted_segment_is_found() -> None:
 
 
 # --- beside other things
+
+
+@pytest.mark.parametrize("are_points_saved", [True, False])
+def test_r24_a_segment_that_was_compacted_since_its_recovery_point_is_no_damage_in_a_verdict(
+    are_points_saved: bool,
+) -> None:
+    log = new_log()
+    for number in range(12):
+        put(log, (b"%d" % (number % 3), bytes(50)))
+    sync(log)
+    point = log.recovery_point
+    close_segment(log)
+    put(log, (b"0", b"last"))
+    sync(log)
+    assert compact(log)
+    log.close(clean=False)
+    fs = log._fs
+    if not are_points_saved:  # the pass was interrupted after its first swap
+        fs.unlink(f"{DIRECTORY}/compaction")
+    points = {layout.name_of(DIRECTORY): point}
+    assert not verify_log(fs, DIRECTORY, points).is_damaged
+    assert Log.recover(fs, DIRECTORY, CONFIG, point).damage is None
+
+
+def test_r45_accept_loss_keeps_a_segment_that_was_compacted_since_its_recovery_point() -> None:
+    log = new_log()
+    for number in range(12):
+        put(log, (b"%d" % (number % 3), bytes(50)))
+    sync(log)
+    point = log.recovery_point
+    close_segment(log)
+    put(log, (b"0", b"sound"))
+    put(log, (b"0", b"damaged"))
+    put(log, (b"1", b"sound"))
+    sync(log)
+    assert compact(log)
+    before = meaning(log)
+    log.close(clean=False)
+    fs = log._fs
+    for suffix in layout.SEGMENT_SUFFIXES[1:]:  # the process ended before it saved the new indexes
+        unlink_existing(fs, [f"{DIRECTORY}/{layout.segment_file_name(0, suffix)}"])
+    points = RecoveryPointsFile(fs, "/data")
+    points.open()
+    points.write({layout.name_of(DIRECTORY): point})
+    path = f"{DIRECTORY}/{layout.segment_file_name(12, '.log')}"
+    second = next(iter_stored(fs, path)).data.nbytes
+    fs.open(path).write_at(second + 70, b"\xff")
+    damaged = Log.recover(fs, DIRECTORY, CONFIG, point)
+    assert damaged.damage is not None
+    assert damaged.damage.records_in_doubt == 1
+    damaged.release()
+    assert accept_loss(fs, DIRECTORY).lost_records == 1
+    kept = Log.recover(fs, DIRECTORY, CONFIG)
+    assert kept.damage is None
+    assert meaning(kept) == before | {b"0": b"sound"}
 
 
 def test_readers_keep_their_views_during_a_swap() -> None:

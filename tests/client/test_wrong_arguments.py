@@ -222,3 +222,15 @@ def test_the_error_of_a_constructor_shows_the_right_call(make: Callable[[], Any]
     with pytest.raises((ClientError, ConfigError)) as refused:
         make()
     assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("end", ["close", "nothing"])
+def test_a_blocking_producer_that_is_not_open_refuses_records(end: str) -> None:
+    """Otherwise the records of a program that forgets to open it are dropped without a word."""
+    producer = sync.Producer("127.0.0.1:1")
+    with pytest.raises(ClientClosedError, match=r"is new \(open it with 'with' or start"):
+        producer.send("t", b"1")
+    if end == "close":
+        producer.close()
+        with pytest.raises(ClientClosedError, match="is closed"):
+            producer.send("t", b"1")

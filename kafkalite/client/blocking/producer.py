@@ -68,8 +68,8 @@ def _close_forgotten() -> None:
     """Deliver the records of producers that were never closed. Log the errors of lost records."""
     closing: list[Future[None]] = []
     for producer in list(_open):
-        if not producer._closed and producer._original.is_open:
-            producer._closed = True
+        if producer._is_open and producer._original.is_open:
+            producer._is_open = False
             close = producer._close(CLOSE_FORGOTTEN_MS / 1000)
             closing.append(asyncio.run_coroutine_threadsafe(close, producer._thread.loop))
     for future in closing:  # in parallel, so that several unreachable clusters delay the exit only once
@@ -81,7 +81,7 @@ def _close_forgotten() -> None:
 
 def _close_forked() -> None:
     for producer in list(_open):
-        producer._closed = True
+        producer._is_open = False
 
 
 os.register_at_fork(after_in_child=_close_forked)
@@ -254,11 +254,16 @@ class Producer(Twin[async_producer.Producer[K, V]], Generic[K, V]):
         self._drained = Signal()
         self._waiting_for_room: asyncio.Task[None] | None = None
         self._has_room = threading.Condition()
-        self._closed = False
+        self._is_open: bool | None = None  # None before the start
         _open.add(self)
 
     def __repr__(self) -> str:
         return f"<sync {repr(self._original)[1:-1]}, {len(self._queue)} records queued>"
+
+    def start(self) -> Self:
+        super().start()
+        self._is_open = True
+        return self
 
     def stop(self) -> None:
         self.close()
@@ -267,7 +272,7 @@ class Producer(Twin[async_producer.Producer[K, V]], Generic[K, V]):
         if error is None:
             self.close()
         else:
-            self._closed = True
+            self._is_open = False
             self._run(self._exit(error))
 
     async def _exit(self, error: BaseException | None) -> None:
@@ -282,7 +287,7 @@ class Producer(Twin[async_producer.Producer[K, V]], Generic[K, V]):
         with ClientClosedError. An open transaction is aborted. Raises DeliveryFailedError for failed records
         whose errors were not retrieved.
         """
-        self._closed = True
+        self._is_open = False
         if not self._thread.is_forked:
             self._run(self._close(timeout))
 
@@ -313,8 +318,8 @@ class Producer(Twin[async_producer.Producer[K, V]], Generic[K, V]):
         to max.block.ms while the queue is full, and then raises BufferFullError. The error of a record that
         cannot be sent (too large, not bytes) is raised by ``result()``.
         """
-        if self._closed:
-            raise forked() if self._thread.is_forked else ClientClosedError("the producer is closed")
+        if not self._is_open:
+            raise self._refusal()
         if self._is_transactional:
             self._original.check_may_send()
         queue = self._queue
@@ -329,6 +334,13 @@ class Producer(Twin[async_producer.Producer[K, V]], Generic[K, V]):
             self._is_woken = True
             self._thread.loop.call_soon_threadsafe(self._drain)
         return pending
+
+    def _refusal(self) -> KafkaliteError:
+        if self._thread.is_forked:
+            return forked()
+        if self._is_open is None:
+            return ClientClosedError("the producer is new", hint="open it with 'with' or start()")
+        return ClientClosedError("the producer is closed")
 
     def _wait_for_room(self) -> None:
         timeout_s = self._original.config.max_block_ms / 1000
@@ -507,7 +519,7 @@ class Producer(Twin[async_producer.Producer[K, V]], Generic[K, V]):
 
     @property
     def is_open(self) -> bool:
-        return self._original.is_open and not self._closed
+        return self._original.is_open and bool(self._is_open)
 
     def undelivered(self) -> dict[str, int]:
         """Return the number of records of each topic that are neither acknowledged nor failed."""

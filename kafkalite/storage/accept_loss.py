@@ -38,6 +38,7 @@ from kafkalite.storage.checkpoints import (
     encode_clean_shutdown,
     encode_log_state,
 )
+from kafkalite.storage.compaction_swap import finish_swaps, swap_problem
 from kafkalite.storage.damage import Damage, Intact, head_of, intact_runs, misplaced_runs
 from kafkalite.storage.filesystem import Buffer, FileSystem, unlink_existing
 from kafkalite.storage.inspect import ReadOnly, damage_of, unopenable_files, was_compacted
@@ -222,11 +223,11 @@ class _Repair:
             fs.make_dirs(self._directory)
             fs.sync_dir(layout.parent(self._directory))
         self._finish_interrupted()
-        for name in fs.list_dir(self._directory):
-            # A swap file is not needed: the segments that it was to replace still exist.
-            if layout.parse_swap_file_name(name) is not None:
-                self._set_aside(name)
         names = fs.list_dir(self._directory)
+        for name in names:
+            if layout.parse_swap_file_name(name) is not None and not self._may_complete(name, names):
+                self._set_aside(name)
+        names = finish_swaps(fs, self._directory, fs.list_dir(self._directory))
         bases = _bases(names)
         state = self._repair_state(bases)
         start = state.log_start_offset
@@ -266,6 +267,13 @@ class _Repair:
         state, _ = self._usable_state(bases)
         _, sources, known_end = self._find(bases, state)
         return _outcomes(_choose(sources, known_end))
+
+    def _may_complete(self, name: str, names: list[str]) -> bool:
+        """Whether the swap file has the records of its segments, of which some may already be removed."""
+        try:
+            return swap_problem(self._fs, self._directory, name, names) is None
+        except CorruptLogError:
+            return False
 
     def _find(self, bases: list[int], state: LogState) -> tuple[set[int], list[_Source], int]:
         """Return (base offsets of the segments to skip, the other segment files, the end of the offsets that

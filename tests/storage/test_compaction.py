@@ -30,7 +30,7 @@ from kafkalite.records.batch import RecordBatch, iter_batches
 from kafkalite.records.builder import build_batch
 from kafkalite.records.control import build_marker, parse_marker
 from kafkalite.records.gaps import DESCRIBED_GAP_BYTES, GAP_BYTES, build_gap, is_gap, joined_at
-from kafkalite.records.header import Codec, check
+from kafkalite.records.header import Codec, check, total_length
 from kafkalite.storage import layout
 from kafkalite.storage.accept_loss import accept_loss
 from kafkalite.storage.checkpoints import RecoveryPoint, decode_compaction
@@ -1067,6 +1067,29 @@ def test_a_decided_swap_is_completed_after_a_crash_at_any_step(
     assert found.log_end_offset == 12
     assert fs.read_bytes(layout.join(DIRECTORY, f"{0:020d}.log")) == data
     assert not [name for name in fs.list_dir(DIRECTORY) if ".swap" in name]
+
+
+@pytest.mark.parametrize("removed", [(), ("4.log", "4.index", "4.timeindex")])
+def test_r45_accept_loss_completes_a_decided_swap(removed: tuple[str, ...]) -> None:
+    """Some of the segments may already be removed, so that only the swap file has their records."""
+    found: list[list[tuple[int, Value, Value]]] = []
+    for is_damaged in (False, True):
+        log = three_segments()
+        swap = stop_at_swap(log)
+        fs = log._fs
+        for name in removed:
+            fs.unlink(layout.join(DIRECTORY, name.rjust(len(name) + 19, "0")))
+        if is_damaged:
+            file = fs.open(layout.join(DIRECTORY, f"{8:020d}.log"))
+            length = total_length(file.map(file.size()), 0)
+            file.write_at(length - 1, b"\xff")
+            assert accept_loss(fs, DIRECTORY).lost_records == 1
+        log = Log.recover(fs, DIRECTORY, CONFIG)
+        assert log.damage is None
+        assert swap.swap_name not in fs.list_dir(DIRECTORY)
+        found.append(records(log))
+    whole, left = found
+    assert left == [one for one in whole if one[0] != 8]
 
 
 @pytest.mark.parametrize("change", ["cut", "flip", "others"])

@@ -48,7 +48,7 @@ class Listener:
         self._host, self._port = parse_address(address)
         self._has_faults = has_faults
         self._failed: set[tuple[type, TopicPartition]] = set()  #: the requests that were refused once
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self.judge = Judge()
 
     async def __aenter__(self) -> Self:
@@ -69,9 +69,12 @@ class Listener:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.close()
-        for task in self._tasks:
+        clients = dict(self._clients)
+        for task in clients:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*clients, return_exceptions=True)
+        for writer in clients.values():  # a task that was cancelled before it began has closed nothing
+            await _close(writer)
         await self._broker.stop()
 
     def _fail(self, request: Request, _client: Client) -> Reply | None:
@@ -94,13 +97,15 @@ class Listener:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._clients[task] = writer
+        task.add_done_callback(self._clients.pop)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         watched = self.judge.connect()
+        writers = [writer]
         try:
             server_reader, server_writer = await asyncio.open_connection(*self._inner)
+            writers.append(server_writer)
             pumps = [
                 asyncio.ensure_future(_pump(reader, server_writer, watched.from_client)),
                 asyncio.ensure_future(_pump(server_reader, writer, watched.from_server)),
@@ -112,10 +117,10 @@ class Listener:
                     pump.cancel()
                 for ended in await asyncio.gather(*pumps, return_exceptions=True):
                     self._report(ended)
-                for each in (writer, server_writer):
-                    each.close()
         finally:
             watched.end()
+            for each in writers:
+                await _close(each)
 
     def _report(self, ended: BaseException | None) -> None:
         """Log an exception of the judge, and count it as a violation of the check ``frames.layout``."""
@@ -142,3 +147,10 @@ async def _pump(
             watch(data)
             writer.write(data)
             await writer.drain()
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """Close a connection, and wait until its socket is closed."""
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()

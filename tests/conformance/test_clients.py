@@ -127,6 +127,7 @@ async def test_an_exception_of_the_judge_is_a_failure(
             while not failures({each.name: each for each in listener.judge.results()}):
                 await asyncio.sleep(0.01)
         writer.close()
+        await writer.wait_closed()
     found = failures({each.name: each for each in listener.judge.results()})
     assert found == {"frames.layout": "it could not be judged: ZeroDivisionError: a mistake"}
     assert "the judge failed" in caplog.text

@@ -48,7 +48,8 @@ class Listener:
         self._host, self._port = parse_address(address)
         self._has_faults = has_faults
         self._failed: set[tuple[type, TopicPartition]] = set()  #: the requests that were refused once
-        self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        #: By task that serves a client: its connections to the client and to the broker.
+        self._clients: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
         self.judge = Judge()
 
     async def __aenter__(self) -> Self:
@@ -73,8 +74,8 @@ class Listener:
         for task in clients:
             task.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
-        for writer in clients.values():  # a task that was cancelled before it began has closed nothing
-            await _close(writer)
+        for writers in clients.values():  # a task that was cancelled before it began has closed nothing
+            await _close(writers)
         await self._broker.stop()
 
     def _fail(self, request: Request, _client: Client) -> Reply | None:
@@ -96,19 +97,20 @@ class Listener:
         return Reply(ProduceResponse(0, None, [_unproduced(tp, code) for tp in keys]))
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._clients[task] = writer
+        writers = [writer]
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writers))
+        self._clients[task] = writers
         task.add_done_callback(self._clients.pop)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writers: list[asyncio.StreamWriter]) -> None:
+        """Serve a client. ``writers`` has its connection, and gets the one to the broker."""
         watched = self.judge.connect()
-        writers = [writer]
         try:
             server_reader, server_writer = await asyncio.open_connection(*self._inner)
             writers.append(server_writer)
             pumps = [
                 asyncio.ensure_future(_pump(reader, server_writer, watched.from_client)),
-                asyncio.ensure_future(_pump(server_reader, writer, watched.from_server)),
+                asyncio.ensure_future(_pump(server_reader, writers[0], watched.from_server)),
             ]
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -119,8 +121,7 @@ class Listener:
                     self._report(ended)
         finally:
             watched.end()
-            for each in writers:
-                await _close(each)
+            await _close(writers)
 
     def _report(self, ended: BaseException | None) -> None:
         """Log an exception of the judge, and count it as a violation of the check ``frames.layout``."""
@@ -149,8 +150,11 @@ async def _pump(
             await writer.drain()
 
 
-async def _close(writer: asyncio.StreamWriter) -> None:
-    """Close a connection, and wait until its socket is closed."""
-    writer.close()
-    with suppress(OSError):
-        await writer.wait_closed()
+async def _close(writers: list[asyncio.StreamWriter]) -> None:
+    """Close the connections, and wait until their sockets are closed. May be called twice."""
+    for writer in writers:
+        writer.close()
+    for writer in writers:
+        with suppress(OSError):
+            # Without a shield, a cancelled task would cancel the future that the next call waits for.
+            await asyncio.shield(writer.wait_closed())

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,19 @@ async def test_an_exception_of_the_judge_is_a_failure(
     found = failures({each.name: each for each in listener.judge.results()})
     assert found == {"frames.layout": "it could not be judged: ZeroDivisionError: a mistake"}
     assert "the judge failed" in caplog.text
+
+
+async def test_the_end_of_a_listener_closes_every_connection() -> None:
+    """Also those of which the task has not begun, or waits for a connection to the broker."""
+    async with Listener("127.0.0.1:0") as listener:
+        opened = [await asyncio.open_connection(*listener.address.split(":")) for _ in range(20)]
+    for reader, writer in opened:
+        with suppress(ConnectionError):
+            async with asyncio.timeout(20):
+                assert await reader.read() == b""
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 def test_two_requests_with_one_correlation_id_leave_none_in_flight() -> None:

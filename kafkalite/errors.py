@@ -25,6 +25,7 @@
     │   ├── ClientClosedError
     │   ├── ForkedClientError        a blocking client is used in a process forked from its own
     │   ├── ConnectionFailedError    no broker could be reached
+    │   │   └── SslAuthenticationError ... because client and broker did not agree on TLS and certificates
     │   ├── RequestTimeoutError
     │   ├── DeliveryTimeoutError     delivery.timeout.ms passed; the outcome is unknown
     │   ├── DeliveryFailedError      flush() or close() found records that were not delivered
@@ -77,8 +78,11 @@ class ErrorCode(enum.IntEnum):
     INVALID_REQUIRED_ACKS = 21
     INVALID_GROUP_ID = 24
     UNKNOWN_MEMBER_ID = 25
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
     CLUSTER_AUTHORIZATION_FAILED = 31
     INVALID_TIMESTAMP = 32
+    ILLEGAL_SASL_STATE = 34
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
@@ -96,7 +100,9 @@ class ErrorCode(enum.IntEnum):
     INVALID_TRANSACTION_TIMEOUT = 50
     CONCURRENT_TRANSACTIONS = 51
     TRANSACTION_COORDINATOR_FENCED = 52
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     KAFKA_STORAGE_ERROR = 56
+    SASL_AUTHENTICATION_FAILED = 58
     UNKNOWN_PRODUCER_ID = 59
     NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
@@ -117,6 +123,8 @@ class ErrorCode(enum.IntEnum):
     UNSTABLE_OFFSET_COMMIT = 88
     THROTTLING_QUOTA_EXCEEDED = 89
     PRODUCER_FENCED = 90
+    RESOURCE_NOT_FOUND = 91
+    UNACCEPTABLE_CREDENTIAL = 93
     INVALID_UPDATE_VERSION = 95
     UNKNOWN_TOPIC_ID = 100
     DUPLICATE_BROKER_REGISTRATION = 101
@@ -280,6 +288,17 @@ class ForkedClientError(ClientError): ...
 
 
 class ConnectionFailedError(ClientError): ...
+
+
+#: The hint of an error that is caused by plain text where TLS is expected, or by TLS where it is not.
+TLS_HINT: Final = "security.protocol of the client must be that of the listener: SSL or PLAINTEXT"
+
+
+class SslAuthenticationError(ConnectionFailedError):
+    """The TLS handshake failed: one side refused the other's certificate, or does not speak TLS.
+
+    A client that opens raises it at once. An open client tries again: certificates may be renewed.
+    """
 
 
 class RequestTimeoutError(ClientError): ...
@@ -510,9 +529,28 @@ class UnknownApiError(BrokerError): ...
 class ShuttingDownError(BrokerError, retriable=True, refresh_metadata=True): ...
 
 
-class ClusterAuthorizationFailedError(
-    BrokerError, hint="only nodes that know the cluster's secret may send this request"
-): ...
+class ClusterAuthorizationFailedError(BrokerError): ...
+
+
+class TopicAuthorizationFailedError(BrokerError): ...
+
+
+class GroupAuthorizationFailedError(BrokerError): ...
+
+
+class TransactionalIdAuthorizationFailedError(BrokerError): ...
+
+
+class ResourceNotFoundError(BrokerError, hint="'kl user list' shows the users"): ...
+
+
+class UnacceptableCredentialError(BrokerError): ...
+
+
+class IllegalSaslStateError(BrokerError): ...
+
+
+class SaslAuthenticationFailedError(BrokerError): ...
 
 
 class OutOfOrderSequenceNumberError(

@@ -15,15 +15,20 @@ from kafkalite.transport.seam import Transport as Transport
 
 __all__ = [
     "INPROC_SCHEME",
+    "SSL_SCHEME",
     "Listener",
     "ProtocolFactory",
     "Transport",
     "has_own_name",
+    "is_tls",
     "register_scheme",
     "transport_for",
+    "without_tls",
 ]
 
 INPROC_SCHEME = "inproc://"
+#: Begins the address of a listener that speaks TLS, as in Kafka's ``listeners``.
+SSL_SCHEME = "SSL://"
 
 
 def _inproc() -> Transport:
@@ -44,6 +49,16 @@ def register_scheme(scheme: str, factory: Callable[[], Transport]) -> None:
 def has_own_name(address: str) -> bool:
     """Whether ``address`` begins with a registered scheme, such as ``inproc://``."""
     return any(address.startswith(scheme) for scheme in _factories)
+
+
+def is_tls(address: str) -> bool:
+    """Whether the listener at ``address`` speaks TLS: the address begins with ``SSL://``."""
+    return address.startswith(SSL_SCHEME)
+
+
+def without_tls(address: str) -> str:
+    """Return ``address`` as transports expect it: without ``SSL://``."""
+    return address.removeprefix(SSL_SCHEME)
 
 
 def transport_for(address: str) -> Transport:

@@ -10,6 +10,13 @@ P = TypeVar("P", bound=asyncio.BufferedProtocol)
 ProtocolFactory: TypeAlias = Callable[[], asyncio.BufferedProtocol]
 
 
+class SecuredProtocol(asyncio.BufferedProtocol):
+    """A protocol that is notified when the TLS handshake of its connection is complete."""
+
+    def connection_secured(self) -> None:
+        """Called once, before any bytes, if the connection uses TLS. It may close the connection."""
+
+
 class Listener(Protocol):
     """An address that accepts connections until it is closed."""
 

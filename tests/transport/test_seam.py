@@ -10,16 +10,38 @@ import pytest
 import uvloop
 
 from kafkalite.errors import ConnectionFailedError, ListenError
-from kafkalite.transport import transport_for
+from kafkalite.transport import Transport, transport_for
+from kafkalite.transport.tls import TlsTransport
+from kafkalite.transport.tls_context import TlsContext
+from proof.certificates import DevCertificates
 from proof.waiting import eventually
 
 ADDRESSES = {"tcp": "127.0.0.1:0", "inproc": "inproc://"}
+STREAMS = [*ADDRESSES, *(f"TLS over {name}" for name in ADDRESSES)]
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
-@pytest.fixture(params=sorted(ADDRESSES))
-def address(request: pytest.FixtureRequest) -> str:
-    return ADDRESSES[request.param]
+@pytest.fixture(params=STREAMS)
+def address(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, dev_certificates: DevCertificates
+) -> str:
+    """An address to listen on. For TLS, the transport of every address encrypts."""
+    if request.param not in ADDRESSES:
+        config = dev_certificates.config("broker.pem")
+        server, client = TlsContext(config, client_auth="none"), TlsContext(config)
+        below = transport_for
+        monkeypatch.setitem(
+            globals(), "transport_for", lambda address: Encrypted(below(address), server, client)
+        )
+    return ADDRESSES[request.param.rpartition(" ")[2]]
+
+
+class Encrypted(TlsTransport):
+    """Listens with the context of a server, and connects with that of a client."""
+
+    def __init__(self, below: Transport, server: TlsContext, client: TlsContext) -> None:
+        super().__init__(below, client)
+        self.listen = TlsTransport(below, server).listen  # type: ignore[method-assign]
 
 
 @pytest.fixture(params=sorted(LOOPS))

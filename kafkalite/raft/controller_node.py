@@ -32,7 +32,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from kafkalite.clock import Clock
 from kafkalite.errors import (
@@ -102,9 +102,10 @@ class ControllerNode:
         settings: ControllerSettings | None = None,
         *,
         is_refused: Callable[[str], Awaitable[bool]] | None = None,
+        on_failed: Callable[[LogOfflineError], None] | None = None,
     ) -> None:
         """``is_refused(address)`` returns whether the host responds that no process listens at
-        ``address``."""
+        ``address``. ``on_failed`` is called with the reason when this node can't continue."""
         self.image: ClusterImage = EMPTY
         self.publishers: list[Publisher] = []  #: append publishers before ``start``
         self._quorum = quorum
@@ -116,6 +117,7 @@ class ControllerNode:
             settings = replace(settings, node_id=node_id, is_single_node=quorum.is_single_node)
         self._settings = settings
         self._is_refused = is_refused
+        self._on_failed = on_failed
         self._sessions = BrokerSessions(self._settings.session_timeout_ms)
         self._reports = ReplicaReports(self._settings)
         # By id of a broker that shuts down: the metadata offset of its last leadership transfer.
@@ -134,7 +136,6 @@ class ControllerNode:
         self._offset_waiters = OffsetWaiters()
         self._is_open = False
         self._failure: BaseException | None = None
-        self._failed = asyncio.Event()
 
     @property
     def controller_id(self) -> int | None:
@@ -166,12 +167,6 @@ class ControllerNode:
         if self._decider is not None:
             await self._decider
         await self._quorum.stop()
-
-    async def watch(self) -> NoReturn:
-        """Wait until this node fails, and raise the error, so that the caller stops the broker."""
-        await self._failed.wait()
-        assert self._failure is not None
-        raise LogOfflineError(f"the controller has stopped: {self._failure}") from self._failure
 
     # --- the active controller
 
@@ -360,7 +355,8 @@ class ControllerNode:
         self._probe()
 
     def _probe(self) -> None:
-        """Dial the brokers without a heartbeat connection. End the session of each whose process is gone."""
+        """Dial each broker that has no heartbeat connection. If its host refuses the dial, its process has
+        ended: end its session."""
         for node_id in self._sessions.unconnected() if self.is_active else ():
             broker = self.image.brokers.get(node_id)
             if broker is None or broker.is_fenced or node_id in self._probing:
@@ -599,8 +595,11 @@ class ControllerNode:
     def fail(self, error: BaseException) -> None:
         """Implements ``StateMachine.fail``: raises the error in all tasks that wait for an image."""
         self._failure = error
-        self._failed.set()
-        self._offset_waiters.fail(LogOfflineError(f"the controller has stopped: {error}"))
+        stopped = LogOfflineError(f"the controller has stopped: {error}")
+        stopped.__cause__ = error
+        self._offset_waiters.fail(stopped)
+        if self._on_failed is not None:
+            self._on_failed(stopped)
 
     def _advance(self, delta: Delta, offset: int) -> None:
         """Build the next image, publish it, and complete the futures that wait for its offset."""

@@ -65,14 +65,13 @@ class MetadataLog:
         StorageExhaustedError, LogOfflineError.
         """
         journal, snapshots = self.journal, self.snapshots
-        if not journal.exists:
-            if legacy_journal.exists(self._filesystem, self._directory):
-                self._convert(new_directory_id)
-            else:
-                self._create(new_directory_id, allow_new=allow_new)
-        else:
+        if journal.exists:
             journal.open(self._node_id)
-        legacy_journal.remove(self._filesystem, self._directory)
+            legacy_journal.remove(self._filesystem, self._directory)  # a conversion was interrupted
+        elif legacy_journal.exists(self._filesystem, self._directory):
+            self._convert(new_directory_id)
+        else:
+            self._create(new_directory_id, allow_new=allow_new)
         self._check_bootstrap_voters()
         snapshots.open()
         if snapshots.current is not None:
@@ -86,7 +85,7 @@ class MetadataLog:
             last, path = journal.last_index, self._directory
             raise DataDirectoryError(
                 f"the metadata in {path} ends at offset {last}, but this node had it up to {known_offset}: it"
-                f" is an older copy, {known_offset - last} records in doubt",
+                f" is an older copy, at least {known_offset - last} records in doubt",
                 hint=f"restore the newest copy, or accept the loss with 'kl log accept-loss {path}': topics"
                 " and settings are then those of the older copy, and the logs of later topics stay untouched",
             )
@@ -129,6 +128,7 @@ class MetadataLog:
             entries = [(bytes((NO_OP,)), index, _FIRST_TERM) for index in (offset, offset + 1)]
             self.snapshots.store(Snapshot(entries[0], entries[1], offset, records))
         self._create_alone(directory_id, entries)
+        legacy_journal.remove(self._filesystem, self._directory)
         fields = Fields(path=self._directory, offset=offset)
         _log.info("converted the metadata log of an older version %s", fields)
 

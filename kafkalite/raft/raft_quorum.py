@@ -167,7 +167,7 @@ class RaftQuorum(Quorum):
         self._beyond.reach(self._offset)
 
     def on_void(self, index: int) -> None:
-        """Implements ``NodeListener.on_void``."""
+        """Implements ``NodeListener.on_void``: the entry ``index`` is committed and has no effect."""
         self._index = index
 
     def on_snapshot(self, index: int, offset: int, records: bytes) -> None:

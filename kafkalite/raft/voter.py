@@ -265,8 +265,8 @@ class Voter(RaftAdapter):
             self._bootstrap(bootstrap_voters)
 
     def _bootstrap(self, bootstrap_voters: BootstrapVoters) -> None:
-        """Record ``bootstrap_voters``, of which this node is one. From now on this node may vote, because it
-        has lost no vote or acknowledgement."""
+        """Record ``bootstrap_voters``, of which this node is one. From now on this node may vote: it is new
+        and has never voted or acknowledged anything that it could have forgotten."""
         self._become_voter(bootstrap_voters)
         self.send_all(self._own_eligibility(0))
         if self.selfNode.id == min(bootstrap_voters) and self._is_log_new():

@@ -7,9 +7,9 @@ marker. It has no producer and no timestamp, and its columns are nil. 66 bytes r
 offsets. A gap keeps the leader epoch of the batches that it replaces, so the epochs of a log can still be
 derived from its batches.
 
-If a producer's state refers to a batch of which records are removed, the first gap in that batch has a
-description of the batch in place of its last column, so that the state can still be derived from the log
-(R27).
+If a producer's state refers to a batch of which records are removed, the first gap that replaces some of
+them describes that batch, so that the state can still be derived from the log (R27). The description takes
+the place of the gap's last column.
 """
 
 # Tests: tests/storage/test_compaction.py

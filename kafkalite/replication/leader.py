@@ -173,6 +173,11 @@ class PartitionLeader:
         self._is_alone = self._may_move and len(quorum) == 1
         return self._advance()
 
+    @property
+    def replica_count(self) -> int:
+        """Return the number of the partition's replicas, in sync or not, including the leader."""
+        return len(self._followers) + 1
+
     def maximal_isr(self) -> frozenset[int]:
         """Return the current in-sync set united with the proposed one: either may be decided (R8)."""
         return self.isr if self._pending is None else self.isr.union(self._pending.isr)

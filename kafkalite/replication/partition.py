@@ -548,9 +548,18 @@ class Partition:
         return KafkaStorageError(f"{self.key} is offline: {self.log.offline_reason}", hint="")
 
     def _not_enough_replicas(self, leader: PartitionLeader) -> NotEnoughReplicasError:
-        return NotEnoughReplicasError(
-            f"{self.key} has {len(leader.isr)} replicas in sync,"
-            f" and min.insync.replicas is {self.settings.min_insync_replicas}"
+        return NotEnoughReplicasError(self._shortage(leader))
+
+    def _shortage(self, leader: PartitionLeader) -> str:
+        """Return why acks=all is refused. If waiting cannot help, the message contains the hint, because a
+        response has no other place for it."""
+        minimum, count = self.settings.min_insync_replicas, leader.replica_count
+        if count >= minimum:
+            return f"{self.key} has {len(leader.isr)} replicas in sync, and min.insync.replicas is {minimum}"
+        replicas = "1 replica" if count == 1 else f"{count} replicas"
+        return (
+            f"{self.key} has {replicas}, fewer than min.insync.replicas {minimum}: acks=all is refused until"
+            f" 'kl topic alter {self.key.topic} -c min.insync.replicas={count}'"
         )
 
     def _check_attributes(self, header: BatchHeader, acks: int, is_verified: bool) -> None:
@@ -597,10 +606,7 @@ class Partition:
         leader = self._leader
         if leader is None or leader.has_enough_in_sync:
             return None
-        return NotEnoughReplicasAfterAppendError(
-            f"{self.key} has {len(leader.isr)} replicas in sync since the batch was appended,"
-            f" and min.insync.replicas is {self.settings.min_insync_replicas}; the batch is in the log"
-        )
+        return NotEnoughReplicasAfterAppendError(f"{self._shortage(leader)}; the batch is in the log")
 
     # --- leading: reads --------------------------------------------------------------------------------
 

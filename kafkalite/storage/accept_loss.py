@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, takewhile
 from operator import ne
@@ -33,32 +33,50 @@ from kafkalite.storage.checkpoints import (
     LogState,
     RecoveryPoint,
     SavedEpochs,
-    decode_clean_shutdown,
     decode_partition,
     encode_clean_shutdown,
     encode_log_state,
 )
 from kafkalite.storage.compaction_swap import finish_swaps, swap_problem
-from kafkalite.storage.damage import Damage, Intact, head_of, intact_runs, misplaced_runs
+from kafkalite.storage.damage import (
+    Damage,
+    Intact,
+    batch_placed_at,
+    find_batch,
+    head_of,
+    intact_runs,
+    is_copy,
+    misplaced_runs,
+)
 from kafkalite.storage.filesystem import Buffer, FileSystem, unlink_existing
-from kafkalite.storage.inspect import ReadOnly, damage_of, unopenable_files, was_compacted
+from kafkalite.storage.inspect import (
+    DryRun,
+    LastSession,
+    damage_of,
+    read_last_session,
+    read_marker,
+    unopenable_files,
+    was_compacted,
+)
 from kafkalite.storage.leader_epochs import LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
-from kafkalite.storage.log_store import METADATA_POINT
 from kafkalite.storage.lost_markers import Outcomes, TransactionRange, find_lost_markers
 from kafkalite.storage.recovery import read_epochs, read_log_state, restored_state
-from kafkalite.storage.recovery_points import RecoveryPointsFile, read_points
+from kafkalite.storage.recovery_points import RecoveryPointsFile
 from kafkalite.storage.segment import Segment
 
 
 class AcceptedLoss(NamedTuple):
-    """The result of one repair. The offsets are the log's range after it; the end is exclusive.
+    """The result of the repair of one log.
 
+    ``log_start_offset`` (inclusive) and ``log_end_offset`` (exclusive) bound the repaired log.
     ``lost_records`` is the number of offsets whose records are lost. ``kept``: paths of the damaged files,
     which can be removed by hand. ``damage``: damage that the repair has left and that the next start will
     find, or None. ``corrected_batches``: the number of batches whose leader epoch was restored (R58); their
-    records are not lost. ``unknown_transactions``: the transactions whose marker is lost and that now count
-    as aborted. ``open_transactions``: those without a marker at the end of the log.
+    records are not lost. ``unknown_transactions``: transactions whose marker is among the lost records;
+    the repair has aborted them. ``open_transactions``: transactions that had no marker yet when the log
+    ended; they are still open. ``unused``: the segment files that have intact batches, of which none is in
+    the repaired log.
     """
 
     directory: str
@@ -70,11 +88,11 @@ class AcceptedLoss(NamedTuple):
     corrected_batches: int = 0
     unknown_transactions: Sequence[TransactionRange] = ()
     open_transactions: Sequence[TransactionRange] = ()
+    unused: Sequence[str] = ()
 
 
 def accept_loss(fs: FileSystem, directory: str, leader_epoch: int | None = None) -> AcceptedLoss:
-    """Repair the log in ``directory``, whose parent is the data directory. If it is the directory of the
-    metadata log, accept instead that this node has an older copy of the metadata.
+    """Repair the log in ``directory``, whose parent is the data directory.
 
     ``leader_epoch`` is the latest leader epoch that a batch of the log can have, None if unknown. A batch
     with a later one counts as damaged.
@@ -83,8 +101,6 @@ def accept_loss(fs: FileSystem, directory: str, leader_epoch: int | None = None)
     files cannot be opened as a file; OSError, DiskFullError.
     """
     data_directory, name = layout.parent(directory), layout.name_of(directory)
-    if name == METADATA_POINT:
-        return _accept_older_metadata(fs, directory)
     if layout.parse_log_directory_name(name) is None:
         raise DataDirectoryError(
             f"{directory} is not the directory of a log", hint="its name is <topic id>-<partition>"
@@ -93,8 +109,9 @@ def accept_loss(fs: FileSystem, directory: str, leader_epoch: int | None = None)
     try:
         points = RecoveryPointsFile(fs, data_directory)
         points.open()
-        marker = _read_marker(fs, data_directory)
-        point = _point_of(name, points.points, marker)
+        marker = read_marker(fs, data_directory)
+        session = LastSession(points.points, {} if marker is None else marker.ends, False)
+        point = session.point_of(name)
         if not fs.exists(directory) and point == RecoveryPoint():
             raise DataDirectoryError(
                 f"{directory} does not exist, and the data directory does not list such a log"
@@ -113,23 +130,16 @@ def accept_loss(fs: FileSystem, directory: str, leader_epoch: int | None = None)
         lock.release()
 
 
-def expected_outcomes(fs: FileSystem, directory: str) -> Outcomes:
-    """Return the transactions that ``accept_loss`` would report, without a change to the log in
-    ``directory``, which must exist. Raises DataDirectoryError if one of its files cannot be opened as a file;
-    OSError."""
+def expected_loss(fs: FileSystem, directory: str, leader_epoch: int | None = None) -> AcceptedLoss:
+    """Return what ``accept_loss`` with the same arguments would return, except ``kept`` and ``damage``.
+
+    The log in ``directory``, which must exist, is not changed. Raises DataDirectoryError as ``accept_loss``;
+    OSError.
+    """
     _check_files(fs, directory)
-    data_directory = layout.parent(directory)
-    points, marker = read_points(fs, data_directory), _read_marker(fs, data_directory)
-    point = _point_of(layout.name_of(directory), points, marker)
-    return _Repair(cast(FileSystem, ReadOnly(fs)), directory, point, None).expected_outcomes()
-
-
-def _point_of(name: str, points: Mapping[str, RecoveryPoint], marker: CleanShutdown | None) -> RecoveryPoint:
-    """Return the newest recovery point of the log ``name``."""
-    point = points.get(name, RecoveryPoint())
-    if marker is not None and name in marker.ends:
-        point = max(point, marker.ends[name].point, key=RecoveryPoint.age)
-    return point
+    point = read_last_session(fs, layout.parent(directory)).point_of(layout.name_of(directory))
+    repair = _Repair(cast(FileSystem, DryRun(fs)), directory, point, leader_epoch)
+    return repair.result(repair.plan())
 
 
 def _check_files(fs: FileSystem, directory: str) -> None:
@@ -139,29 +149,6 @@ def _check_files(fs: FileSystem, directory: str) -> None:
             f"{found.path} {found.problem}",
             hint="put the file itself there, or move it away and lose its records; then try again",
         )
-
-
-def _accept_older_metadata(fs: FileSystem, directory: str) -> AcceptedLoss:
-    """Remove the metadata offset that this node has recorded, so that it starts with the older metadata in
-    ``directory`` (R25)."""
-    data_directory = layout.parent(directory)
-    lock = fs.lock(layout.join(data_directory, layout.LOCK_FILE))
-    try:
-        points = RecoveryPointsFile(fs, data_directory)
-        points.open()
-        known_offset = points.points.get(METADATA_POINT, RecoveryPoint()).recovery_point
-        points.write({METADATA_POINT: None})
-    finally:
-        lock.release()
-    return AcceptedLoss(directory, 0, known_offset, 0, [])
-
-
-def _read_marker(fs: FileSystem, data_directory: str) -> CleanShutdown | None:
-    path = layout.join(data_directory, layout.CLEAN_SHUTDOWN_FILE)
-    try:
-        return decode_clean_shutdown(fs.read_bytes(path), path)
-    except (FileNotFoundError, CorruptLogError, ValueError):
-        return None
 
 
 @dataclass(eq=False, slots=True)
@@ -198,6 +185,20 @@ class _Content:
     is_same: bool = False
 
 
+class _Plan(NamedTuple):
+    """The new content of a log. ``names`` are those of its files before, ``bounds`` the base offsets of its
+    segments; ``end_offset`` is the exclusive end of ``contents``."""
+
+    names: list[str]
+    bounds: list[int]
+    sources: list[_Source]
+    contents: list[_Content]
+    outcomes: Outcomes
+    unused: list[str]
+    log_start_offset: int
+    end_offset: int
+
+
 class _Repair:
     """Repairs the log in one directory."""
 
@@ -218,10 +219,25 @@ class _Repair:
         self._markers: dict[int, bytearray] = {}  # by lost offset: the marker to write there
 
     def run(self) -> AcceptedLoss:
+        """Repair the log."""
         fs = self._fs
         if not fs.exists(self._directory):
             fs.make_dirs(self._directory)
             fs.sync_dir(layout.parent(self._directory))
+        plan = self.plan()
+        self._replace(plan.contents, plan.bounds, plan.end_offset)
+        for one in plan.sources:
+            if not one.segment.saved_head_crc():  # the index is missing, or belongs to another segment
+                self._drop_indexes(one.segment.path())
+        self._remove_lone_indexes()
+        if self._first_lost is not None:
+            self._remove_derived(plan.names, self._first_lost)
+        fs.sync_dir(self._directory)
+        return self.result(plan)
+
+    def plan(self) -> _Plan:
+        """Finish what was interrupted, repair the small files, and return the new content of the segments."""
+        fs = self._fs
         self._finish_interrupted()
         names = fs.list_dir(self._directory)
         for name in names:
@@ -247,26 +263,24 @@ class _Repair:
             contents.append(self._content(source, runs, at))
             at = runs[-1].end_offset
         at = self._fill(contents, bounds, at, known_end)
-        self._replace(contents, bounds, at)
-        for one in sources:
-            if not one.segment.saved_head_crc():  # the index is missing, or belongs to another segment
-                self._drop_indexes(one.segment.path())
-        self._remove_lone_indexes()
-        if self._first_lost is not None:
-            self._remove_derived(names, self._first_lost)
-        fs.sync_dir(self._directory)
-        end, corrected = max(at, start), sum(map(len, self._corrections.values()))
-        transactions = (outcomes.unknown, outcomes.open)
-        return AcceptedLoss(
-            self._directory, start, end, self._lost, self._kept, None, corrected, *transactions
-        )
+        used = {one.source.segment.base_offset for one in pieces}
+        unused = [self._path(base) for base in bounds if base not in used]
+        unused = [path for path in unused if find_batch(memoryview(fs.read_bytes(path)), 0, 0) is not None]
+        return _Plan(names, bounds, sources, contents, outcomes, unused, start, at)
 
-    def expected_outcomes(self) -> Outcomes:
-        """Return the transactions without a marker in the log that ``run`` would write."""
-        bases = _bases(self._fs.list_dir(self._directory))
-        state, _ = self._usable_state(bases)
-        _, sources, known_end = self._find(bases, state)
-        return _outcomes(_choose(sources, known_end))
+    def result(self, plan: _Plan) -> AcceptedLoss:
+        """Return the result of ``run``, which carries out ``plan``."""
+        return AcceptedLoss(
+            self._directory,
+            plan.log_start_offset,
+            max(plan.end_offset, plan.log_start_offset),
+            self._lost,
+            self._kept,
+            corrected_batches=sum(map(len, self._corrections.values())),
+            unknown_transactions=plan.outcomes.unknown,
+            open_transactions=plan.outcomes.open,
+            unused=plan.unused,
+        )
 
     def _may_complete(self, name: str, names: list[str]) -> bool:
         """Whether the swap file has the records of its segments, of which some may already be removed."""
@@ -289,7 +303,8 @@ class _Repair:
         limits = zip(ordered, [*ordered[1:], known_end], strict=False)
         identified = (self._identify(self._segment(base, state), end) for base, end in limits)
         found = [one for one in identified if one is not None]
-        return *self._split(found, start), known_end
+        skipped, sources = self._split(found, start)
+        return skipped, sources, max(known_end, _written_end(sources))
 
     def _finish_interrupted(self) -> None:
         """Finish or undo a ``_replace`` that a crash interrupted.
@@ -601,6 +616,17 @@ def _batches(view: memoryview, run: Intact) -> Iterator[tuple[int, BatchHeader]]
         header = parse_header(view, position)
         yield position, header
         position += header.length_bytes
+
+
+def _written_end(sources: list[_Source]) -> int:
+    """Return the end offset of a last batch of which only the base offset is damaged; 0 if there is none."""
+    if not (sources and sources[-1].runs):
+        return 0
+    view, runs = sources[-1].view, sources[-1].runs
+    _, end, _, end_offset, _ = max(runs, key=lambda run: run.end_offset)
+    placed = batch_placed_at(view, end, end_offset)
+    is_other = any(run.position == end for run in runs) or is_copy(view, end)
+    return 0 if placed is None or is_other else placed.next_offset
 
 
 def _outcomes(pieces: list[_Piece]) -> Outcomes:

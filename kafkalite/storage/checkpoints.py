@@ -376,13 +376,21 @@ def decode_clean_shutdown(data: bytes, path: str) -> CleanShutdown:
 
 def encode_node(identity: NodeIdentity) -> bytes:
     # json.dumps with an indent uses the encoder in Python, which is half of the time to format a directory.
-    fields = {"format_version": FORMAT_VERSION, **identity._asdict()}
-    lines = ",\n".join(f'  "{name}": {json.dumps(value)}' for name, value in fields.items())
-    return f"{{\n{lines}\n}}\n".encode()
+    fields = {"format_version": FORMAT_VERSION, **identity._asdict(), "crc32c": _identity_crc(identity)}
+    lines = json.dumps(fields, separators=(",\n  ", ": "))[1:-1]
+    return f"{{\n  {lines}\n}}\n".encode()
+
+
+def _identity_crc(identity: NodeIdentity) -> str:
+    text = "\n".join(map(str, identity))
+    return f"{crc32c(text.encode()):08x}"
 
 
 def decode_node(data: bytes, path: str) -> NodeIdentity:
-    """Return the node's identity. Raises DataDirectoryError unless the format version matches."""
+    """Return the node's identity. Raises DataDirectoryError unless the format version and the CRC match.
+
+    Files of earlier versions have no CRC.
+    """
     try:
         fields = json.loads(data)
         version = fields["format_version"]
@@ -397,6 +405,11 @@ def decode_node(data: bytes, path: str) -> NodeIdentity:
         raise DataDirectoryError(
             f"{path} has format version {version!r}; this program supports {FORMAT_VERSION}",
             hint="use the version of kafkalite that wrote it",
+        )
+    if fields.get("crc32c", _identity_crc(identity)) != _identity_crc(identity):
+        raise DataDirectoryError(
+            f"{path} is damaged: its ids do not match its crc32c",
+            hint="restore the file; the data directory was not touched",
         )
     return identity
 

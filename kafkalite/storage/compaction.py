@@ -305,8 +305,9 @@ class Rewriter:
     ) -> list[Written]:
         """Add the removed offsets [``base_offset``, ``next_offset``) to the pending gap.
 
-        If they cannot continue the gap, because their leader epoch differs or they have the description
-        ``replaced``, the gap ends. Return the batches that are then complete.
+        If they cannot be added, the pending gap ends: because their leader epoch differs, they begin the next
+        one; because a batch must be described (``replaced``), they are a gap of their own. Return the batches
+        that are now complete.
         """
         if replaced is not None:
             data = build_gap(base_offset, next_offset - base_offset, leader_epoch, replaced)

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from kafkalite.errors import CorruptBatchError
 from kafkalite.limits import MIB
-from kafkalite.records.header import HEADER_BYTES, MAGIC, BatchHeader, check, parse_header
+from kafkalite.records.header import HEADER_BYTES, MAGIC, BatchHeader, check, parse_header, scan, total_length
 
 #: The offline command that accepts the loss of the records that cannot be read.
 ACCEPT_COMMAND: Final = "kl log accept-loss"
@@ -28,7 +28,8 @@ class Damage:
 
     ``sound_end_offset`` is exclusive: the records below it are intact and can be read. ``records_in_doubt``
     is the number of offsets at or above it that are known to have been written but that no intact batch
-    contains; None if it is unknown.
+    contains; None if it is unknown. If the end of the log is lost, more may be missing: the records that were
+    written after the last saved recovery point.
     """
 
     cause: str
@@ -47,7 +48,9 @@ class Damage:
     @property
     def summary(self) -> str:
         """The description without the hint."""
-        count = "an unknown number of" if self.records_in_doubt is None else str(self.records_in_doubt)
+        count = (
+            "an unknown number of" if self.records_in_doubt is None else f"at least {self.records_in_doubt}"
+        )
         return f"{self.cause}; sound below offset {self.sound_end_offset}, {count} records in doubt"
 
 
@@ -80,6 +83,7 @@ class Intact(NamedTuple):
 #: base offset, batch length, magic, last offset delta: enough to skip most bytes that are not a batch.
 _CANDIDATE: Final = struct.Struct(">qi4xb6xi")
 _MAGIC_POSITION: Final = 16
+_OFFSET_BYTES: Final = 8
 #: After damage, a base offset that is farther ahead than this is not plausible.
 _MAX_DISTANCE: Final = 1 << 40
 
@@ -218,16 +222,39 @@ def _run_at(view: memoryview, found: Found) -> Intact:
     return Intact(found.position, end, found.header.base_offset, end_offset, last)
 
 
-def is_complete(view: memoryview, position: int, offset: int) -> bool:
+def batch_placed_at(view: memoryview, position: int, offset: int) -> BatchHeader | None:
+    """Return the header of the batch at ``position``, with ``offset`` as its base offset, if the batch is
+    intact except for its base offset, which the CRC does not cover; else None."""
+    try:
+        batch = bytearray(view[position : position + total_length(view, position)])
+        batch[:_OFFSET_BYTES] = offset.to_bytes(_OFFSET_BYTES, "big")
+        return check(batch)
+    except CorruptBatchError:
+        return None
+
+
+def is_complete(view: memoryview, position: int) -> bool:
     """Whether the damaged batch at ``position`` was written completely, so that no crash has cut it off.
 
-    After an interrupted write, the rest of the batch is missing, or zero up to the end of the file. False for
-    a batch whose base offset is below ``offset``, the next offset of the log: it is a copy of an earlier
-    batch.
+    After an interrupted write, the rest of the batch is missing, or zero up to the end of the file.
     """
     rest = bytes(view[position:]).rstrip(b"\0")
     try:
         header = parse_header(view, position)
     except CorruptBatchError:
         return len(rest) >= HEADER_BYTES
-    return header.base_offset >= offset and len(rest) >= header.length_bytes
+    return len(rest) >= header.length_bytes
+
+
+def is_copy(view: memoryview, position: int) -> bool:
+    """Whether the bytes at ``position`` are a copy of an earlier batch of the segment, so that no record is
+    lost if they are cut off."""
+    try:
+        header = parse_header(view, position)
+    except CorruptBatchError:
+        return False
+    batch = view[position : position + header.length_bytes]
+    return any(
+        base_offset == header.base_offset and view[start : start + length] == batch
+        for start, base_offset, _, _, length in scan(view, 0, position)
+    )

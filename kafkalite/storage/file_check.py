@@ -80,7 +80,6 @@ class DirectoryVerdict(NamedTuple):
 #: By file name, why the content does not show whether the file is sound.
 _UNCHECKED: Final = {
     layout.LOCK_FILE: "only its lock counts, not its content",
-    layout.NODE_FILE: "it has no checksum; a start compares its ids with the settings and with the metadata",
     layout.BOOT_ID_FILE: "it has no checksum; a start compares it with the system's boot id",
     layout.VOTERS_FILE: "it has no checksum; a start compares it with controller.quorum.voters",
     layout.PARTITION_FILE: "it has no checksum; a start compares its topic with the metadata",
@@ -167,6 +166,7 @@ def check_node_files(fs: FileSystem, directory: str) -> DirectoryVerdict:
             missing = path_of(name)
             findings.append(Finding(missing, 0, f"the directory is missing; {repair_hint(missing)}"))
     checked = {
+        layout.NODE_FILE,
         layout.CLEAN_SHUTDOWN_FILE,
         layout.START_COUNT_FILE,
         layout.RECOVERY_POINTS_FILE,

@@ -16,7 +16,15 @@ from kafkalite.model import NO_EPOCH
 from kafkalite.records.gaps import is_gap
 from kafkalite.records.header import HEADER_BYTES, BatchHeader, check, parse_header, total_length
 from kafkalite.storage import layout
-from kafkalite.storage.checkpoints import LogState, PartitionIdentity, RecoveryPoint, decode_partition
+from kafkalite.storage.checkpoints import (
+    CleanEnd,
+    CleanShutdown,
+    LogState,
+    PartitionIdentity,
+    RecoveryPoint,
+    decode_clean_shutdown,
+    decode_partition,
+)
 from kafkalite.storage.compaction_swap import swap_problem
 from kafkalite.storage.damage import Damage, repair_hint
 from kafkalite.storage.file_check import (
@@ -28,7 +36,7 @@ from kafkalite.storage.file_check import (
     is_checked_log_file,
     states_of,
 )
-from kafkalite.storage.filesystem import FileSystem
+from kafkalite.storage.filesystem import File, FileSystem
 from kafkalite.storage.index_block import (
     OFFSET_ENTRY_BYTES,
     OFFSET_MAGIC,
@@ -38,6 +46,8 @@ from kafkalite.storage.index_block import (
 )
 from kafkalite.storage.leader_epochs import LeaderEpochs
 from kafkalite.storage.log_config import LogConfig
+from kafkalite.storage.log_store import may_lack_unsynced
+from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.storage.recovery import diagnose, read_epochs
 from kafkalite.storage.recovery_points import read_points
 
@@ -49,7 +59,7 @@ _TIME_ENTRY: Final = struct.Struct(">qI")
 class BatchAt(NamedTuple):
     """A batch of a ``.log`` file. ``problem`` is None if the batch is intact.
 
-    If the header cannot be read, ``header`` is None, ``data`` is empty, and this is the last item.
+    If the header cannot be read, ``header`` is None, ``data`` is empty, and the walk through the file ends.
     """
 
     position: int
@@ -118,28 +128,116 @@ class ReadOnly:
         return getattr(self._fs, name)
 
 
-def damage_of(
-    fs: FileSystem, directory: str, points: Mapping[str, RecoveryPoint] | None = None
-) -> Damage | None:
-    """Return the damage that the next start would find, or None. Assumes that only the process has crashed,
-    not the system. Changes nothing.
+class DryRun:
+    """Wraps a file system: keeps changed names and written files in memory, where later reads find them."""
 
-    ``points`` are the recovery points of the data directory; if None, they are read from it.
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+        self._written = MemoryFileSystem()
+        #: The file system and the path of each file with a changed name or content; None if it was removed.
+        self._places: dict[str, tuple[FileSystem, str] | None] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fs, name)
+
+    def _place(self, path: str) -> tuple[FileSystem, str]:
+        place = self._places.get(path, (self._fs, path))
+        if place is None:
+            raise FileNotFoundError(path)
+        return place
+
+    def open(self, path: str) -> File:
+        fs, place = self._place(path)
+        return fs.open(place)
+
+    def file_size(self, path: str) -> int:
+        fs, place = self._place(path)
+        return fs.file_size(place)
+
+    def read_bytes(self, path: str) -> bytes:
+        fs, place = self._place(path)
+        return fs.read_bytes(place)
+
+    def exists(self, path: str) -> bool:
+        return self._places[path] is not None if path in self._places else self._fs.exists(path)
+
+    def list_dir(self, path: str) -> list[str]:
+        paths = {layout.join(path, name) for name in self._fs.list_dir(path)}
+        paths |= {one for one in self._places if layout.parent(one) == path}
+        return sorted(layout.name_of(one) for one in paths if self.exists(one))
+
+    def rename(self, old: str, new: str) -> None:
+        self._places[new], self._places[old] = self._place(old), None
+
+    def unlink(self, path: str) -> None:
+        self._place(path)
+        self._places[path] = None
+
+    def write_atomically(self, path: str, data: bytes, *, sync_name: bool = True) -> None:
+        self._written.make_dirs(layout.parent(path))
+        self._written.write_atomically(path, data)
+        self._places[path] = (self._written, path)
+
+    def sync_dir(self, path: str) -> None:
+        """Do nothing."""
+
+
+class LastSession(NamedTuple):
+    """The state that the last process left in a data directory, from which the next start recovers its logs.
+
+    ``points`` and ``clean_ends`` are by name of the log. Only the logs that an orderly stop closed have a
+    clean end. ``may_lack_unsynced``: the system may have lost unsynced bytes of the other logs since then.
+    """
+
+    points: Mapping[str, RecoveryPoint]
+    clean_ends: Mapping[str, CleanEnd]
+    may_lack_unsynced: bool
+
+    def point_of(self, name: str) -> RecoveryPoint:
+        """Return the newest recovery point of a log."""
+        point = self.points.get(name, RecoveryPoint())
+        if name in self.clean_ends:
+            point = max(point, self.clean_ends[name].point, key=RecoveryPoint.age)
+        return point
+
+
+def read_last_session(fs: FileSystem, data_directory: str) -> LastSession:
+    """Read the files of a data directory. Files that cannot be read count as missing. Raises OSError."""
+    marker = read_marker(fs, data_directory)
+    clean_ends = {} if marker is None else marker.ends
+    return LastSession(read_points(fs, data_directory), clean_ends, may_lack_unsynced(fs, data_directory))
+
+
+def read_marker(fs: FileSystem, data_directory: str) -> CleanShutdown | None:
+    """Return the marker of an orderly stop, or None if there is no readable one."""
+    path = layout.join(data_directory, layout.CLEAN_SHUTDOWN_FILE)
+    try:
+        return decode_clean_shutdown(fs.read_bytes(path), path)
+    except (FileNotFoundError, CorruptLogError, ValueError):
+        return None
+
+
+def damage_of(fs: FileSystem, directory: str, session: LastSession | None = None) -> Damage | None:
+    """Return the damage that the next start would find, or None. Changes nothing.
+
+    ``session`` describes the data directory; if None, it is read.
     """
     data_directory, name = layout.parent(directory), layout.name_of(directory)
     parsed = layout.parse_log_directory_name(name)
     read_only = cast(FileSystem, ReadOnly(fs))
-    if points is None:
-        points = read_points(fs, data_directory)
-    point = points.get(name, RecoveryPoint())
+    if session is None:
+        session = read_last_session(fs, data_directory)
+    point = session.point_of(name)
+    is_cut_expected = session.may_lack_unsynced and name not in session.clean_ends
     identity = None
     topic = _topic(fs, directory)
     if parsed is not None and topic is not None:
         identity = PartitionIdentity(topic, *parsed)
     try:
-        found = diagnose(read_only, directory, LogConfig(), point, identity)
+        found = diagnose(read_only, directory, LogConfig(), point, identity, is_cut_expected)
         if found is not None and was_compacted(fs, directory):
-            found = diagnose(read_only, directory, LogConfig(is_compacted=True), point, identity)
+            config = LogConfig(is_compacted=True)
+            found = diagnose(read_only, directory, config, point, identity, is_cut_expected)
         return found
     except (CorruptLogError, OSError, ValueError) as error:
         return Damage(str(error), 0, None, repair_hint(directory))
@@ -247,10 +345,8 @@ def unopenable_files(fs: FileSystem, directory: str) -> list[Finding]:
     return found
 
 
-def verify_log(
-    fs: FileSystem, directory: str, points: Mapping[str, RecoveryPoint] | None = None
-) -> LogVerdict:
-    """Read every batch and every index entry of one log directory. ``points``: as for ``damage_of``. Raises
+def verify_log(fs: FileSystem, directory: str, session: LastSession | None = None) -> LogVerdict:
+    """Read every batch and every index entry of one log directory. ``session``: as for ``damage_of``. Raises
     DataDirectoryError, OSError."""
     parsed = layout.parse_log_directory_name(layout.name_of(directory.rstrip("/")))
     if parsed is None:
@@ -300,7 +396,7 @@ def verify_log(
         record_count,
         size_bytes,
         findings,
-        damage_of(fs, directory.rstrip("/"), points),
+        damage_of(fs, directory.rstrip("/"), session),
         states_of(fs, directory, findings, is_checked_log_file),
     )
 
@@ -314,8 +410,8 @@ def verify_data_dir(fs: FileSystem, path: str) -> tuple[DirectoryVerdict, Iterat
     if layout.NODE_FILE not in names:
         raise DataDirectoryError(f"{path} is not a data directory: it has no {layout.NODE_FILE}")
     logs = [layout.join(path, name) for name in names if layout.parse_log_directory_name(name)]
-    points = read_points(fs, path)
-    return check_node_files(fs, path), (verify_log(fs, directory, points) for directory in logs)
+    session = read_last_session(fs, path)
+    return check_node_files(fs, path), (verify_log(fs, directory, session) for directory in logs)
 
 
 def _is_refused(fs: FileSystem, directory: str, name: str, names: list[str], findings: list[Finding]) -> bool:

@@ -68,12 +68,13 @@ def format_data_dir(
     Raises DataDirectoryError if it is already formatted or not empty.
     """
     _make_dirs_durably(fs, path)
+    _check_empty(fs, path)
     return _format(fs, path, cluster_id, node_id, rng)
 
 
 def _format(fs: FileSystem, path: str, cluster_id: str | None, node_id: int, rng: Rng | None) -> NodeIdentity:
+    """Write the identity of a node into an empty directory."""
     rng = rng or system_rng()
-    _check_empty(fs, path)
     identity = NodeIdentity(cluster_id or rng.randbytes(16).hex(), node_id, rng.randbytes(16).hex())
     fs.write_atomically(layout.join(path, layout.NODE_FILE), encode_node(identity))
     return identity
@@ -213,7 +214,7 @@ class LogStore:
 
     def _read_checkpoints(self) -> None:
         self._points.open()
-        self._read_boot_id()
+        self._may_lack_unsynced = may_lack_unsynced(self._fs, self._path)
         marker_path = self._join(layout.CLEAN_SHUTDOWN_FILE)
         if not self._fs.exists(marker_path):
             return
@@ -227,16 +228,6 @@ class LogStore:
             self._clean_ends = marker.ends
         self._fs.unlink(marker_path)
         self._fs.sync_dir(self._path)
-
-    def _read_boot_id(self) -> None:
-        """Find out whether the system may have restarted since all logs were last recovered, and so may have
-        lost unsynced bytes."""
-        boot_id = self._fs.boot_id()
-        try:
-            last = self._fs.read_bytes(self._join(layout.BOOT_ID_FILE))
-        except (FileNotFoundError, WrongFileTypeError):
-            last = b""
-        self._may_lack_unsynced = not boot_id or last != _boot_line(boot_id)
 
     def _write_boot_id(self) -> None:
         """Store the system's boot id. Called when all logs are recovered, so that the next process knows that
@@ -300,10 +291,10 @@ class LogStore:
                 return Log.open_clean(self._fs, directory, config, end), None
             logger.warning("log differs from its state at the orderly stop %s", Fields(directory=directory))
             point = max(point or RecoveryPoint(), end.point, key=RecoveryPoint.age)
-        may_lack_unsynced = self._may_lack_unsynced and end is None
+        is_cut_expected = self._may_lack_unsynced and end is None
         try:
             return Log.begin_recovery(
-                self._fs, directory, config, point, identity, may_lack_unsynced=may_lack_unsynced
+                self._fs, directory, config, point, identity, may_lack_unsynced=is_cut_expected
             )
         except StorageExhaustedError:
             raise  # the log may be intact
@@ -702,6 +693,17 @@ class LogStore:
 
     def _join(self, name: str) -> str:
         return layout.join(self._path, name)
+
+
+def may_lack_unsynced(fs: FileSystem, path: str) -> bool:
+    """Whether the system may have restarted since all logs of the data directory ``path`` were last
+    recovered, and so may have lost unsynced bytes."""
+    boot_id = fs.boot_id()
+    try:
+        last = fs.read_bytes(layout.join(path, layout.BOOT_ID_FILE))
+    except (FileNotFoundError, WrongFileTypeError):
+        last = b""
+    return not boot_id or last != _boot_line(boot_id)
 
 
 def _boot_line(boot_id: str) -> bytes:

@@ -288,7 +288,7 @@ class MemoryFileSystem:
         return min(wanted, size + max(self.capacity_bytes - self.used_bytes(), 0))
 
     def open(self, path: str, *, create: bool = False) -> File:
-        directory, name = self._directory(parent(path)), _name(path)
+        directory, name = self._place(path)
         node = directory.entries.get(name)
         if node is None:
             if not create:
@@ -328,27 +328,25 @@ class MemoryFileSystem:
 
     def rename(self, old: str, new: str) -> None:
         assert parent(old) == parent(new), "renames stay within one directory"
-        directory = self._directory(parent(old))
-        if _name(old) not in directory.entries:
+        directory, old_name = self._place(old)
+        new_name = _parts(new)[-1]
+        if old_name not in directory.entries:
             raise FileNotFoundError(2, "no such file", old)
-        if isinstance(self._find(old), _Inode) and isinstance(self._find(new), _Directory):
+        if isinstance(directory.entries.get(new_name), _Directory) and isinstance(self._find(old), _Inode):
             set_aside(self, new)
-        self._change(directory, ("rename", f"{_name(old)}/{_name(new)}", None))
+        self._change(directory, ("rename", f"{old_name}/{new_name}", None))
 
     def unlink(self, path: str) -> None:
-        directory = self._directory(parent(path))
-        if _name(path) not in directory.entries:
-            raise FileNotFoundError(2, "no such file", path)
         if isinstance(self._find(path), _Directory):
             set_aside(self, path)
         else:
             self.remove_tree(path)
 
     def remove_tree(self, path: str) -> None:
-        directory = self._directory(parent(path))
-        if _name(path) not in directory.entries:
+        directory, name = self._place(path)
+        if name not in directory.entries:
             raise FileNotFoundError(2, "no such file", path)
-        self._change(directory, ("unlink", _name(path), None))
+        self._change(directory, ("unlink", name, None))
 
     def sync_dir(self, path: str) -> None:
         directory = self._directory(path)
@@ -384,12 +382,21 @@ class MemoryFileSystem:
             directory.pending.append(operation)
 
     def _find(self, path: str) -> _Inode | _Directory | None:
+        return self._at(_parts(path))
+
+    def _at(self, parts: tuple[str, ...]) -> _Inode | _Directory | None:
         node: _Inode | _Directory | None = self._root
-        for part in _parts(path):
+        for part in parts:
             if type(node) is not _Directory:
                 return None
             node = node.entries.get(part)
         return node
+
+    def _place(self, path: str) -> tuple[_Directory, str]:
+        """Return the directory of ``path``, and the name in it. Raises as ``_directory`` does."""
+        parts = _parts(path)
+        directory = self._at(parts[:-1])
+        return directory if type(directory) is _Directory else self._directory(parent(path)), parts[-1]
 
     def _inode(self, path: str) -> _Inode:
         node = self._find(path)
@@ -419,7 +426,3 @@ def _is_a_file(path: str) -> WrongFileTypeError:
 @lru_cache(maxsize=4096)
 def _parts(path: str) -> tuple[str, ...]:
     return tuple(part for part in path.split("/") if part not in {"", "."})
-
-
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]

@@ -47,7 +47,6 @@ from kafkalite.records.header import HEADER_BYTES, BatchHeader, check, parse_hea
 from kafkalite.storage import layout
 from kafkalite.storage.checkpoints import (
     CleanEnd,
-    Fingerprint,
     LogState,
     PartitionIdentity,
     RecoveryPoint,
@@ -64,10 +63,12 @@ from kafkalite.storage.compaction_swap import finish_swaps, swap_problem
 from kafkalite.storage.damage import (
     Damage,
     batch_at,
+    batch_placed_at,
     find_batch,
     head_of,
     intact_runs,
     is_complete,
+    is_copy,
     repair_hint,
 )
 from kafkalite.storage.filesystem import FileSystem, unlink_existing
@@ -254,13 +255,13 @@ def diagnose(
     config: LogConfig,
     point: RecoveryPoint,
     identity: PartitionIdentity | None,
+    may_lack_unsynced: bool,
 ) -> Damage | None:
-    """Return the damage that ``recover`` would find with ``may_lack_unsynced`` False, or None. Raises the
-    same errors.
+    """Return the damage that ``recover`` would find with the same arguments, or None. Raises the same errors.
 
     The caller passes a file system that ignores changes.
     """
-    begin = partial(_Recovery, fs, directory, config, point, identity, False)
+    begin = partial(_Recovery, fs, directory, config, point, identity, may_lack_unsynced)
     return _with_valid_epochs(begin, _Recovery.diagnose)
 
 
@@ -300,22 +301,6 @@ def restored_state(fs: FileSystem, directory: str, point: RecoveryPoint) -> tupl
     logger.warning("log state restored %s", Fields(directory=directory, problem=problem))
     # The copy lacks the end of the last truncation, so files from before that truncation are not used at all.
     return LogState(point.log_start_offset, point.truncations, 0), True
-
-
-def _is_own(fs: FileSystem, segment: Segment, end: Fingerprint | None) -> bool:
-    """Whether a segment is of this log: its first batch has the CRC that is stored in ``end`` or in the
-    segment's index (R42).
-
-    Also True if the first batch is damaged or no CRC is stored. False in any case if the index belongs to
-    another log.
-    """
-    is_at_end = end is not None and end.base_offset == segment.base_offset
-    head_crc = end.head_crc if end is not None and is_at_end else segment.saved_head_crc()
-    if segment.is_foreign():
-        return False
-    if not head_crc or segment.fingerprint(0).head_crc == head_crc:
-        return True
-    return head_of(segment.file.map(segment.file.size())) is None
 
 
 def _identity_problem(fs: FileSystem, directory: str, identity: PartitionIdentity | None) -> str | None:
@@ -371,6 +356,7 @@ class _Recovery:
         self._end = point.end if self._proven == point.recovery_point else None
         self._is_identified = False  # the segment with this fingerprint was found
         self._is_foreign = False  # the files are those of another log
+        self._written_end = 0  # the end offset of a damaged last batch that was written completely
         self._is_end_unknown = False  # it is unknown how many records the log had
         self._bases: list[int] = []
         self._number = 0  # the index in ``_bases`` of the segment that is being examined
@@ -381,6 +367,7 @@ class _Recovery:
         self._offset = self._state.log_start_offset
         self._epochs = LeaderEpochs()
         self._cut: _Cut | None = None
+        self._missing: list[Segment] = []  # segments of which only the index is there
         self._surplus: list[Segment] = []  # closed segments with nonzero bytes after their last batch
 
     def run(self) -> OpenedLog:
@@ -409,7 +396,7 @@ class _Recovery:
             epochs_saved=is_written or self._saved is None or self._saved.is_ahead,
             producers_offsets=offsets if self._segments or offsets else None,
             unsynced=unsynced,
-            torn_records=0 if self._cut is None else self._cut.records,
+            torn_records=len(self._missing) if self._cut is None else self._cut.records,
             torn_files=torn_files,
         )
 
@@ -457,10 +444,10 @@ class _Recovery:
                 self._stop_at_tear(segment, stop, len(bases) - number - 1)
                 return
         self._refuse_early_end()
-        for one in lone:
-            if not self._may_lack_unsynced and one.saved_head_crc():
-                self._is_end_unknown = True
-                raise one.damaged(0, "the segment of the index", "no file")
+        self._missing = [one for one in lone if one.saved_head_crc()]
+        if self._missing and not self._may_lack_unsynced:
+            self._is_end_unknown = True
+            raise self._missing[0].damaged(0, "the segment of the index", "no file")
 
     def _check_head(self, segment: Segment) -> None:
         """Check that the first batch of a segment has the CRC that is stored in the segment's index (R42).
@@ -484,15 +471,35 @@ class _Recovery:
         may have replaced the segment.
         """
         end = self._end
-        is_last = segment.base_offset == self._bases[-1]
         if end is None or segment.base_offset != end.base_offset:
             return
         if segment.fingerprint(end.position) == end:
             self._is_identified = True
-        elif is_last or not self._config.is_compacted:
+        elif not self._may_be_compacted(segment):
             raise segment.damaged(
                 end.position, f"the batch that ends at offset {self._point.recovery_point}", "another one"
             )
+
+    def _may_be_compacted(self, segment: Segment) -> bool:
+        """Whether a compaction may have replaced the segment since the recovery point."""
+        return self._config.is_compacted and segment.base_offset != self._bases[-1]
+
+    def _is_own(self, segment: Segment) -> bool:
+        """Whether a segment is of this log: its first batch has the CRC that is stored in the recovery point
+        or in the segment's index (R42).
+
+        Also True if the first batch is damaged or no CRC is stored. False in any case if the index belongs to
+        another log.
+        """
+        end, head_crc = self._end, segment.saved_head_crc()
+        is_at_end = end is not None and end.base_offset == segment.base_offset
+        if end is not None and is_at_end and not self._may_be_compacted(segment):
+            head_crc = end.head_crc
+        if segment.is_foreign():
+            return False
+        if not head_crc or segment.fingerprint(0).head_crc == head_crc:
+            return True
+        return head_of(segment.file.map(segment.file.size())) is None
 
     def _check_end(self, segment: Segment) -> None:
         """Check that a closed segment ends where the next one begins, by one small read.
@@ -635,7 +642,11 @@ class _Recovery:
                 actual = f"{stop.problem}, with the intact batch {behind.header.base_offset} behind it"
                 raise segment.damaged(stop.position, expected, actual)
             self._refuse_later_batches(self._number + 1, segment, stop.position, expected, stop.problem)
-            if is_complete(view, stop.position, stop.offset):
+            placed = batch_placed_at(view, stop.position, stop.offset)
+            is_whole = placed is not None or is_complete(view, stop.position)
+            if is_whole and not is_copy(view, stop.position):
+                if placed is not None:
+                    self._written_end = placed.next_offset
                 raise segment.damaged(stop.position, expected, f"{stop.problem}, of which no byte is missing")
         self._note_cut(segment, segments_behind, str(stop.problem))
 
@@ -743,7 +754,7 @@ class _Recovery:
             position = self._segments[number].size_bytes
         elif number < len(bases) and not self._is_foreign and bases[number] <= end_offset:
             segment = self._open_segment(bases[number])
-            if _is_own(self._fs, segment, self._end):
+            if self._is_own(segment):
                 position, end_offset, _ = self._read_batches(segment, 0, segment.base_offset)
                 self._segments.append(segment)
         if end_offset <= start:
@@ -782,7 +793,7 @@ class _Recovery:
         Only the damaged segment, whose index in ``_bases`` is ``number``, and the last segment are read;
         those in between count as intact.
         """
-        known, intact = max(self._proven, end_offset), 0
+        known, intact = max(self._proven, self._written_end, end_offset), 0
         if self._is_foreign:
             return known - end_offset
         for index in range(number, len(self._bases)):
@@ -791,7 +802,7 @@ class _Recovery:
             from_offset = max(end_offset, segment.base_offset)
             if number < index < len(self._bases) - 1:
                 intact += self._bases[index + 1] - from_offset
-            elif index > number or _is_own(self._fs, segment, self._end):
+            elif index > number or self._is_own(segment):
                 for run in intact_runs(view, position if index == number else 0, from_offset):
                     intact += run.end_offset - run.start_offset
                     known = max(known, run.end_offset)
@@ -875,6 +886,9 @@ class _Recovery:
                     problem=cut.problem,
                 ),
             )
+        for missing in self._missing:
+            fields = Fields(path=missing.path(), offset=self._offset, problem="only its index is there")
+            logger.warning("torn tail without its segment %s", fields)
         paths = [layout.join(self._directory, layout.torn_file_name(*one)) for one in kept]
         for path in paths[:-MAX_TORN_FILES]:
             self._fs.unlink(path)

@@ -1,7 +1,7 @@
 """Tracks the changes of a log that are not on disk yet, and makes them durable.
 
-``SyncState`` tracks the changes. A ``SyncWork`` syncs them; one run of it is called a round.
-``run_together`` syncs several logs in one round and shares work between them.
+``SyncState`` tracks the changes. A ``SyncWork`` makes them durable once, which is called a round.
+``run_together`` runs the rounds of several logs and syncs their common parent directory once.
 """
 
 from __future__ import annotations

@@ -162,6 +162,18 @@ def _finds_moved_batch() -> str | None:
     return None if log.is_damaged else "a batch is served with the offset of another one"
 
 
+def _keeps_whole_tail() -> str | None:
+    """Schedule: the process ends, and the base offset of the last batch, which is not synced, gets lower."""
+    fs = MemoryFileSystem()
+    log = Log.create(fs, _LOG, LogConfig())
+    for number in range(4):
+        log.append(build_batch([b"%d" % number]), now_ms=1, leader_epoch=1)
+    (name,) = (name for name in fs.list_dir(_LOG) if name.endswith(".log"))
+    fs.open(f"{_LOG}/{name}").write_at(log.size_bytes // 4 * 3, (1).to_bytes(8, "big"))
+    again = Log.recover(fs, _LOG, LogConfig())
+    return None if again.is_damaged else f"the log ends at {again.log_end_offset}, and nothing is reported"
+
+
 def _refuses_foreign_swap() -> str | None:
     """Schedule: a closed segment of another log appears as a swap file; then the log is recovered."""
     fs = MemoryFileSystem()
@@ -180,6 +192,7 @@ def _refuses_foreign_swap() -> str | None:
 
 DIRECTED: Final = {
     "R24-no-scan": _schedule(Case("unproven segment", "flip", is_clean=False)),
+    "R24-whole-tail-cut": _keeps_whole_tail,
     "R24-late-points": _schedule(Case("active segment", "third", is_clean=False)),
     "R24-torn-deleted": _keeps_torn_batches,
     "R25-missing-is-new": _schedule(Case("partition directory", "delete", is_clean=False)),

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from kafkalite.model import TopicPartition
+from kafkalite.storage.accept_loss import AcceptedLoss, accept_loss, expected_loss
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.disk_trees import tree_of
 
 PATH: Final = "/data"
 TOPIC_ID: Final = "0" * 32
@@ -28,3 +30,14 @@ def log_of(store: LogStore) -> Log:
     log = store.get(ORDERS)
     assert log is not None
     return log
+
+
+def accept_as_expected(fs: MemoryFileSystem, directory: str, leader_epoch: int | None = None) -> AcceptedLoss:
+    """Accept the loss, after a check that ``expected_loss`` returns the same result and changes nothing."""
+    before = tree_of(fs)
+    expected = expected_loss(fs, directory, leader_epoch) if fs.exists(directory) else None
+    assert tree_of(fs) == before
+    done = accept_loss(fs, directory, leader_epoch)
+    if expected is not None:
+        assert expected._replace(kept=[]) == done._replace(kept=[], damage=None)
+    return done

@@ -160,6 +160,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         {f"{_RECOVERY}._is_cut_expected": _always},
     ),
     Mutant(
+        "R24-whole-tail-cut",
+        "a whole last batch with a changed base offset is cut as a torn tail",
+        {"kafkalite.storage.recovery:is_copy": _always},
+    ),
+    Mutant(
         "R24-late-points",
         "recovery points are not written within a second",
         {f"{_STORE}.begin_checkpoint": _nothing},

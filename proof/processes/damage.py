@@ -523,6 +523,23 @@ class Programme:
         shutil.rmtree(self._data(cluster, victim), ignore_errors=True)
         await cluster.start_node(victim, "--rejoin")
         await cluster.wait(is_whole=True, brokers=3, limit_s=HEALING_LIMIT_S)
+        await self._until_all_vote(cluster)
+
+    @staticmethod
+    async def _until_all_vote(cluster: ProcessCluster) -> None:
+        """Wait until the replaced controller votes again. If the next case damaged another controller before
+        that, two of three voters would be lost, and no controller could be elected."""
+
+        async def do_all_vote() -> bool:
+            quorum = await admin.describe_quorum()
+            followers = [
+                each for each in quorum.members if each.is_voter and each.node_id != quorum.leader_id
+            ]
+            # The leader counts no acknowledgement of a controller that does not vote yet.
+            return quorum.leader_id == quorum.node_id and all(each.match_offset > 0 for each in followers)
+
+        async with Admin(cluster.bootstrap_servers) as admin:
+            await eventually(do_all_vote, "all controllers vote", limit_s=HEALING_LIMIT_S)
 
     async def _judge(self, cluster: ProcessCluster, life: Life) -> None:
         await self._until_whole(cluster, life)

@@ -46,12 +46,12 @@ def codes(response):
     return [topic.error_code for topic in response.topics]
 
 
-def node_on(quorum, node_id=1):
-    return ControllerNode(quorum, node_id, SystemClock(), seeded_rng(node_id))
+def node_on(quorum, node_id=1, **settings):
+    return ControllerNode(quorum, node_id, SystemClock(), seeded_rng(node_id), **settings)
 
 
-async def single(quorum=None):
-    node = node_on(quorum or SingleQuorum())
+async def single(quorum=None, **settings):
+    node = node_on(quorum or SingleQuorum(), **settings)
     await node.start()
     await node.submit(register())
     return node
@@ -205,15 +205,13 @@ async def test_a_full_disk_fails_the_commands_and_the_node_continues(disk, kit):
 
 async def test_a_failed_disk_stops_the_node_with_its_error(disk, kit):
     node = await single(SingleQuorum(disk, "meta", executor=kit.InlineExecutor()))
-    watching = asyncio.create_task(node.watch())
     waiting = asyncio.create_task(node.wait_for_offset(99))
     await kit.turn()
     disk.failing = {"sync"}
     with pytest.raises(LogOfflineError):
         await node.submit(create("a"))
-    for task in (watching, waiting):
-        with pytest.raises(LogOfflineError, match="the controller has stopped"):
-            await task
+    with pytest.raises(LogOfflineError, match="the controller has stopped"):
+        await waiting
     with pytest.raises(LogOfflineError, match="the controller has stopped"):
         await node.submit(create("a"))
     with pytest.raises(LogOfflineError):
@@ -222,7 +220,8 @@ async def test_a_failed_disk_stops_the_node_with_its_error(disk, kit):
 
 
 async def test_a_publisher_that_raises_ends_the_node():
-    node = await single()
+    failures = []
+    node = await single(on_failed=failures.append)
 
     def broken(delta, image):
         raise ZeroDivisionError("publisher")
@@ -230,8 +229,9 @@ async def test_a_publisher_that_raises_ends_the_node():
     node.publishers.append(broken)
     with pytest.raises(LogOfflineError, match="publisher"):
         await node.submit(create("a"))
-    with pytest.raises(LogOfflineError, match="publisher"):
-        await node.watch()
+    (failure,) = failures
+    assert isinstance(failure, LogOfflineError)
+    assert isinstance(failure.__cause__, ZeroDivisionError)
     await node.stop()
 
 

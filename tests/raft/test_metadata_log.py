@@ -52,7 +52,7 @@ def test_a_voter_refuses_a_directory_of_other_voters():
 
 def test_r25_an_older_copy_names_the_command_that_accepts_it():
     disk = disk_of(True, {1: DIRECTORY})
-    with pytest.raises(DataDirectoryError, match=r"7 records in doubt.*'kl log accept-loss /meta'"):
+    with pytest.raises(DataDirectoryError, match=r"at least 7 records in doubt.*'kl log accept-loss /meta'"):
         opened(disk, [1], known_offset=8)
     assert opened(disk, [1], known_offset=1).directory == DIRECTORY
 

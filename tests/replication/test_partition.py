@@ -219,6 +219,20 @@ def test_r6_acks_all_is_refused_with_too_few_in_sync(new_leader):
     leader.append(b"b")
 
 
+def test_r6_the_error_says_if_there_are_fewer_replicas_than_the_minimum(new_leader):
+    """Waiting cannot help, so the error names the setting to change."""
+    leader = new_leader(settings=PartitionSettings(min_insync_replicas=4))
+    with pytest.raises(
+        NotEnoughReplicasError, match=r"3 replicas, fewer than min\.insync\.replicas 4"
+    ) as caught:
+        leader.append(b"a")
+    assert "kl topic alter orders -c min.insync.replicas=3" in str(caught.value)
+    assert "fewer than min.insync.replicas 4" in str(leader.partition.acknowledgement_error)
+    leader.partition.reconfigure(leader.log.config, PartitionSettings(min_insync_replicas=3))
+    with pytest.raises(NotEnoughReplicasError, match=r"1 replicas in sync.*min\.insync\.replicas is 3"):
+        leader.append(b"a")
+
+
 def test_a_changed_durability_takes_effect_at_once(new_leader):
     leader = new_leader()
     leader.append(b"a")

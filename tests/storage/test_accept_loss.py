@@ -11,10 +11,18 @@ from kafkalite.errors import DataDirectoryError, LogOfflineError
 from kafkalite.model import TopicPartition
 from kafkalite.records.gaps import is_gap
 from kafkalite.records.header import check
-from kafkalite.storage.accept_loss import accept_loss
 from kafkalite.storage.log import Log
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
-from proof.damage.one_log import CONFIG, DIRECTORY, ORDERS, PATH, TOPIC_ID, log_of, open_store
+from proof.damage.one_log import (
+    CONFIG,
+    DIRECTORY,
+    ORDERS,
+    PATH,
+    TOPIC_ID,
+    accept_as_expected,
+    log_of,
+    open_store,
+)
 
 BATCH_BYTES = 161
 Spoil = Callable[[MemoryFileSystem], None]
@@ -84,7 +92,7 @@ def test_every_intact_batch_stays_and_gaps_take_the_place_of_the_others(
     assert damage is not None
     assert damage.records_in_doubt == len(lost)
     store.close(clean=is_clean)
-    accepted = accept_loss(fs, DIRECTORY)
+    accepted = accept_as_expected(fs, DIRECTORY)
     assert (accepted.lost_records, accepted.log_end_offset) == (len(lost), 80)
     store = open_store(fs)
     log = log_of(store)
@@ -98,6 +106,36 @@ def test_every_intact_batch_stays_and_gaps_take_the_place_of_the_others(
     store.close()
     assert log_of(open_store(fs)).damage is None
     assert accept_loss_again(fs) == 0
+
+
+@pytest.mark.parametrize("kind", ["lower offset", "copy"])
+def test_the_offsets_of_a_whole_last_batch_are_not_used_again(
+    kind: str, fs: MemoryFileSystem, make_batch: Any, read_all: Any
+) -> None:
+    """Only the base offset of the last batch is damaged, so its record count is known. The bytes behind the
+    last batch that are a copy of it are no lost batch."""
+    store = open_store(fs)
+    for number in range(9):
+        log_of(store).append(make_batch(seed=number), now_ms=1, leader_epoch=1)
+    log_of(store).append(make_batch(count=3, seed=9), now_ms=1, leader_epoch=1)
+    written = read_all(log_of(store))
+    store.close(clean=False)
+    lost = 3
+    if kind == "lower offset":
+        fs.open(path(0)).write_at(9 * BATCH_BYTES + 7, b"\x08")
+    else:
+        put(fs, 0, 10, batch_at(fs, 0, 9))
+        flip(fs, 0, 8)
+        lost = 1
+    store = open_store(fs)
+    damage = log_of(store).damage
+    assert damage is not None and damage.records_in_doubt == lost
+    store.close(clean=False)
+    assert accept_as_expected(fs, DIRECTORY).lost_records == lost
+    log = log_of(open_store(fs))
+    assert (log.damage, log.log_end_offset) == (None, 12)
+    kept = [one for one in read_all(log) if not is_gap(check(one[1]))]
+    assert kept == (written[:9] if kind == "lower offset" else [*written[:8], written[9]])
 
 
 def batch_at(fs: MemoryFileSystem, base_offset: int, number: int) -> bytes:
@@ -149,7 +187,7 @@ def test_another_batch_in_the_first_place_of_a_segment_costs_no_other_one(
     if is_clean:
         open_store(fs).close(broker_epoch=7)
     spoil(fs, base_offset)
-    assert accept_loss(fs, DIRECTORY).lost_records == lost
+    assert accept_as_expected(fs, DIRECTORY).lost_records == lost
     found = read_all(log_of(open_store(fs)))
     first = {base_offset} if lost else set()
     assert [one for one in found if not is_gap(check(one[1]))] == [
@@ -159,27 +197,13 @@ def test_another_batch_in_the_first_place_of_a_segment_costs_no_other_one(
 
 def accept_loss_again(fs: MemoryFileSystem) -> int:
     fs.locked.clear()
-    return accept_loss(fs, DIRECTORY).lost_records
-
-
-def test_an_older_copy_of_the_metadata_is_accepted(fs: MemoryFileSystem) -> None:
-    store = open_store(fs)
-    store.note_metadata_offset(17)
-    store.close(clean=False)
-    store = open_store(fs)
-    store.note_metadata_offset(17)
-    store.close()
-    store = open_store(fs)
-    assert store.metadata_offset == 17
-    store.close(clean=False)
-    accept_loss(fs, PATH + "/__cluster_metadata")
-    assert open_store(fs).metadata_offset == 0
+    return accept_as_expected(fs, DIRECTORY).lost_records
 
 
 def test_the_damaged_files_are_kept(fs: MemoryFileSystem, written: list[tuple[int, bytes]]) -> None:
     flip(fs, 75, 2)
     damaged = fs.read_bytes(path(75))
-    (kept,) = accept_loss(fs, DIRECTORY).kept
+    (kept,) = accept_as_expected(fs, DIRECTORY).kept
     assert kept == f"{path(75)}.damaged-1"
     assert fs.read_bytes(kept) == damaged
 
@@ -199,9 +223,9 @@ def test_an_interrupted_repair_is_repeated(fs: MemoryFileSystem, written: list[t
 
         fs.rename = stop  # type: ignore[method-assign]
         with pytest.raises(OSError, match="killed"):
-            accept_loss(fs, DIRECTORY)
+            accept_as_expected(fs, DIRECTORY)
         fs.rename = real  # type: ignore[method-assign]
-    accept_loss(fs, DIRECTORY)
+    accept_as_expected(fs, DIRECTORY)
     log = log_of(open_store(fs))
     assert (log.log_end_offset, log.damage) == (80, None)
 
@@ -210,16 +234,16 @@ def test_a_directory_in_use_or_of_another_log_is_refused(
     fs: MemoryFileSystem, written: list[tuple[int, bytes]]
 ) -> None:
     with pytest.raises(DataDirectoryError, match="not the directory of a log"):
-        accept_loss(fs, PATH)
+        accept_as_expected(fs, PATH)
     with pytest.raises(DataDirectoryError, match="does not list such a log"):
-        accept_loss(fs, f"{PATH}/{TOPIC_ID}-5")
+        accept_as_expected(fs, f"{PATH}/{TOPIC_ID}-5")
     store = open_store(fs)
     with pytest.raises(DataDirectoryError, match="in use"):
-        accept_loss(fs, DIRECTORY)
+        accept_as_expected(fs, DIRECTORY)
     store.close(clean=False)
     fs.rename(DIRECTORY, f"{PATH}/{TOPIC_ID}-5")
     with pytest.raises(DataDirectoryError, match="holds the log orders-0"):
-        accept_loss(fs, f"{PATH}/{TOPIC_ID}-5")
+        accept_as_expected(fs, f"{PATH}/{TOPIC_ID}-5")
 
 
 OTHER = TopicPartition("others", 0)
@@ -286,7 +310,7 @@ def test_files_under_wrong_names_lose_no_intact_batch(
     fs.locked.clear()
     intact = fs.read_bytes(path(25)), fs.read_bytes(path(75))
     spoil(fs)
-    accepted = accept_loss(fs, DIRECTORY)
+    accepted = accept_as_expected(fs, DIRECTORY)
     assert (accepted.lost_records, accepted.damage) == (0, None)
     assert fs.read_bytes(path(25)) == intact[0]
     log = log_of(open_store(fs))
@@ -308,7 +332,7 @@ def test_batches_of_another_partition_are_never_adopted(
 ) -> None:
     fs.locked.clear()
     copy(fs, foreign_path(fs, number), path(base_offset), suffixes)
-    accepted = accept_loss(fs, DIRECTORY)
+    accepted = accept_as_expected(fs, DIRECTORY)
     lost = range(base_offset, min(base_offset + 25, 80))
     assert (accepted.lost_records, accepted.damage) == (len(lost), None)
     found = read_all(log_of(open_store(fs)))
@@ -333,11 +357,11 @@ def test_an_interrupted_repair_of_exchanged_segments_is_repeated(
 
     fs.rename = stop  # type: ignore[method-assign]
     try:
-        accept_loss(fs, DIRECTORY)
+        accept_as_expected(fs, DIRECTORY)
     except OSError:
         fs.locked.clear()
     fs.rename = real  # type: ignore[method-assign]
-    assert accept_loss(fs, DIRECTORY).lost_records == 0
+    assert accept_as_expected(fs, DIRECTORY).lost_records == 0
     assert read_all(log_of(open_store(fs))) == written
 
 
@@ -347,7 +371,7 @@ def test_a_base_offset_that_inserted_bytes_made_too_high_is_not_believed(
     content = fs.read_bytes(path(75))
     at = 2 * BATCH_BYTES + 6  # in the base offset of batch 77
     fs.write_atomically(path(75), content[:at] + b"\x55" + content[at:])
-    accepted = accept_loss(fs, DIRECTORY)
+    accepted = accept_as_expected(fs, DIRECTORY)
     assert (accepted.lost_records, accepted.log_end_offset) == (1, 80)
     found = read_all(log_of(open_store(fs)))
     assert [one for one in found if not is_gap(check(one[1]))] == [one for one in written if one[0] != 77]
@@ -386,7 +410,7 @@ def test_batches_behind_cut_or_exchanged_bytes_stay(
     read_all: Any,
 ) -> None:
     fs.write_atomically(path(25), change(fs.read_bytes(path(25))))
-    accepted = accept_loss(fs, DIRECTORY)
+    accepted = accept_as_expected(fs, DIRECTORY)
     assert (accepted.lost_records, accepted.log_end_offset, accepted.damage) == (len(lost), 80, None)
     found = read_all(log_of(open_store(fs)))
     assert [one for one in found if not is_gap(check(one[1]))] == [

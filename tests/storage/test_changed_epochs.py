@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kafkalite.errors import DiskFullError, LogOfflineError
-from kafkalite.storage.accept_loss import accept_loss, right_epochs
+from kafkalite.storage.accept_loss import right_epochs
 from kafkalite.storage.checkpoints import SavedEpochs, decode_leader_epochs, encode_lines
 from kafkalite.storage.damage import Damage
 from kafkalite.storage.inspect import verify_log
@@ -17,7 +17,7 @@ from kafkalite.storage.leader_epochs import EpochEntry, LeaderEpochs
 from kafkalite.storage.log import Log
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.storage.segment import Segment
-from proof.damage.one_log import DIRECTORY, PATH, TOPIC_ID, log_of, open_store
+from proof.damage.one_log import DIRECTORY, PATH, TOPIC_ID, accept_as_expected, log_of, open_store
 
 EPOCHS_FILE = f"{DIRECTORY}/leader-epochs"
 BATCH_BYTES, SEGMENT_BATCHES = 161, 25
@@ -99,7 +99,7 @@ def test_r58_a_changed_epoch_is_damage_and_is_corrected_without_a_loss(
     assert f"leader epoch {epoch}" in damage.cause
     node.store.close(clean=how == "clean")
     node.fs.locked.clear()
-    done = accept_loss(node.fs, DIRECTORY)
+    done = accept_as_expected(node.fs, DIRECTORY)
     assert (done.corrected_batches, done.lost_records, done.damage) == (1, 0, None)
     assert len(done.kept) == 1
     log = node.start()
@@ -310,7 +310,7 @@ def test_r58_later_epochs_without_a_file_are_corrected_by_the_epoch_of_the_parti
             assert damage.hint.endswith(f"'kl log accept-loss {DIRECTORY} --leader-epoch 5'")
         node.store.close(clean=False)
     node.fs.locked.clear()
-    done = accept_loss(node.fs, DIRECTORY, 5)
+    done = accept_as_expected(node.fs, DIRECTORY, 5)
     assert (done.lost_records, done.corrected_batches) == (0, len(numbers))
     log = node.start()
     log.refuse_epochs_above(5)

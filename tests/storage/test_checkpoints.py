@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -112,6 +113,24 @@ def test_a_node_file_is_read_back() -> None:
 def test_a_node_file_that_cannot_be_read_is_named(data: bytes) -> None:
     with pytest.raises(DataDirectoryError, match=r"node\.json"):
         c.decode_node(data, "node.json")
+
+
+def test_a_changed_bit_of_a_node_file_changes_no_id() -> None:
+    """A node with another directory id would lead nothing, and give no reason."""
+    identity = c.NodeIdentity("cluster", 3, "00ff" * 8)
+    data = c.encode_node(identity)
+    for position in range(len(data) * 8):
+        changed = bytearray(data)
+        changed[position // 8] ^= 1 << position % 8
+        with suppress(DataDirectoryError):
+            assert c.decode_node(bytes(changed), "node.json") == identity
+    with pytest.raises(DataDirectoryError, match=r"node\.json is damaged: its ids do not match its crc32c"):
+        c.decode_node(data.replace(b"00ff", b"01ff", 1), "node.json")
+
+
+def test_a_node_file_of_an_earlier_version_has_no_crc() -> None:
+    data = b'{"format_version": 1, "cluster_id": "c", "node_id": 1, "directory_id": "d"}'
+    assert c.decode_node(data, "node.json") == c.NodeIdentity("c", 1, "d")
 
 
 def test_another_format_version_is_refused() -> None:

@@ -32,17 +32,17 @@ from kafkalite.records.control import build_marker, parse_marker
 from kafkalite.records.gaps import DESCRIBED_GAP_BYTES, GAP_BYTES, build_gap, is_gap, joined_at
 from kafkalite.records.header import Codec, check, total_length
 from kafkalite.storage import layout
-from kafkalite.storage.accept_loss import accept_loss
 from kafkalite.storage.checkpoints import RecoveryPoint, decode_compaction
 from kafkalite.storage.compaction_pass import CompactionPass
 from kafkalite.storage.compaction_swap import SegmentDigest, SwapWork
 from kafkalite.storage.filesystem import FileSystem, unlink_existing
+from kafkalite.storage.inspect import LastSession, verify_log
 from kafkalite.storage.inspect import iter_batches as iter_stored
-from kafkalite.storage.inspect import verify_log
 from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
 from kafkalite.storage.recovery_points import RecoveryPointsFile
+from proof.damage.one_log import accept_as_expected
 from proof.disk_trees import disk_with_files
 from proof.recording_filesystem import RecordingFileSystem, crash_states
 
@@ -679,16 +679,22 @@ def test_r24_damage_of_a_compacted_segment_is_found() -> None:
 # --- beside other things
 
 
-@pytest.mark.parametrize("are_points_saved", [True, False])
-def test_r24_a_segment_that_was_compacted_since_its_recovery_point_is_no_damage_in_a_verdict(
-    are_points_saved: bool,
-) -> None:
+def closed_after_its_point() -> tuple[Log, RecoveryPoint]:
+    """Return a log of 12 records in a closed segment, and its recovery point from before it was closed."""
     log = new_log()
     for number in range(12):
         put(log, (b"%d" % (number % 3), bytes(50)))
     sync(log)
     point = log.recovery_point
     close_segment(log)
+    return log, point
+
+
+@pytest.mark.parametrize("are_points_saved", [True, False])
+def test_r24_a_segment_that_was_compacted_since_its_recovery_point_is_no_damage_in_a_verdict(
+    are_points_saved: bool,
+) -> None:
+    log, point = closed_after_its_point()
     put(log, (b"0", b"last"))
     sync(log)
     assert compact(log)
@@ -696,18 +702,37 @@ def test_r24_a_segment_that_was_compacted_since_its_recovery_point_is_no_damage_
     fs = log._fs
     if not are_points_saved:  # the pass was interrupted after its first swap
         fs.unlink(f"{DIRECTORY}/compaction")
-    points = {layout.name_of(DIRECTORY): point}
-    assert not verify_log(fs, DIRECTORY, points).is_damaged
+    session = LastSession({layout.name_of(DIRECTORY): point}, {}, may_lack_unsynced=False)
+    assert not verify_log(fs, DIRECTORY, session).is_damaged
     assert Log.recover(fs, DIRECTORY, CONFIG, point).damage is None
 
 
-def test_r45_accept_loss_keeps_a_segment_that_was_compacted_since_its_recovery_point() -> None:
-    log = new_log()
-    for number in range(12):
-        put(log, (b"%d" % (number % 3), bytes(50)))
+@pytest.mark.parametrize("is_indexed", [True, False])
+def test_r24_the_sound_part_of_a_segment_that_was_compacted_since_its_recovery_point_is_read(
+    is_indexed: bool,
+) -> None:
+    log, point = closed_after_its_point()
+    put(log, (b"0", b"last"))
     sync(log)
-    point = log.recovery_point
-    close_segment(log)
+    assert compact(log)
+    log.close(clean=False)
+    fs, path = log._fs, f"{DIRECTORY}/{layout.segment_file_name(0, '.log')}"
+    if not is_indexed:
+        for suffix in layout.SEGMENT_SUFFIXES[1:]:
+            fs.unlink(f"{DIRECTORY}/{layout.segment_file_name(0, suffix)}")
+    *_, before, last = (one.header for one in iter_stored(fs, path))
+    assert before is not None and last is not None
+    fs.open(path).truncate(fs.file_size(path) - 1)
+    damaged = Log.recover(fs, DIRECTORY, CONFIG, point)
+    assert damaged.damage is not None
+    assert (damaged.damage.sound_end_offset, damaged.damage.records_in_doubt) == (
+        before.next_offset,
+        last.next_offset - before.next_offset,
+    )
+
+
+def test_r45_accept_loss_keeps_a_segment_that_was_compacted_since_its_recovery_point() -> None:
+    log, point = closed_after_its_point()
     put(log, (b"0", b"sound"))
     put(log, (b"0", b"damaged"))
     put(log, (b"1", b"sound"))
@@ -728,7 +753,7 @@ def test_r45_accept_loss_keeps_a_segment_that_was_compacted_since_its_recovery_p
     assert damaged.damage is not None
     assert damaged.damage.records_in_doubt == 1
     damaged.release()
-    assert accept_loss(fs, DIRECTORY).lost_records == 1
+    assert accept_as_expected(fs, DIRECTORY).lost_records == 1
     kept = Log.recover(fs, DIRECTORY, CONFIG)
     assert kept.damage is None
     assert meaning(kept) == before | {b"0": b"sound"}
@@ -1083,7 +1108,7 @@ def test_r45_accept_loss_completes_a_decided_swap(removed: tuple[str, ...]) -> N
             file = fs.open(layout.join(DIRECTORY, f"{8:020d}.log"))
             length = total_length(file.map(file.size()), 0)
             file.write_at(length - 1, b"\xff")
-            assert accept_loss(fs, DIRECTORY).lost_records == 1
+            assert accept_as_expected(fs, DIRECTORY).lost_records == 1
         log = Log.recover(fs, DIRECTORY, CONFIG)
         assert log.damage is None
         assert swap.swap_name not in fs.list_dir(DIRECTORY)

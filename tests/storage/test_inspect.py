@@ -13,6 +13,8 @@ from kafkalite.storage.log import Log
 from kafkalite.storage.log_config import LogConfig
 from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
+from proof.damage.one_log import DIRECTORY as ONE_LOG
+from proof.damage.one_log import log_of, open_store
 from proof.disk_trees import tree_of
 
 TOPIC_ID = "ab" * 16
@@ -212,6 +214,48 @@ def test_damaged_files_of_a_data_directory_are_reported(
     fs.open(f"/data/{name}").write_at(0, b"\xff\xff")
     own, _ = inspect.verify_data_dir(fs, "/data")
     assert [finding.path for finding in own.findings] == [f"/data/{name}"]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["process", "system"])
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["synced", "recorded"])
+def test_r24_a_missing_last_segment_gets_the_same_verdict_as_from_the_next_start(
+    is_restarted: bool, is_recorded: bool, fs: MemoryFileSystem, make_batch: Any, sync: Any
+) -> None:
+    store = open_store(fs)
+    for number in range(30):
+        log_of(store).append(make_batch(seed=number), now_ms=1, leader_epoch=1)
+        if number == 24:
+            sync(log_of(store))
+            store.checkpoint()
+    if is_recorded:
+        sync(log_of(store))
+        store.checkpoint()
+    store.close(clean=False)
+    fs.unlink(f"{ONE_LOG}/{25:020d}.log")
+    fs.boot_count += is_restarted
+    verdict = inspect.verify_log(fs, ONE_LOG)
+    _, (listed, *_) = inspect.verify_data_dir(fs, "/data")
+    log = log_of(open_store(fs))
+    assert verdict.damage == listed.damage == log.damage
+    if is_recorded:
+        assert log.damage is not None and log.damage.records_in_doubt == 5
+    else:
+        assert (log.damage is None) == is_restarted
+        assert log.torn_records == is_restarted
+
+
+def test_r24_a_log_that_was_closed_has_the_same_verdict_after_a_restart_of_the_system(
+    fs: MemoryFileSystem, store: LogStore
+) -> None:
+    """An orderly stop syncs everything, so nothing can be unfinished."""
+    (*_, last) = (name for name in fs.list_dir(DIRECTORY) if name.endswith(".log"))
+    fs.unlink(f"{DIRECTORY}/{last}")
+    fs.unlink("/data/recovery-points")
+    fs.unlink("/data/recovery-points.copy")
+    fs.boot_count += 1
+    verdict = inspect.verify_log(fs, DIRECTORY)
+    assert verdict.damage is not None
+    assert verdict.damage.records_in_doubt == 120 - int(last.removesuffix(".log"))
 
 
 def test_a_directory_that_is_neither_a_log_nor_a_data_directory_is_refused(

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalite.errors import CorruptLogError, LogOfflineError
+from kafkalite.records.header import seal
 from kafkalite.storage.checkpoints import LogState, RecoveryPoint, encode_log_state
 from kafkalite.storage.damage import Damage
 from kafkalite.storage.filesystem import unlink_existing
@@ -508,6 +509,38 @@ def test_r24_a_bad_batch_of_which_no_byte_is_missing_is_damage(world: World) -> 
     assert (damage.sound_end_offset, damage.records_in_doubt) == (9, 0)
 
 
+@pytest.mark.parametrize("last", [9, 30], ids=["the first segment", "a later segment"])
+@pytest.mark.parametrize("bit", [0, 3, 4, 63])
+def test_r24_a_whole_last_batch_with_a_lower_base_offset_is_damage(bit: int, last: int, world: World) -> None:
+    """The CRC does not cover the base offset. Bit 63 makes it negative, bit 0 may raise it by one."""
+    world.fill(last)
+    world.log.append(world._make_batch(count=2, seed=1000), now_ms=1, leader_epoch=1)
+    base = 25 if last > 25 else 0
+    world.damage((last - base) * BATCH_BYTES, base, data=(last ^ 1 << bit).to_bytes(8, "big"))
+    damage = world.damage_of(match="of which no byte is missing", is_killed=True)
+    assert (damage.sound_end_offset, damage.records_in_doubt) == (last, 2)
+    assert world.recover().log_end_offset == last, "the system may have lost what was not synced"
+
+
+def test_r24_a_whole_last_batch_that_ends_with_zeros_is_damage(world: World) -> None:
+    world.fill(9)
+    batch = bytearray(world._make_batch(seed=1000))
+    batch[-4:] = bytes(4)
+    seal(batch)
+    world.log.append(batch, now_ms=1, leader_epoch=1)
+    world.damage(9 * BATCH_BYTES, data=(3).to_bytes(8, "big"))
+    assert world.damage_of(is_killed=True).sound_end_offset == 9
+
+
+def test_r24_a_copy_of_an_earlier_batch_behind_the_last_one_is_cut(world: World, torn_tail_cuts: Any) -> None:
+    """The copy takes the place of no batch, and no record is lost with it."""
+    world.fill(10)
+    world.damage(10 * BATCH_BYTES, data=world.fs.read_bytes(world.path())[: 3 * BATCH_BYTES])
+    log = world.recover(is_killed=True)
+    assert (log.damage, world.contents(log)) == (None, world.written)
+    assert len(torn_tail_cuts()) == 1
+
+
 @pytest.mark.parametrize("cut", [8, 60, 61, 62, 160])
 def test_r24_a_write_that_was_cut_off_is_a_torn_tail_whose_bytes_are_kept(
     cut: int, world: World, torn_tail_cuts: Any
@@ -611,7 +644,26 @@ def test_r42_a_first_batch_that_was_lost_is_damage_if_only_the_process_ended(wor
     assert world.damage_of(is_killed=True).sound_end_offset == 25
     world.fs.unlink(world.path(25))
     assert world.damage_of(match="found no file", is_killed=True).sound_end_offset == 25
-    assert world.recover().log_end_offset == 25, "the system may have lost what was not synced"
+    log = world.recover()
+    assert log.log_end_offset == 25, "the system may have lost what was not synced"
+
+
+def test_r24_a_lost_segment_is_reported_after_a_restart_of_the_system(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the index of the last segment is there. The recovery point shows whether records were synced."""
+    world.fill(25)
+    before = world.sync()
+    world.fill(5)
+    after = world.sync()
+    world.fs.unlink(world.path(25))
+    damage = world.damage_of(after, match="batches up to offset 30")
+    assert (damage.sound_end_offset, damage.records_in_doubt) == (25, 5)
+    log = world.recover(before)
+    assert (log.damage, log.log_end_offset, log.torn_records) == (None, 25, 1)
+    events = [one.message for one in caplog.records if "torn tail" in one.message]
+    assert len(events) == 1 and world.path(25) in events[0] and "offset=25" in events[0]
+    assert world.recover(before).torn_records == 0, "the index is gone"
 
 
 def test_r42_an_index_that_an_interrupted_truncation_has_left_names_nothing(world: World) -> None:
@@ -782,7 +834,7 @@ def test_r43_a_bad_batch_is_found_when_it_is_first_read(world: World) -> None:
     log = Log.open_clean(world.fs, DIRECTORY, CONFIG, end)
     assert log.read(0, max_bytes=10 * BATCH_BYTES, up_to=80).next_offset == 10
     assert log.read(60, max_bytes=10 * BATCH_BYTES, up_to=80).next_offset == 70
-    with pytest.raises(LogOfflineError, match=r"an intact batch.*sound below offset 28, 1 records in doubt"):
+    with pytest.raises(LogOfflineError, match=r"an intact batch.*sound below offset 28, at least 1 records"):
         log.read(25, max_bytes=10 * BATCH_BYTES, up_to=80)
     assert log.read(25, max_bytes=10 * BATCH_BYTES, up_to=80).next_offset == 28
 

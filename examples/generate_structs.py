@@ -76,4 +76,6 @@ def main(path):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) != 2:
+        sys.exit(f"usage: {sys.argv[0]} SCHEMA > structs.rs, where SCHEMA is docs/protocol.json")
+    main(sys.argv[1])

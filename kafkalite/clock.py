@@ -21,6 +21,10 @@ class Clock(Protocol):
         """Return milliseconds since an arbitrary start, for measuring intervals. Never decreases."""
         ...
 
+    def monotonic_ns(self) -> int:
+        """Return the same time in nanoseconds, for measuring how long the event loop is used."""
+        ...
+
     async def sleep_ms(self, duration_ms: int) -> None:
         """Sleep until ``monotonic_ms`` has advanced by ``duration_ms``."""
         ...
@@ -34,6 +38,9 @@ class SystemClock:
 
     def monotonic_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns()
 
     async def sleep_ms(self, duration_ms: int) -> None:
         import asyncio

@@ -56,6 +56,10 @@ MAX_TOPICS_PER_REQUEST: Final = 10_000
 MAX_TXN_GROUP_MEMBERS: Final = 10_000  # writers with an open transaction; finish() writes a record for each
 MAX_RESOURCES_PER_REQUEST: Final = 200  # in DescribeConfigs: each has about 40 options of 200 bytes
 MAX_GROUPS_PER_REQUEST: Final = 1_000  # in requests to describe or delete; a group may have 1,000 members
+MAX_ACLS: Final = 10_000  # of the cluster; every node keeps them in memory, about 1 KB each
+MAX_ACLS_PER_REQUEST: Final = 1_000  # ACLs or credentials in a request that changes them
+MAX_CREDENTIALS: Final = 10_000  # of users; one for each user and mechanism
+MAX_USER_NAME_BYTES: Final = 255  # in UTF-8, so that a response can list all users
 MAX_PARTITIONS_PER_REQUEST: Final = 10_000  # to create; bounds the size of one entry in the metadata log
 
 assert MAX_PAYLOAD_BYTES + MAX_ENVELOPE_BYTES < 2**32, "both lengths of a frame fit in 32 bits"

@@ -45,6 +45,21 @@ EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 
 
+#: The name in a ``QuotaEntity`` that stands for all names without a quota of their own.
+DEFAULT_ENTITY: Final = ""
+
+
+class QuotaEntity(NamedTuple):
+    """Whom a quota is for: a user, a client id, or both together; or the address of connections (KIP-546).
+
+    None: not part of the entity. DEFAULT_ENTITY: each name that has no quota of its own.
+    """
+
+    user: str | None = None
+    client_id: str | None = None
+    ip: str | None = None
+
+
 class Acks(enum.IntEnum):
     """The acknowledgement for which a produce request waits; in configurations ``0``, ``1`` or ``all``."""
 

@@ -37,6 +37,7 @@ from kafkalite.metadata.partition_commands import (
     checkpoint_high_watermarks,
     elect_leaders,
 )
+from kafkalite.metadata.quota_commands import alter_client_quotas
 from kafkalite.metadata.recovery import (
     PartitionKey,
     RecoverLeaders,
@@ -45,8 +46,10 @@ from kafkalite.metadata.recovery import (
     recover_leaders,
     replace_short_leaders,
 )
+from kafkalite.metadata.security_commands import alter_user_scram_credentials, create_acls, delete_acls
 from kafkalite.metadata.topic_commands import create_partitions, create_topics, delete_topics
 from kafkalite.protocol.messages.admin import (
+    AlterClientQuotasRequest,
     AlterConfigsRequest,
     CreatePartitionsRequest,
     CreateTopicsRequest,
@@ -59,6 +62,11 @@ from kafkalite.protocol.messages.cluster import (
     CheckpointHighWatermarksRequest,
     RegisterBrokerRequest,
 )
+from kafkalite.protocol.messages.security import (
+    AlterUserScramCredentialsRequest,
+    CreateAclsRequest,
+    DeleteAclsRequest,
+)
 
 if TYPE_CHECKING:
     from kafkalite.rng import Rng
@@ -68,6 +76,7 @@ Command = (
     | DeleteTopicsRequest
     | CreatePartitionsRequest
     | AlterConfigsRequest
+    | AlterClientQuotasRequest
     | RegisterBrokerRequest
     | FenceBroker
     | UnfenceBroker
@@ -80,6 +89,9 @@ Command = (
     | BalanceLeaders
     | RecoverLeaders
     | ReplaceShortLeaders
+    | CreateAclsRequest
+    | DeleteAclsRequest
+    | AlterUserScramCredentialsRequest
 )
 
 
@@ -116,6 +128,8 @@ def decide(
             return create_partitions(image, command, settings)
         case AlterConfigsRequest():
             return alter_configs(image, command, settings=settings)
+        case AlterClientQuotasRequest():
+            return alter_client_quotas(image, command)
         case ElectLeadersRequest():
             return elect_leaders(image, command, ends_of)
         case BalanceLeaders():
@@ -124,5 +138,11 @@ def decide(
             return recover_leaders(image, command, settings)
         case ReplaceShortLeaders():
             return replace_short_leaders(image, command)
+        case CreateAclsRequest():
+            return create_acls(image, command)
+        case DeleteAclsRequest():
+            return delete_acls(image, command)
+        case AlterUserScramCredentialsRequest():
+            return alter_user_scram_credentials(image, command)
         case _:
             assert_never(command)

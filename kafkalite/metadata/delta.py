@@ -27,17 +27,22 @@ from kafkalite.metadata.records import (
     BROKER,
     NO_LEADER,
     TOPIC,
+    AclRecord,
     BrokerChangeRecord,
     BrokerRegistrationRecord,
+    ClientQuotaRecord,
     ConfigRecord,
     HighWatermarksRecord,
     MetadataRecord,
     PartitionRecord,
     ProducerIdsRecord,
     RemoveTopicRecord,
+    ScramCredentialRecord,
     TopicRecord,
 )
-from kafkalite.model import TopicPartition
+from kafkalite.model import QuotaEntity, TopicPartition
+from kafkalite.security.acls import AclBinding
+from kafkalite.security.scram import Credential
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -91,6 +96,9 @@ class Delta:
         self._brokers: dict[int, BrokerState | None] = {}
         self._high_watermarks: dict[tuple[str, int], int] = {}
         self._next_producer_id = image.next_producer_id
+        self._acls: dict[AclBinding, bool] = {}  # whether the rule exists
+        self._credentials: dict[tuple[str, int], Credential | None] = {}
+        self._client_quotas: dict[QuotaEntity, dict[str, float]] = {}  # all quotas of each changed entity
 
     @classmethod
     def to_snapshot(cls, image: ClusterImage, records: Iterable[MetadataRecord]) -> Delta:
@@ -102,6 +110,9 @@ class Delta:
         delta._brokers = dict.fromkeys(image.brokers)
         delta._high_watermarks = dict.fromkeys(image.high_watermarks, 0)
         delta._next_producer_id = 0
+        delta._acls = dict.fromkeys(image.acls, False)
+        delta._credentials = dict.fromkeys(image.credentials)
+        delta._client_quotas = {entity: {} for entity in image.client_quotas}
         for record in records:
             delta.replay(record)
         return delta
@@ -144,6 +155,12 @@ class Delta:
             case ProducerIdsRecord():
                 assert record.next_producer_id >= self._next_producer_id, f"already allocated: {record}"
                 self._next_producer_id = record.next_producer_id
+            case AclRecord():
+                self._acls[record.binding] = record.is_present
+            case ScramCredentialRecord():
+                self._credentials[record.user, record.mechanism] = record.credential
+            case ClientQuotaRecord():
+                self._replay_client_quota(record)
             case _:
                 assert_never(record)
 
@@ -188,6 +205,16 @@ class Delta:
             assert self._topic_id(record.name) is not None, f"config of a topic that does not exist: {record}"
         configs[record.key] = record.value
 
+    def _replay_client_quota(self, record: ClientQuotaRecord) -> None:
+        entity = QuotaEntity(*record[:3])
+        quotas = self._client_quotas.get(entity)
+        if quotas is None:
+            quotas = self._client_quotas[entity] = dict(self.before.client_quotas.get(entity, {}))
+        if record.value is None:
+            quotas.pop(record.key, None)
+        else:
+            quotas[record.key] = record.value
+
     def _topic_id(self, name: str) -> str | None:
         if name in self._ids:
             return self._ids[name]
@@ -229,8 +256,18 @@ class Delta:
             _changed(before.high_watermarks, self._high_watermarks),
             self._next_producer_id,
             self._loads(topics_by_id) if self._topics else before.loads,
+            self._changed_acls(),
+            _changed(before.credentials, self._credentials),
+            _changed(before.client_quotas, self._client_quotas),
         )
         return self.after
+
+    def _changed_acls(self) -> frozenset[AclBinding]:
+        """Return the rules after this delta. If none changed, it is the same object as before."""
+        if not self._acls:
+            return self.before.acls
+        removed = {binding for binding, is_present in self._acls.items() if not is_present}
+        return (self.before.acls | self._acls.keys()) - removed
 
     def _loads(self, topics_by_id: Mapping[str, TopicImage]) -> Mapping[int, BrokerLoad]:
         """Return each broker's load after this delta. Examines only partitions whose replicas changed."""

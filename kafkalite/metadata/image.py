@@ -14,14 +14,20 @@ from typing import Final, NamedTuple
 
 from kafkalite.metadata.records import (
     TOPIC,
+    AclRecord,
     BrokerRegistrationRecord,
+    ClientQuotaRecord,
     ConfigRecord,
     HighWatermarksRecord,
     MetadataRecord,
     PartitionRecord,
     ProducerIdsRecord,
+    ScramCredentialRecord,
     TopicRecord,
 )
+from kafkalite.model import QuotaEntity
+from kafkalite.security.acls import AclBinding
+from kafkalite.security.scram import Credential
 
 Resource = tuple[str, str]
 """(resource type, name) of the topic or broker that has a config."""
@@ -88,6 +94,10 @@ class ClusterImage:
     high_watermarks: Mapping[tuple[str, int], int] = field(default_factory=dict)
     next_producer_id: int = 0  #: all lower ids are allocated
     loads: Mapping[int, BrokerLoad] = field(default_factory=dict)  #: derived from the topics
+    acls: frozenset[AclBinding] = frozenset()
+    #: (user, mechanism) → credential. The user "" is the decoy, which unknown users seem to have.
+    credentials: Mapping[tuple[str, int], Credential] = field(default_factory=dict)
+    client_quotas: Mapping[QuotaEntity, Mapping[str, float]] = field(default_factory=dict)  #: by key
 
     def topic_configs(self, name: str) -> Mapping[str, str]:
         """Return the topic's overrides as {name: text}, empty if it has none."""
@@ -134,6 +144,17 @@ class ClusterImage:
             )
         if self.next_producer_id:
             yield ProducerIdsRecord(self.next_producer_id)
+        for binding in sorted(self.acls):
+            yield AclRecord(*binding, True)
+        for user, mechanism in sorted(self.credentials):
+            yield ScramCredentialRecord(user, *self.credentials[user, mechanism])
+        for entity in sorted(self.client_quotas, key=_quota_order):
+            for key, bound in sorted(self.client_quotas[entity].items()):
+                yield ClientQuotaRecord(*entity, key, bound)
+
+
+def _quota_order(entity: QuotaEntity) -> tuple[tuple[bool, str], ...]:
+    return tuple((name is not None, name or "") for name in entity)
 
 
 EMPTY: Final = ClusterImage()

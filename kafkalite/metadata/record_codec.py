@@ -16,14 +16,17 @@ import msgpack
 
 from kafkalite.errors import StorageError
 from kafkalite.metadata.records import (
+    AclRecord,
     BrokerChangeRecord,
     BrokerRegistrationRecord,
+    ClientQuotaRecord,
     ConfigRecord,
     HighWatermarksRecord,
     MetadataRecord,
     PartitionRecord,
     ProducerIdsRecord,
     RemoveTopicRecord,
+    ScramCredentialRecord,
     TopicRecord,
 )
 
@@ -39,6 +42,9 @@ class RecordType(enum.IntEnum):
     BROKER_CHANGE = 6
     HIGH_WATERMARKS = 7
     PRODUCER_IDS = 8
+    ACL = 9
+    SCRAM_CREDENTIAL = 10
+    CLIENT_QUOTA = 11
 
 
 class _Layout(NamedTuple):
@@ -73,6 +79,9 @@ _LAYOUTS: Final[dict[int, _Layout]] = {
     RecordType.BROKER_CHANGE: _layout(BrokerChangeRecord),
     RecordType.HIGH_WATERMARKS: _layout(HighWatermarksRecord),
     RecordType.PRODUCER_IDS: _layout(ProducerIdsRecord),
+    RecordType.ACL: _layout(AclRecord),
+    RecordType.SCRAM_CREDENTIAL: _layout(ScramCredentialRecord),
+    RecordType.CLIENT_QUOTA: _layout(ClientQuotaRecord),
 }
 # {class: (type number, newest version)}. The newest version is written.
 _HEADS: Final[dict[type, tuple[int, int]]] = {
@@ -120,6 +129,8 @@ def from_array(array: Any) -> MetadataRecord:
             record = _read(layout, version, fields)
             if record is not None:
                 return record
+            if kind == RecordType.SCRAM_CREDENTIAL:  # its fields are secrets (S19)
+                array = [kind, version, "..."]
     raise StorageError(f"metadata record has the wrong shape: {str(array)[:120]}")
 
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from kafkalite.security.acls import AclBinding
+from kafkalite.security.scram import Credential
+
 TOPIC: Final = "topic"
 BROKER: Final = "broker"
 NO_LEADER: Final = -1
@@ -100,6 +103,52 @@ class ProducerIdsRecord(NamedTuple):
     next_producer_id: int
 
 
+class AclRecord(NamedTuple):
+    """An access control rule was added or removed. The fields before the last are those of ``AclBinding``."""
+
+    resource_type: int
+    pattern_type: int
+    name: str
+    principal: str
+    host: str
+    operation: int
+    permission: int
+    is_present: bool  #: False: the rule was removed
+
+    @property
+    def binding(self) -> AclBinding:
+        return AclBinding(*self[:-1])
+
+
+class ScramCredentialRecord(NamedTuple):
+    """A user's credential for one SCRAM mechanism was set or removed. ``repr`` shows no secret (S19)."""
+
+    user: str  #: as SASLprep normalises it; "": the decoy for unknown users
+    mechanism: int  #: a ``scram.Mechanism``
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+    iterations: int  #: 0: the credential was removed
+
+    def __repr__(self) -> str:
+        return f"ScramCredentialRecord({self.user!r}, {self.mechanism}, iterations={self.iterations})"
+
+    @property
+    def credential(self) -> Credential | None:
+        """The credential, or None if it was removed."""
+        return Credential(*self[1:]) if self.iterations else None
+
+
+class ClientQuotaRecord(NamedTuple):
+    """One quota of an entity, ``model.QuotaEntity`` (KIP-546). The value None removes the quota."""
+
+    user: str | None  #: "" is the default of all users; None: the entity has no user
+    client_id: str | None  #: likewise
+    ip: str | None  #: likewise
+    key: str  #: of ``client_quotas.CLIENT_KEYS`` or ``IP_KEYS``
+    value: float | None
+
+
 MetadataRecord = (
     TopicRecord
     | RemoveTopicRecord
@@ -109,4 +158,7 @@ MetadataRecord = (
     | BrokerChangeRecord
     | HighWatermarksRecord
     | ProducerIdsRecord
+    | AclRecord
+    | ScramCredentialRecord
+    | ClientQuotaRecord
 )

@@ -20,6 +20,7 @@ from kafkalite.limits import (
 from kafkalite.metadata.image import ClusterImage
 from kafkalite.metadata.records import BROKER
 from kafkalite.options import KINDS, Option, OptionRegistry
+from kafkalite.suggestions import did_you_mean
 
 MAX_INT64: Final = 2**63 - 1
 _DAY_MS: Final = 86_400_000
@@ -325,9 +326,9 @@ def parse_broker_config(name: str, text: str | None) -> tuple[str, str | None]:
     """
     if name not in BROKER_DEFAULT_OPTIONS:
         known = ", ".join(BROKER_DEFAULT_NAMES)
-        raise ConfigError(
-            key=name, value=None, allowed=f"can't be changed while the broker runs; these can: {known}"
-        )
+        advice = did_you_mean(name, BROKER_DEFAULT_NAMES, otherwise=f"these can: {known}", cutoff=0.8)
+        problem = "no option that can be changed while the broker runs"
+        raise ConfigError(key=name, value=None, allowed=f"{problem}; {advice}")
     return _canonical(BROKER_DEFAULT_OPTIONS, name, text)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from kafkalite.protocol.messages import admin, cluster, data, groups, metadata, transactions
+from kafkalite.protocol.messages import admin, cluster, data, groups, metadata, security, transactions
 from kafkalite.protocol.structs import Struct
 
 
@@ -32,6 +32,9 @@ class ApiKey(enum.IntEnum):
     END_TXN = 26
     WRITE_TXN_MARKERS = 27
     TXN_OFFSET_COMMIT = 28
+    DESCRIBE_ACLS = 29
+    CREATE_ACLS = 30
+    DELETE_ACLS = 31
     DESCRIBE_CONFIGS = 32
     DESCRIBE_LOG_DIRS = 35
     CREATE_PARTITIONS = 37
@@ -39,6 +42,10 @@ class ApiKey(enum.IntEnum):
     ELECT_LEADERS = 43
     ALTER_CONFIGS = 44  # Kafka's IncrementalAlterConfigs
     OFFSET_DELETE = 47
+    DESCRIBE_CLIENT_QUOTAS = 48
+    ALTER_CLIENT_QUOTAS = 49
+    DESCRIBE_USER_SCRAM_CREDENTIALS = 50
+    ALTER_USER_SCRAM_CREDENTIALS = 51
     DESCRIBE_QUORUM = 55
     ALTER_PARTITION = 56
     ENVELOPE = 58
@@ -95,7 +102,7 @@ class Api(Struct):
     max_version: int  #: inclusive
 
 
-_MODULES: Final = (admin, cluster, data, groups, metadata, transactions)
+_MODULES: Final = (admin, cluster, data, groups, metadata, security, transactions)
 #: Every API has only version 0 so far.
 _VERSIONS: Final = (0, 0)
 

@@ -48,7 +48,10 @@ ANY_REQUEST: Final = _codes(
     UNSUPPORTED_VERSION="the API has no such version",
     INVALID_REQUEST="the body is not its struct, or a value is outside its limits",
     CLUSTER_AUTHORIZATION_FAILED="without proof of the cluster's secret: a request of section 7, and any at a"
-    " controller's own listener",
+    " controller's own listener; and if no access control rule allows it",
+    TOPIC_AUTHORIZATION_FAILED="no access control rule allows it, likewise below",
+    GROUP_AUTHORIZATION_FAILED="",
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED="",
     SHUTTING_DOWN="the broker stops",
     UNKNOWN_SERVER_ERROR="a bug; the broker's log has the traceback",
 )
@@ -61,7 +64,8 @@ CONTROLLER: Final = _codes(
     NOT_CONTROLLER="",
     REQUEST_TIMED_OUT="no controller responded in time; the change may still be made",
     KAFKA_STORAGE_ERROR="the controller's log has failed",
-    THROTTLING_QUOTA_EXCEEDED="too many commands wait for the controller",
+    THROTTLING_QUOTA_EXCEEDED="too many commands wait for the controller, or the client is above its"
+    " controller_mutation_rate",
 )
 _TO_CONTROLLER: Final = _codes(
     NOT_CONTROLLER="",
@@ -123,6 +127,7 @@ API_ERRORS: Final[Mapping[ApiKey, ApiErrors]] = MappingProxyType(
                 INVALID_RECORD="a control batch, a producer id without epoch or sequence, or a"
                 " transactional batch without a producer id or without a transactional id",
                 INVALID_TOPIC_EXCEPTION="an internal topic",
+                TOPIC_AUTHORIZATION_FAILED="no rule allows Write",
                 INVALID_REQUIRED_ACKS="a transactional batch with acks other than -1",
                 NOT_ENOUGH_REPLICAS="nothing was appended",
                 NOT_ENOUGH_REPLICAS_AFTER_APPEND="appended, then the in-sync set shrank",
@@ -137,6 +142,7 @@ API_ERRORS: Final[Mapping[ApiKey, ApiErrors]] = MappingProxyType(
             _codes(
                 _LEADER_IN_EPOCH,
                 _UNSETTLED,
+                TOPIC_AUTHORIZATION_FAILED="no rule allows Read",
                 OFFSET_OUT_OF_RANGE="below the log start or above the high watermark",
             ),
         ),
@@ -206,7 +212,46 @@ API_ERRORS: Final[Mapping[ApiKey, ApiErrors]] = MappingProxyType(
                 INVALID_TOPIC_EXCEPTION="an internal topic",
             ),
         ),
+        ApiKey.DESCRIBE_CLIENT_QUOTAS: ApiErrors(
+            _codes(INVALID_REQUEST="an unknown or repeated entity type, or an unknown match type"), _NO_CODES
+        ),
+        ApiKey.ALTER_CLIENT_QUOTAS: ApiErrors(
+            CONTROLLER,
+            _codes(
+                INVALID_REQUEST="no such entity, an entity twice, or too many changes",
+                INVALID_CONFIG="an unknown or repeated key, or a value that is no number above 0",
+            ),
+        ),
         ApiKey.DESCRIBE_LOG_DIRS: ApiErrors(_NO_CODES, _NO_CODES),
+        # --- security
+        ApiKey.CREATE_ACLS: ApiErrors(
+            _codes(CONTROLLER, INVALID_REQUEST="too many ACLs"),
+            _codes(
+                INVALID_REQUEST="the ACL could never apply",
+                POLICY_VIOLATION="the cluster has the maximum of ACLs",
+            ),
+        ),
+        ApiKey.DELETE_ACLS: ApiErrors(
+            _codes(
+                CONTROLLER, INVALID_REQUEST="too many selections, or too many ACLs selected; none is removed"
+            ),
+            _NO_CODES,
+        ),
+        ApiKey.DESCRIBE_ACLS: ApiErrors(
+            _codes(INVALID_REQUEST="more ACLs than a response can have"), _NO_CODES
+        ),
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS: ApiErrors(
+            _codes(CONTROLLER, INVALID_REQUEST="too many changes, or a user without a name"),
+            _codes(
+                INVALID_REQUEST="the user's name, an unknown mechanism, or two changes of one credential",
+                UNACCEPTABLE_CREDENTIAL="salt, iterations or length",
+                RESOURCE_NOT_FOUND="nothing to delete",
+                POLICY_VIOLATION="the cluster has the maximum of credentials",
+            ),
+        ),
+        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: ApiErrors(
+            _NO_CODES, _codes(RESOURCE_NOT_FOUND="there is no such user")
+        ),
         ApiKey.ELECT_LEADERS: ApiErrors(
             _codes(
                 CONTROLLER,
@@ -238,8 +283,10 @@ API_ERRORS: Final[Mapping[ApiKey, ApiErrors]] = MappingProxyType(
             _codes(CONTROLLER, INVALID_REQUEST="too many topics"),
             _codes(
                 _TOPIC,
+                TOPIC_AUTHORIZATION_FAILED="no rule allows Describe",
                 UNKNOWN_TOPIC_OR_PARTITION="",
                 LEADER_NOT_AVAILABLE="of a partition",
+                THROTTLING_QUOTA_EXCEEDED="the client is above its controller_mutation_rate",
                 INVALID_REPLICATION_FACTOR="the topic could not be created",
                 INVALID_PARTITIONS="the topic could not be created",
             ),

@@ -241,21 +241,26 @@ class ServerConnection:
     ) -> list[Buffer]:
         """Return the buffers of the response to ``request``, to be written in order.
 
-        ``throttle_ms`` is the time by which the caller has delayed this response, and is sent with it. Raises
+        ``throttle_ms``, for which the caller will read no further request, is sent with it. Raises
         LocalProtocolError if a value has a wrong type or the response is too large.
         """
         envelope = codec.encode((request.correlation_id, throttle_ms, message))
         return encode_frame(envelope, payload_parts)
 
     def send_error(
-        self, request: Request | BadRequest, error_code: int, error_message: str | None = None
+        self,
+        request: Request | BadRequest,
+        error_code: int,
+        error_message: str | None = None,
+        *,
+        throttle_ms: int = 0,
     ) -> list[Buffer]:
         """Return the buffers of a response that reports an error of the whole request."""
         assert error_code != ErrorCode.NONE, "an error response needs an error code"
         if error_message is not None:
             error_message = error_message[:MAX_ERROR_MESSAGE_LENGTH]
         error = RequestError(int(error_code), error_message)
-        return encode_frame(codec.encode((request.correlation_id, 0, error)))
+        return encode_frame(codec.encode((request.correlation_id, throttle_ms, error)))
 
     def _understand(self, frame: Frame) -> Request | BadRequest | None:
         """Return the request in ``frame``, or None if it is large: then ``_unread`` decodes it in steps."""

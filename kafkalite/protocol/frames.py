@@ -24,7 +24,7 @@ from io import BytesIO
 from struct import Struct as Layout
 from typing import Final
 
-from kafkalite.errors import LocalProtocolError, RemoteProtocolError
+from kafkalite.errors import TLS_HINT, LocalProtocolError, RemoteProtocolError
 from kafkalite.limits import FRAME_HEADER_BYTES, KIB, MAX_ENVELOPE_BYTES, MAX_PAYLOAD_BYTES, MIB
 from kafkalite.protocol.codec import Buffer
 from kafkalite.protocol.structs import Struct
@@ -39,6 +39,8 @@ MAX_FIRST_BUFFER_BYTES: Final = MIB + 4 * KIB  # for batches of 1 MiB and their 
 BUFFER_GROWTH: Final = 4
 
 _HEADER: Final = Layout(">II")
+#: The beginnings of a TLS alert and of a TLS handshake: as lengths they exceed every limit.
+_TLS_RECORDS: Final = (b"\x15\x03", b"\x16\x03")
 _new: Final = tuple.__new__  # half the time of a struct's constructor
 _NO_PAYLOAD: Final = memoryview(bytearray())
 
@@ -198,6 +200,8 @@ class FrameReader:
     def _refusal(self, envelope_bytes: int, payload_bytes: int) -> RemoteProtocolError:
         if not 0 < envelope_bytes <= self.max_envelope_bytes:
             begin = _HEADER.pack(envelope_bytes, payload_bytes)
+            if begin.startswith(_TLS_RECORDS):
+                return RemoteProtocolError("the peer speaks TLS, and this side plain text", hint=TLS_HINT)
             if begin.isascii() and begin.decode("ascii").isprintable():
                 spoken = "HTTP" if b"HTTP" in begin or b" /" in begin else "another protocol"
                 return RemoteProtocolError(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import EMPTY
+from kafkalite.protocol.messages import admin
 
 names = st.sampled_from(["a", "b", "c", "d"])
 values = st.sampled_from(["1", "2", None, "bad"])
@@ -19,6 +20,7 @@ commands = st.one_of(
     st.tuples(st.just("grow"), names, st.integers(1, 6)),
     st.tuples(st.just("alter"), names, values),
     st.tuples(st.just("alter-broker"), st.integers(1, 3), values),
+    st.tuples(st.just("quota"), names, st.sampled_from(["app", None]), values),
 )
 
 
@@ -35,6 +37,12 @@ def run(metadata, command):
             metadata.alter("topic", name, {"retention.ms": value})
         case ("alter-broker", node_id, value):
             metadata.alter("broker", str(node_id), {"log.retention.ms": value})
+        case ("quota", user, client_id, value):
+            parts = [admin.QuotaEntityName("user", user), admin.QuotaEntityName("client-id", client_id)]
+            changes = [admin.ClientQuotaChange("request_percentage", value)]
+            metadata.submit(
+                admin.AlterClientQuotasRequest(False, [admin.ClientQuotaAlteration(parts, changes)])
+            )
 
 
 @settings(derandomize=True, deadline=None)

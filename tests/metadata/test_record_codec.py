@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 from kafkalite.errors import StorageError
 from kafkalite.metadata import record_codec
 from kafkalite.metadata.records import (
+    AclRecord,
     BrokerChangeRecord,
     BrokerRegistrationRecord,
+    ClientQuotaRecord,
     ConfigRecord,
     HighWatermarksRecord,
     PartitionRecord,
     ProducerIdsRecord,
     RemoveTopicRecord,
+    ScramCredentialRecord,
     TopicRecord,
 )
 
@@ -40,6 +43,16 @@ EXACT = [
     (BrokerChangeRecord(1, 9, True, False), [6, 0, 1, 9, True, False]),
     (HighWatermarksRecord((("ab", 0, 5), ("ab", 1, 0))), [7, 0, [["ab", 0, 5], ["ab", 1, 0]]]),
     (ProducerIdsRecord(1_000), [8, 0, 1_000]),
+    (AclRecord(2, 4, "ab", "User:a", "*", 3, 3, True), [9, 0, 2, 4, "ab", "User:a", "*", 3, 3, True]),
+    (ScramCredentialRecord("a", 1, b"s", b"k", b"v", 4_096), [10, 0, "a", 1, b"s", b"k", b"v", 4_096]),
+    (
+        ClientQuotaRecord("alice", "", None, "request_percentage", 12.5),
+        [11, 0, "alice", "", None, "request_percentage", 12.5],
+    ),
+    (
+        ClientQuotaRecord(None, None, "::1", "connection_creation_rate", None),
+        [11, 0, None, None, "::1", "connection_creation_rate", None],
+    ),
 ]
 
 OLD = [
@@ -76,10 +89,13 @@ def test_every_record_has_its_fields_in_order(record, array):
 
 def test_the_bytes_of_every_type_stay_as_they_are():
     written = bytes.fromhex(
-        "9a940100a26162a66f7264657273930200a261629e0303a2616203930102039101010405910291039102040496"
+        "9e940100a26162a66f7264657273930200a261629e0303a2616203930102039101010405910291039102040496"
         "0400a5746f706963a66f7264657273ac726574656e74696f6e2e6d73a22d31960400a5746f706963a66f7264657273ac72"
         "6574656e74696f6e2e6d73c09e0502010992a3613a31a3623a32c04da2696ea364697208c3c203c39e0502010990a27231"
         "4da0a000c2c200c29606000109c3c29307009293a26162000593a261620100930800cd03e8"
+        "9a09000204a26162a6557365723a61a12a0303c3980a00a16101c40173c4016bc40176cd1000"
+        "970b00a5616c696365a0c0b2726571756573745f70657263656e74616765cb4029000000000000970b00c0c0a33a3a31"
+        "b8636f6e6e656374696f6e5f6372656174696f6e5f72617465c0"
     )
     assert record_codec.to_bytes([record for record, _ in EXACT]) == written
 
@@ -96,6 +112,8 @@ records = st.one_of(
     st.builds(BrokerChangeRecord, numbers, numbers, st.booleans(), st.booleans()),
     st.builds(HighWatermarksRecord, st.lists(st.tuples(text, numbers, numbers), max_size=3).map(tuple)),
     st.builds(ProducerIdsRecord, numbers),
+    st.builds(AclRecord, numbers, numbers, text, text, text, numbers, numbers, st.booleans()),
+    st.builds(ScramCredentialRecord, text, numbers, *[st.binary(max_size=4)] * 3, numbers),
     st.builds(ConfigRecord, text, text, text, st.none() | text),
     st.builds(
         BrokerRegistrationRecord,
@@ -131,7 +149,7 @@ def test_garbage_is_a_storage_error_or_records(data):
     assert record_codec.from_bytes(record_codec.to_bytes(found)) == found
 
 
-@pytest.mark.parametrize("array", [[9, 0, "x"], [1, 1, "ab", "orders"], [3, 4], [99, 3]])
+@pytest.mark.parametrize("array", [[99, 0, "x"], [1, 1, "ab", "orders"], [3, 4], [99, 3]])
 def test_a_newer_type_or_version_is_refused_with_a_hint(array):
     with pytest.raises(StorageError, match=r"is unknown.*newer kafkalite"):
         record_codec.from_arrays([array])

@@ -19,7 +19,7 @@ from kafkalite.protocol.connection import (
     Response,
     ServerConnection,
 )
-from kafkalite.protocol.messages import admin, cluster, data, groups, metadata, transactions
+from kafkalite.protocol.messages import admin, cluster, data, groups, metadata, security, transactions
 from kafkalite.protocol.structs import Struct
 from kafkalite.records.builder import build_batch
 
@@ -96,6 +96,7 @@ def make_pair() -> type[ConnectionPair]:
 def _examples() -> dict[int, tuple[Struct, Struct]]:
     error = (3, "no such topic")
     ok = (0, None)
+    alice = [admin.QuotaEntityName("user", "alice"), admin.QuotaEntityName("client-id", None)]
     broker = metadata.BrokerMetadata(1, "127.0.0.1:9092", "rack-a")
     described = metadata.BrokerDescription(1, "127.0.0.1:9092", "rack-a", 17, False, True, 1_700_000_000_000)
     partition = metadata.PartitionMetadata(0, 0, 1, 7, 12, [1, 2, 3], [1, 3], [2])
@@ -196,15 +197,62 @@ def _examples() -> dict[int, tuple[Struct, Struct]]:
             admin.AlterConfigsRequest(False, [admin.ConfigChange("topic", "orders", "retention.ms", None)]),
             admin.AlterConfigsResponse(*ok, [admin.AlteredConfig("topic", "orders", *ok)]),
         ),
+        ApiKey.DESCRIBE_CLIENT_QUOTAS: (
+            admin.DescribeClientQuotasRequest([admin.QuotaFilter("user", "alice", 0)], False),
+            admin.DescribeClientQuotasResponse(
+                *ok, [admin.DescribedClientQuota(alice, {"producer_byte_rate": "1048576"})]
+            ),
+        ),
+        ApiKey.ALTER_CLIENT_QUOTAS: (
+            admin.AlterClientQuotasRequest(
+                False,
+                [admin.ClientQuotaAlteration(alice, [admin.ClientQuotaChange("request_percentage", "12.5")])],
+            ),
+            admin.AlterClientQuotasResponse(*ok, [admin.AlteredClientQuota(alice, *ok)]),
+        ),
         ApiKey.DESCRIBE_CLUSTER: (
             metadata.DescribeClusterRequest(),
             metadata.DescribeClusterResponse(*ok, "cluster-1", 1, 42, [described]),
         ),
+        **_examples_of_security(),
         **_examples_of_operating(),
         **_examples_of_groups(),
         **_examples_of_transactions(),
         **_examples_of_transaction_groups(),
         **_examples_within_the_cluster(),
+    }
+
+
+def _examples_of_security() -> dict[int, tuple[Struct, Struct]]:
+    ok = (0, None)
+    acl = security.Acl(2, 4, "orders-", "User:alice", "10.0.0.1", 3, 3)
+    salt, salted = bytes(range(16)), bytes(range(32))
+    return {
+        ApiKey.CREATE_ACLS: (
+            security.CreateAclsRequest([acl]),
+            security.CreateAclsResponse(*ok, [security.AclResult(*ok)]),
+        ),
+        ApiKey.DESCRIBE_ACLS: (
+            security.DescribeAclsRequest(2, None, "orders-", None, None, None, 3),
+            security.DescribeAclsResponse(*ok, [acl]),
+        ),
+        ApiKey.DELETE_ACLS: (
+            security.DeleteAclsRequest([security.AclSelection(None, 4, None, "User:alice", "*", 3, None)]),
+            security.DeleteAclsResponse(*ok, [security.DeletedAcls(*ok, [acl])]),
+        ),
+        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: (
+            security.DescribeUserScramCredentialsRequest(["alice"]),
+            security.DescribeUserScramCredentialsResponse(
+                *ok, [security.UserScramCredentials("alice", *ok, [security.ScramMechanismInfo(1, 8192)])]
+            ),
+        ),
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS: (
+            security.AlterUserScramCredentialsRequest(
+                [security.ScramCredentialDeletion("bob", 2)],
+                [security.ScramCredentialUpsertion("alice", 1, 8192, salt, salted)],
+            ),
+            security.AlterUserScramCredentialsResponse(*ok, [security.AlteredUser("alice", *ok)]),
+        ),
     }
 
 

@@ -27,11 +27,17 @@ ROOMS = (
     "raft",
     "records",
     "replication",
+    "security",
     "storage",
     "transactions",
 )
 #: Codes that no response of this version has: Kafka's, which old clients or later versions may use.
-UNUSED = {ErrorCode.DUPLICATE_SEQUENCE_NUMBER, ErrorCode.TRANSACTION_ABORTABLE}
+UNUSED = {
+    ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
+    ErrorCode.ILLEGAL_SASL_STATE,  # raised by the SCRAM login, which no api offers yet
+    ErrorCode.SASL_AUTHENTICATION_FAILED,  # likewise
+    ErrorCode.TRANSACTION_ABORTABLE,
+}
 
 
 def _handler(key: ApiKey) -> Any:
@@ -59,7 +65,7 @@ def _raised(repository: Path) -> set[ErrorCode]:
     found: set[ErrorCode] = set()
     for room in ROOMS:
         for path in (repository / "kafkalite" / room).rglob("*.py"):
-            if path.name == "api_errors.py":
+            if path.name in {"api_errors.py", "scram.py"}:  # no api offers logins yet
                 continue
             text = path.read_text()
             found |= {ErrorCode[name] for name in re.findall(r"ErrorCode\.([A-Z_]+)", text)}

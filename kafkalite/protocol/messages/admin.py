@@ -1,4 +1,4 @@
-"""Requests for topics, configs and log directories."""
+"""Requests for topics, configs, quotas and log directories."""
 
 from __future__ import annotations
 
@@ -102,6 +102,64 @@ class AlterConfigsRequest(Struct):
 
 class AlterConfigsResponse(ApiResponse):
     resources: list[AlteredConfig]
+
+
+class QuotaEntityName(Struct):
+    """One part of the entity of a quota."""
+
+    entity_type: str  #: "user", "client-id" or "ip"
+    name: str | None  #: None: the default of all names without a quota of their own
+
+
+class QuotaFilter(QuotaEntityName):
+    """A condition on one part of an entity. ``name`` is None unless ``match_type`` is 0."""
+
+    match_type: int  #: 0: this name; 1: the default; 2: any name or the default
+
+
+class DescribeClientQuotasRequest(Struct):
+    """Asks for the entities that have every part in ``components``, all of them if it is empty (KIP-546)."""
+
+    components: list[QuotaFilter]
+    strict: bool  #: only entities without other parts
+
+
+class DescribedClientQuota(Struct):
+    entity: list[QuotaEntityName]
+    values: dict[str, str]  #: {key: decimal number}
+
+
+class DescribeClientQuotasResponse(ApiResponse):
+    entries: list[DescribedClientQuota]
+
+
+class ClientQuotaChange(Struct):
+    """The value None removes the quota."""
+
+    key: str
+    value: str | None  #: a decimal number above 0
+
+
+class ClientQuotaAlteration(Struct):
+    """Changes of one entity, which are applied together or not at all."""
+
+    entity: list[QuotaEntityName]
+    changes: list[ClientQuotaChange]
+
+
+class AlterClientQuotasRequest(Struct):
+    validate_only: bool
+    entries: list[ClientQuotaAlteration]
+
+
+class AlteredClientQuota(Struct):
+    entity: list[QuotaEntityName]
+    error_code: int
+    error_message: str | None
+
+
+class AlterClientQuotasResponse(ApiResponse):
+    entries: list[AlteredClientQuota]
 
 
 class DescribeLogDirsRequest(Struct):

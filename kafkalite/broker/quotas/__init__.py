@@ -1,0 +1,1 @@
+"""Quotas of clients: rates in sampled windows, token buckets, and the throttle times that follow. Pure."""

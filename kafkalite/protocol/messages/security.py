@@ -1,0 +1,119 @@
+"""Requests for access control rules and for users' SCRAM credentials, with Kafka's numbers."""
+
+# Tests: tests/protocol/test_golden.py
+
+from __future__ import annotations
+
+from kafkalite.protocol.structs import ApiResponse, Struct
+
+
+class Acl(Struct):
+    resource_type: int  #: 2: topic, 3: group, 4: cluster, 5: transactional id, 7: user
+    pattern_type: int  #: 3: literal (the name "*" covers all), 4: prefixed
+    name: str  #: of the resource, or the prefix of its name; of the cluster "kafka-cluster"
+    principal: str  #: "User:alice", or "User:*" for every user
+    host: str  #: the client's IP address, or "*"
+    #: 2: all, 3: read, 4: write, 5: create, 6: delete, 7: alter, 8: describe, 9: cluster action,
+    #: 10: describe configs, 11: alter configs, 12: idempotent write
+    operation: int
+    permission: int  #: 2: deny, 3: allow
+
+
+class CreateAclsRequest(Struct):
+    acls: list[Acl]
+
+
+class AclResult(Struct):
+    error_code: int
+    error_message: str | None
+
+
+class CreateAclsResponse(ApiResponse):
+    results: list[AclResult]  #: in the order of the request
+
+
+class AclSelection(Struct):
+    """Selects the rules with the values of all fields that are not None."""
+
+    resource_type: int | None
+    pattern_type: int | None
+    name: str | None
+    principal: str | None
+    host: str | None
+    operation: int | None
+    permission: int | None
+
+
+class DescribeAclsRequest(AclSelection):
+    pass
+
+
+class DescribeAclsResponse(ApiResponse):
+    acls: list[Acl]
+
+
+class DeleteAclsRequest(Struct):
+    selections: list[AclSelection]
+
+
+class DeletedAcls(AclResult):
+    acls: list[Acl]  #: the rules that this selection has removed
+
+
+class DeleteAclsResponse(ApiResponse):
+    results: list[DeletedAcls]  #: in the order of the request
+
+
+class DescribeUserScramCredentialsRequest(Struct):
+    users: list[str] | None  #: None: all users
+
+
+class ScramMechanismInfo(Struct):
+    mechanism: int  #: 1: SCRAM-SHA-256, 2: SCRAM-SHA-512
+    iterations: int
+
+
+class UserScramCredentials(Struct):
+    user: str
+    error_code: int
+    error_message: str | None
+    credentials: list[ScramMechanismInfo]
+
+
+class DescribeUserScramCredentialsResponse(ApiResponse):
+    users: list[UserScramCredentials]
+
+
+class ScramCredentialChange(Struct):
+    user: str
+    mechanism: int
+
+
+class ScramCredentialDeletion(ScramCredentialChange):
+    pass
+
+
+class ScramCredentialUpsertion(ScramCredentialChange):
+    """A credential to add or replace. The client computes ``salted_password``; the password is not sent."""
+
+    iterations: int
+    salt: bytes
+    salted_password: bytes  #: PBKDF2 of the password with this salt and iteration count; a secret
+
+    def __repr__(self) -> str:
+        return f"ScramCredentialUpsertion({self.user!r}, {self.mechanism}, iterations={self.iterations})"
+
+
+class AlterUserScramCredentialsRequest(Struct):
+    deletions: list[ScramCredentialDeletion]
+    upsertions: list[ScramCredentialUpsertion]
+
+
+class AlteredUser(Struct):
+    user: str
+    error_code: int
+    error_message: str | None
+
+
+class AlterUserScramCredentialsResponse(ApiResponse):
+    users: list[AlteredUser]

@@ -17,6 +17,7 @@ SUITES = (
     "records",
     "broker",
     "fairness",
+    "quotas",
     "client",
     "raft",
     "groups",

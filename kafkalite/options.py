@@ -43,7 +43,7 @@ class Option:
     def allowed(self) -> str:
         """The allowed values in words, for error messages."""
         if self.choices is not None:
-            return "one of " + ", ".join(str(choice) for choice in self.choices)
+            return "one of " + ", ".join(str(choice) or "nothing" for choice in self.choices)
         if self.kind in {"int", "float"}:
             noun = "a whole number" if self.kind == "int" else "a number"
             if self.minimum is not None and self.maximum is not None:

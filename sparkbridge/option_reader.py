@@ -165,7 +165,7 @@ class OptionReader:
         settings: dict[str, str] = {}
         for name, value in self.values.items():
             dotted = name.removeprefix("kafka.")
-            if dotted == name or dotted not in self.registry:
+            if dotted == name or name in self._known or dotted not in self.registry:
                 continue
             try:
                 parsed = self.registry.get(dotted).parse(value)

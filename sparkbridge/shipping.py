@@ -1,7 +1,8 @@
 """``install(spark)`` ships the bridge to a cluster whose executors do not have it installed.
 
 Spark's ``addPyFile`` reaches tasks but not the process of a stream's reader, which uses another directory.
-Only these packages are shipped: msgpack, crc32c and pyarrow must be installed wherever tasks run.
+The packages on which the bridge depends are not shipped: msgpack, crc32c and pyarrow must be installed
+wherever tasks run.
 """
 
 # Tests: tests/sparkbridge/test_datasource.py

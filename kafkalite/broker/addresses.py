@@ -4,38 +4,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kafkalite.errors import ConfigError
-from kafkalite.transport import has_own_name
+from kafkalite.tls_options import PLAINTEXT, SECURITY_PROTOCOLS, SSL
+from kafkalite.transport import SSL_SCHEME, has_own_name, without_tls
 
 WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "[::]"})
-ADDRESS_WORDS: Final = "host:port (for example 127.0.0.1:9092 or [::1]:9092), or inproc://name"
+ADDRESS_WORDS: Final = (
+    "host:port (for example 127.0.0.1:9092 or [::1]:9092) with or without the listener's name before it"
+    " (PLAINTEXT://, SSL:// or one of listener.security.protocol.map), or inproc://name"
+)
+
+CONTROLLER: Final = "CONTROLLER"
+#: {name of a listener: its protocol} without ``listener.security.protocol.map``.
+DEFAULT_PROTOCOLS: Final[Mapping[str, str]] = {PLAINTEXT: PLAINTEXT, SSL: SSL, CONTROLLER: PLAINTEXT}
 
 
 def split_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def parse_address(text: str, key: str) -> str:
-    """Return the host:port of a listener: ``0.0.0.0:9092`` for ``PLAINTEXT://:9092``. Raises ConfigError.
+def parse_protocol_map(entries: Iterable[str]) -> dict[str, str]:
+    """Return {name of a listener: PLAINTEXT or SSL} for texts ``NAME:PROTOCOL``. Raises ConfigError."""
+    protocols = dict(DEFAULT_PROTOCOLS)
+    for entry in entries:
+        name, colon, protocol = entry.upper().partition(":")
+        if not colon or not name or protocol not in SECURITY_PROTOCOLS:
+            key = "listener.security.protocol.map"
+            raise ConfigError(key=key, value=entry, allowed="NAME:PLAINTEXT or NAME:SSL, separated by commas")
+        protocols[name] = protocol
+    return protocols
 
-    ``key`` is the option that contains ``text``, for the error message.
+
+def parse_address(
+    text: str, key: str, protocols: Mapping[str, str] = DEFAULT_PROTOCOLS, *, default: str = PLAINTEXT
+) -> str:
+    """Return the address of a listener: ``0.0.0.0:9092`` for ``PLAINTEXT://:9092``. Raises ConfigError.
+
+    The address of a listener with TLS begins with ``SSL://``. ``key`` is the option that contains ``text``,
+    for the error message; ``protocols`` are the protocols of named listeners, and ``default`` is the name of
+    a listener whose address has none.
     """
-    if has_own_name(text):
-        return text
-    scheme, separator, rest = text.partition("://")
-    if separator and scheme.upper() not in {"PLAINTEXT", "CONTROLLER"}:
+    scheme, separator, rest = ("", "", text) if has_own_name(text) else text.partition("://")
+    name, address = (scheme.upper(), rest) if separator else (default, text)
+    if name not in protocols:
         raise ConfigError(key=key, value=text, allowed=ADDRESS_WORDS)
-    host, colon, port = (rest if separator else text).rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(key=key, value=text, allowed=ADDRESS_WORDS)
-    return f"{host or '0.0.0.0'}:{int(port)}"
+    if not has_own_name(address):
+        host, colon, port = address.rpartition(":")
+        if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise ConfigError(key=key, value=text, allowed=ADDRESS_WORDS)
+        address = f"{host or '0.0.0.0'}:{int(port)}"
+    return f"{SSL_SCHEME}{address}" if protocols[name] == SSL else address
 
 
-def parse_voters(voters: Iterable[str]) -> dict[int, str]:
-    """Return {node id: controller listener's address} for texts ``1@host:port``. Raises ConfigError."""
+def parse_voters(voters: Iterable[str], protocols: Mapping[str, str] = DEFAULT_PROTOCOLS) -> dict[int, str]:
+    """Return {node id: controller listener's address} for texts ``1@host:port``. Raises ConfigError.
+
+    ``protocols`` are as in ``parse_address``; the listeners are those named CONTROLLER.
+    """
     key = "controller.quorum.voters"
     parsed: dict[int, str] = {}
     for voter in voters:
@@ -45,7 +73,7 @@ def parse_voters(voters: Iterable[str]) -> dict[int, str]:
         node_id = int(number)
         if node_id in parsed:
             raise ConfigError(key=key, value=voter, allowed="one address for each node id")
-        parsed[node_id] = parse_address(address, key)
+        parsed[node_id] = parse_address(address, key, protocols, default=CONTROLLER)
         if is_wildcard(parsed[node_id]):
             raise ConfigError(key=key, value=voter, allowed="an address that the other nodes can connect to")
     if len(set(parsed.values())) != len(parsed):
@@ -55,4 +83,5 @@ def parse_voters(voters: Iterable[str]) -> dict[int, str]:
 
 def is_wildcard(address: str) -> bool:
     """Whether ``address`` means all interfaces of its node, so that other nodes cannot connect to it."""
+    address = without_tls(address)
     return not has_own_name(address) and address.rpartition(":")[0] in WILDCARD_HOSTS

@@ -31,6 +31,7 @@ from kafkalite.broker.partitions.inline_executor import InlineExecutor
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
 from kafkalite.broker.partitions.waiters import Waiters
+from kafkalite.broker.quotas.quota_manager import QuotaManager
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.descriptors import current_limits
 from kafkalite.broker.server.dispatch import Dispatcher, Interceptor
@@ -42,6 +43,7 @@ from kafkalite.broker.tasks import TaskSet
 from kafkalite.clock import Clock, SystemClock
 from kafkalite.errors import BrokerError, ConfigError, KafkaliteError
 from kafkalite.log_fields import Fields
+from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import ClusterImage
 from kafkalite.model import NO_BROKER_EPOCH
 from kafkalite.protocol.api import ApiKey
@@ -51,11 +53,14 @@ from kafkalite.raft.controller_node import ControllerNode
 from kafkalite.raft.quorum import Quorum
 from kafkalite.raft.single_quorum import SingleQuorum
 from kafkalite.rng import Rng, system_rng
+from kafkalite.security.acls import Authorizer
+from kafkalite.security.principal_mapping import PrincipalMapping
 from kafkalite.storage import layout
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.sync_work import run_together
-from kafkalite.transport import transport_for
+from kafkalite.transport import SSL_SCHEME, is_tls, transport_for, without_tls
+from kafkalite.transport.tls_context import TlsContext
 
 if TYPE_CHECKING:
     from kafkalite.broker.cluster.node import ClusterNode
@@ -100,6 +105,11 @@ class Broker:
             config = BrokerConfig.from_settings({"listeners": EMBEDDED_LISTENERS, **settings})
         elif settings:
             raise TypeError("give a BrokerConfig or settings, not both")
+        elif not isinstance(config, BrokerConfig):
+            raise TypeError(
+                f"Broker takes a BrokerConfig or settings as keywords, not {config!r}; "
+                "for example Broker(listeners='127.0.0.1:9092', num_partitions=3)"
+            )
         if config.has_peers and config.log_dirs is None and filesystem is None:
             raise ConfigError(
                 key="log.dirs",
@@ -123,9 +133,12 @@ class Broker:
         self._starter: asyncio.Task[Any] | None = None
         self._hands_over = True
         self._metrics = Metrics()
+        self._quotas = QuotaManager()
         self._state = "new"
         self._failure: BaseException | None = None
         self._addresses: tuple[str, ...] = ()
+        #: For other nodes, which see from ``SSL://`` that a listener speaks TLS.
+        self._registered_addresses: tuple[str, ...] = ()
         self._started: list[Step] = []  # the steps that undo the start, in the order of the start
         self._stopping: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
@@ -334,7 +347,8 @@ class Broker:
             self._stopping = asyncio.get_running_loop().create_task(
                 self._do_stop(is_clean=is_clean), name="stop"
             )
-        await asyncio.shield(self._stopping)
+        await self._stopped.wait()
+        await self._stopping  # it has ended, perhaps with an error
 
     async def _do_stop(self, *, is_clean: bool) -> None:
         self._state = "stopping"
@@ -462,7 +476,8 @@ class Broker:
             self._clock,
             self._rng,
             settings,
-            is_refused=lambda address: transport_for(address).is_refused(address),
+            is_refused=_is_refused,
+            on_failed=self.fail,
         )
         partitions = Partitions(
             self._store,
@@ -520,6 +535,7 @@ class Broker:
             coordinators=coordinators,
             marker_writer=marker_writer,
             transactions=transactions,
+            quotas=self._quotas,
             on_broken=self.fail,
             request_stop=self._request_stop,
             authenticator=authenticator or self._own_authenticator(),
@@ -527,10 +543,29 @@ class Broker:
             raft=None if cluster is None else cluster.raft,
         )
         self._dispatcher = Dispatcher(self._services, HANDLERS, self._request_tasks, self.fail)
+        if config.authorizer_class_name:
+            self._dispatcher.authorizer = Authorizer(
+                super_users=config.super_user_principals,
+                allows_without_rules=config.allow_everyone_if_no_acl_found,
+            )
         self._started.append(("controller", self._close_controller))
         await controller.start()
-        self._service_tasks.start(controller.watch(), name="watch the controller")
-        self._service_tasks.start(coordinators.keep_time(), name="coordinators' time")
+        self._service_tasks.start_when(
+            coordinators.has_due, coordinators.keep_time, name="coordinators' time"
+        )
+
+    def _publish_limits(self, delta: Delta, image: ClusterImage) -> None:
+        """Enforce the access control rules and quotas of a new image, also on connections that are open."""
+        before = delta.before
+        if self._dispatcher.authorizer is not None and image.acls is not before.acls:
+            added, removed = image.acls - before.acls, before.acls - image.acls
+            self._dispatcher.authorizer.update(added=added, removed=removed)
+        if image.client_quotas is not before.client_quotas:
+            self._enforce_quotas(image)
+
+    def _enforce_quotas(self, image: ClusterImage) -> None:
+        self._quotas.update(image.client_quotas)
+        self._server.quotas = self._quotas if image.client_quotas else None
 
     def _own_authenticator(self) -> Authenticator | None:
         """Return the authenticator of operators on a single node, or None if it has no cluster.secret."""
@@ -615,17 +650,24 @@ class Broker:
             max_request_partitions=config.max_request_partition_size_limit,
             max_queued_bytes=config.queued_max_request_bytes,
             activity=self._activity,
+            tls=TlsContext(config, client_auth=config.ssl_client_auth),
+            principals=PrincipalMapping(config.ssl_principal_mapping_rules),
         )
+        self._enforce_quotas(self._services.controller.image)
+        if self._dispatcher.authorizer is not None:
+            self._dispatcher.authorizer.update(added=self._services.controller.image.acls)
+        self._services.controller.publishers.append(self._publish_limits)
         self._started.append(("server", self._close_server))
         if not config.is_broker:
             self._addresses = self._controller_addresses
             return
         advertised_addresses = config.advertised_listeners or (None,) * len(config.listeners)
-        addresses: list[str] = []
+        registered: list[str] = []
         for address, advertised in zip(config.listeners, advertised_addresses, strict=True):
-            resolved = await self._server.listen(address, advertised)
-            addresses.append(advertised or resolved)
-        self._addresses = tuple(addresses)
+            resolved = await self._server.listen(address, advertised and without_tls(advertised))
+            registered.append(advertised or (f"{SSL_SCHEME}{resolved}" if is_tls(address) else resolved))
+        self._registered_addresses = tuple(registered)
+        self._addresses = tuple(map(without_tls, registered))
 
     async def _close_server(self) -> None:
         if not self._is_clean:
@@ -649,7 +691,7 @@ class Broker:
             self._clock,
             self._services.controller,
             self._channel(self._services.controller, "heartbeat"),
-            addresses=self._addresses,
+            addresses=self._registered_addresses,
             directory_id=store.identity.directory_id,
             clean_broker_epoch=store.last_broker_epoch if store.clean_start else NO_BROKER_EPOCH,
             start_count=self._start_count,
@@ -677,7 +719,7 @@ class Broker:
             self.config, self._clock, self._services.partitions, self._store, self._scheduler
         )
         self._housekeeping.start(self._service_tasks)
-        self._service_tasks.start(self._server.reap_forever(), name="reaper")
+        self._service_tasks.start_when(self._server.has_connections, self._server.reap_forever, name="reaper")
 
     def _request_stop(self) -> None:
         """Begin a clean stop, after the response to the request that caused it is written."""
@@ -688,6 +730,11 @@ class Broker:
             self._stopping = asyncio.get_running_loop().create_task(
                 self._do_stop(is_clean=self._failure is None), name="stop"
             )
+
+
+async def _is_refused(address: str) -> bool:
+    address = without_tls(address)
+    return await transport_for(address).is_refused(address)
 
 
 def _unexpected(error: BaseException) -> BaseException | None:

@@ -11,12 +11,20 @@ import dataclasses
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from kafkalite.broker.addresses import is_wildcard, parse_address, parse_voters, split_list
+from kafkalite.broker.addresses import (
+    CONTROLLER,
+    is_wildcard,
+    parse_address,
+    parse_protocol_map,
+    parse_voters,
+    split_list,
+)
 from kafkalite.client.config import CLIENT_VARIABLES
-from kafkalite.errors import ConfigError
+from kafkalite.errors import ConfigError, InvalidRequestError
 from kafkalite.limits import (
     KIB,
     MAX_ITEMS_PER_REQUEST,
@@ -34,7 +42,11 @@ from kafkalite.metadata.topic_config import (
     topic_defaults,
 )
 from kafkalite.options import Option, option_field, options_of
+from kafkalite.security.acls import check_principal
+from kafkalite.security.principal_mapping import DEFAULT_RULES, PrincipalMapping
 from kafkalite.suggestions import did_you_mean
+from kafkalite.tls_options import CLIENT_AUTH, PLAINTEXT, ClientAuth, check_versions, tls_field
+from kafkalite.transport import is_tls
 
 ENVIRONMENT_PREFIX: Final = "KAFKALITE_"
 DEFAULT_LISTENERS: Final = ("127.0.0.1:9092",)
@@ -55,6 +67,14 @@ _COARSE: Final[dict[str, tuple[str, int]]] = {
     "log.roll.hours": ("log.roll.ms", 3_600_000),
     "log.roll.jitter.hours": ("log.roll.jitter.ms", 3_600_000),
 }
+#: The attributes that are lists, but not of addresses.
+_LISTS: Final = (
+    "process_roles",
+    "controller_quorum_voters",
+    "group_consumer_assignors",
+    "listener_security_protocol_map",
+    "ssl_enabled_protocols",
+)
 _TOPIC_DEFAULTS: Final = tuple(name for name in BROKER_DEFAULT_NAMES if name not in _COARSE)
 
 
@@ -302,12 +322,48 @@ class BrokerConfig:
     listeners: tuple[str, ...] = option_field(
         DEFAULT_LISTENERS,
         "Where to listen: host:port (port 0: the system chooses one; no host: every interface), "
-        "or inproc://name inside the process (inproc:// generates a name).",
+        "or inproc://name inside the process (inproc:// generates a name). SSL://host:port speaks TLS.",
     )
     advertised_listeners: tuple[str, ...] = option_field(
         (),
         "The addresses that clients are given, one for each listener. "
         "Unset: each client is given the address that it used.",
+    )
+    listener_security_protocol_map: tuple[str, ...] = option_field(
+        (),
+        "The protocols of named listeners, NAME:PLAINTEXT or NAME:SSL, separated by commas. CONTROLLER:SSL"
+        " encrypts the connections of controllers, on every node. The names PLAINTEXT, SSL and CONTROLLER"
+        " (PLAINTEXT) are known.",
+    )
+    ssl_keystore_location: str | None = tls_field("ssl.keystore.location")
+    ssl_keystore_type: str = tls_field("ssl.keystore.type")
+    ssl_key_password: str | None = tls_field("ssl.key.password")
+    ssl_truststore_location: str | None = tls_field("ssl.truststore.location")
+    ssl_truststore_type: str = tls_field("ssl.truststore.type")
+    ssl_enabled_protocols: tuple[str, ...] = tls_field("ssl.enabled.protocols")
+    ssl_endpoint_identification_algorithm: str = tls_field("ssl.endpoint.identification.algorithm")
+    ssl_client_auth: ClientAuth = option_field(  # noqa: RUF009
+        "none",
+        "Whether listeners with TLS ask connecting clients and nodes for a certificate that"
+        " ssl.truststore.location trusts: none, requested (accept clients without one), required.",
+        choices=CLIENT_AUTH,
+    )
+    ssl_principal_mapping_rules: str = option_field(
+        DEFAULT_RULES,
+        "How the name in a client's certificate becomes its principal: RULE:pattern/replacement/[LU] and"
+        " DEFAULT (the distinguished name), separated by commas; the first that matches.",
+    )
+    authorizer_class_name: str = option_field(
+        "",
+        "StandardAuthorizer enforces access control rules: what no rule allows is refused. Empty allows"
+        " everybody everything. Set it on every broker.",
+        choices=("", "StandardAuthorizer"),
+    )
+    super_users: str = option_field(
+        "", "Principals that may do everything, separated by semicolons: User:alice;User:CN=admin,O=example."
+    )
+    allow_everyone_if_no_acl_found: bool = option_field(
+        False, "Whether everybody may do everything on a resource that no access control rule covers."
     )
     max_connections: int = option_field(
         2**31 - 1,
@@ -419,15 +475,18 @@ class BrokerConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("process_roles", "controller_quorum_voters", "group_consumer_assignors"):
+        for name in _LISTS:
             values = getattr(self, name)
             object.__setattr__(self, name, split_list(values) if isinstance(values, str) else tuple(values))
+        protocols = parse_protocol_map(self.listener_security_protocol_map)
         for name in ("listeners", "advertised_listeners", "controller_listeners"):
             addresses = getattr(self, name)
             if isinstance(addresses, str):
                 addresses = split_list(addresses)
             key = name.replace("_", ".")
-            object.__setattr__(self, name, tuple(parse_address(each, key) for each in addresses))
+            default = CONTROLLER if name == "controller_listeners" else PLAINTEXT
+            parsed = tuple(parse_address(each, key, protocols, default=default) for each in addresses)
+            object.__setattr__(self, name, parsed)
         if self.log_dirs is not None:
             object.__setattr__(self, "log_dirs", str(self.log_dirs))
         self._check_relations()
@@ -436,6 +495,8 @@ class BrokerConfig:
         """Raise ConfigError if two settings contradict each other."""
         self._check_cluster()
         self._check_coordinators()
+        self._check_tls()
+        self._check_super_users()
         self._require(not self.is_broker or bool(self.listeners), "listeners", "at least one address")
         self._require(
             len(self.advertised_listeners) in {0, len(self.listeners)},
@@ -485,6 +546,43 @@ class BrokerConfig:
             "required when a listener is on every interface, for connections of other brokers",
         )
 
+    def _check_super_users(self) -> None:
+        """Raise ConfigError if a super user is no principal, or if no authorizer knows super users."""
+        for principal in self.super_user_principals:
+            try:
+                check_principal(principal)
+            except InvalidRequestError as error:
+                self._require(False, "super.users", f"User:NAME, separated by semicolons ({error.message})")
+        if not self.authorizer_class_name:
+            self._require(
+                not self.super_users,
+                "super.users",
+                "empty unless authorizer.class.name is StandardAuthorizer",
+            )
+
+    @property
+    def super_user_principals(self) -> tuple[str, ...]:
+        """The principals in ``super.users``."""
+        return tuple(each.strip() for each in self.super_users.split(";") if each.strip())
+
+    def _check_tls(self) -> None:
+        check_versions(self.ssl_enabled_protocols)
+        PrincipalMapping(self.ssl_principal_mapping_rules)  # raises ConfigError
+        for address, advertised in zip(self.listeners, self.advertised_listeners, strict=False):
+            allowed = f"addresses with the protocols of listeners, which has {address}"
+            self._require(is_tls(address) == is_tls(advertised), "advertised.listeners", allowed)
+        listening = (*(self.listeners if self.is_broker else ()), *self.controller_addresses)
+        if not any(map(is_tls, listening)):
+            return
+        allowed = "required by a listener with TLS: a PEM file with a private key and its certificate"
+        self._require(self.ssl_keystore_location is not None, "ssl.keystore.location", allowed)
+        allowed = (
+            f"required with ssl.client.auth={self.ssl_client_auth}: a PEM file with the certificates of the"
+            " authorities that issue those of clients"
+        )
+        is_met = self.ssl_client_auth == "none" or self.ssl_truststore_location is not None
+        self._require(is_met, "ssl.truststore.location", allowed)
+
     def _check_roles(self) -> None:
         roles = self.process_roles
         is_valid = bool(roles) and set(roles) <= set(ROLES) and len(set(roles)) == len(roles)
@@ -528,12 +626,11 @@ class BrokerConfig:
 
     def topic_defaults(self) -> dict[str, Any]:
         """Return {topic option: default} of the topic options whose default differs from Kafka's."""
-        changed = {
-            name: given
-            for name, python_name, default in _DEFAULT_ATTRIBUTES
-            if (given := getattr(self, python_name)) != default
-        }
-        return topic_defaults(changed) if changed else {}
+        given = _topic_default_values(self)
+        if given == _KAFKA_DEFAULTS:
+            return {}
+        each = zip(_TOPIC_DEFAULTS, given, _KAFKA_DEFAULTS, strict=True)
+        return topic_defaults({name: value for name, value, default in each if value != default})
 
     def controller_settings(self) -> ControllerSettings:
         """Return the settings on which the controller's decisions depend."""
@@ -571,15 +668,23 @@ class BrokerConfig:
     @property
     def voters(self) -> dict[int, str]:
         """Return {node id: address of its controller listener}."""
-        return parse_voters(self.controller_quorum_voters)
+        return parse_voters(
+            self.controller_quorum_voters, parse_protocol_map(self.listener_security_protocol_map)
+        )
+
+    @property
+    def controller_addresses(self) -> tuple[str, ...]:
+        """Return where this node listens as a controller of several nodes; () if it does not."""
+        if not self.has_peers or not self.is_controller:
+            return ()
+        return self.controller_listeners or (self.voters[self.node_id],)
 
 
 BROKER_OPTIONS: Final = options_of(BrokerConfig)
 
-#: (option, attribute of a BrokerConfig, default) of each option that is the default of a topic option.
-_DEFAULT_ATTRIBUTES: Final = tuple(
-    (option.name, option.python_name, option.default) for option in map(BROKER_OPTIONS.get, _TOPIC_DEFAULTS)
-)
+#: The values in a BrokerConfig, and Kafka's values, of the options in ``_TOPIC_DEFAULTS``, in its order.
+_topic_default_values: Final = attrgetter(*(BROKER_OPTIONS.get(name).python_name for name in _TOPIC_DEFAULTS))
+_KAFKA_DEFAULTS: Final = tuple(BROKER_OPTIONS.get(name).default for name in _TOPIC_DEFAULTS)
 
 #: Names of options whose values are never shown.
 SECRET_OPTIONS: Final = frozenset(option.name for option in BROKER_OPTIONS if option.is_secret)

@@ -17,6 +17,7 @@ from kafkalite.broker.coordination.producer_ids import ProducerIds
 from kafkalite.broker.coordination.transactions import Transactions
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.waiters import Waiters
+from kafkalite.broker.quotas.quota_manager import QuotaManager
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.metrics import Metrics
 from kafkalite.clock import Clock
@@ -46,6 +47,7 @@ class Services:
     coordinators: Coordinators  #: of the groups and transactions that this broker coordinates
     marker_writer: MarkerWriter
     transactions: Transactions
+    quotas: QuotaManager
     on_broken: Callable[[BaseException], None]  #: called when an invariant is violated; stops the broker
     request_stop: Callable[[], object]  #: begins an orderly stop and returns at once
     authenticator: Authenticator | None = None  #: None in a single-node cluster

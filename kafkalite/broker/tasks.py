@@ -14,6 +14,20 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 
+class Signal(asyncio.Event):
+    """An event that can start a task when it is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_set: Callable[[], object] | None = None  #: called once, when the event is set the next time
+
+    def set(self) -> None:
+        super().set()
+        if self.on_set is not None:
+            on_set, self.on_set = self.on_set, None
+            on_set()
+
+
 class TaskSet:
     """The tasks of one owner. ``on_failure`` is called with every exception of a task except cancellation."""
 
@@ -22,6 +36,7 @@ class TaskSet:
         self._tasks: dict[
             asyncio.Task[Any], None
         ] = {}  # in the order of their start, so that simulated runs are deterministic
+        self._signals: list[Signal] = []
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -32,6 +47,14 @@ class TaskSet:
         task.add_done_callback(self._on_done)
         return task
 
+    def start_when(self, signal: Signal, run: Callable[[], Coroutine[Any, Any, Any]], *, name: str) -> None:
+        """Start ``run()`` as a task when ``signal`` is set; never if ``cancel`` is called first."""
+        if signal.is_set():
+            self.start(run(), name=name)
+        else:
+            self._signals.append(signal)
+            signal.on_set = lambda: self.start(run(), name=name)
+
     def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -39,6 +62,8 @@ class TaskSet:
 
     async def cancel(self) -> None:
         """Cancel all tasks and return when they have ended."""
+        for signal in self._signals:
+            signal.on_set = None
         await cancel_all(list(self._tasks))
 
 

@@ -19,6 +19,7 @@ from kafkalite.model import Acks, IsolationLevel
 from kafkalite.options import OptionRegistry, option_field, options_of
 from kafkalite.records.header import Codec
 from kafkalite.suggestions import did_you_mean
+from kafkalite.tls_options import PLAINTEXT, SECURITY_PROTOCOLS, SecurityProtocol, check_versions, tls_field
 
 _MAX_INT: Final = 2**31 - 1
 _MAX_LONG: Final = 2**63 - 1
@@ -54,6 +55,18 @@ class CommonConfig:
         10_000, "How long setting up a connection may take, including the version handshake.", minimum=1
     )
     metadata_max_age_ms: int = option_field(300_000, "Metadata older than this is fetched again.", minimum=1)
+    security_protocol: str = option_field(
+        PLAINTEXT,
+        "How to talk to brokers: PLAINTEXT, or SSL for TLS. The listeners of the brokers decide which.",
+        choices=SECURITY_PROTOCOLS,
+    )
+    ssl_keystore_location: str | None = tls_field("ssl.keystore.location")
+    ssl_keystore_type: str = tls_field("ssl.keystore.type")
+    ssl_key_password: str | None = tls_field("ssl.key.password")
+    ssl_truststore_location: str | None = tls_field("ssl.truststore.location")
+    ssl_truststore_type: str = tls_field("ssl.truststore.type")
+    ssl_enabled_protocols: tuple[str, ...] = tls_field("ssl.enabled.protocols")
+    ssl_endpoint_identification_algorithm: str = tls_field("ssl.endpoint.identification.algorithm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +254,14 @@ class CommonSettings(TypedDict, total=False):
     reconnect_backoff_max_ms: int
     socket_connection_setup_timeout_ms: int
     metadata_max_age_ms: int
+    security_protocol: SecurityProtocol
+    ssl_keystore_location: str | None
+    ssl_keystore_type: Literal["PEM"]
+    ssl_key_password: str | None
+    ssl_truststore_location: str | None
+    ssl_truststore_type: Literal["PEM"]
+    ssl_enabled_protocols: str | Sequence[str]
+    ssl_endpoint_identification_algorithm: Literal["https", ""]
 
 
 class ProducerSettings(CommonSettings, total=False):
@@ -464,6 +485,7 @@ def _by_python_name(registry: OptionRegistry, settings: Mapping[str, Any], sourc
     _check_known(settings, registry, source)
     given = {name: value for name, value in settings.items() if value is not None}
     parsed = registry.defaults() | registry.parse(given, source=source)
+    check_versions(parsed["ssl.enabled.protocols"], source=source)
     allowed = "at least one host:port or inproc://name"
     _check(bool(parsed["bootstrap.servers"]), "bootstrap.servers", "", allowed, source)
     for address in parsed["bootstrap.servers"]:

@@ -45,7 +45,8 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
-        raise AttributeError(f"module 'kafkalite.testing' has no attribute {name!r}")
+        hint = "; import it from kafkalite, or use Cluster or SyncCluster" if name == "Broker" else ""
+        raise AttributeError(f"module 'kafkalite.testing' has no attribute {name!r}{hint}")
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value

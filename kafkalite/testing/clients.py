@@ -25,23 +25,29 @@ class Clients:
     def bootstrap_servers(self) -> str:
         raise NotImplementedError
 
+    @property
+    def client_settings(self) -> dict[str, Any]:
+        """The settings, by Python name, that every client of this cluster needs."""
+        return {}
+
     def producer(self, **settings: Any) -> Producer:
         """Return a Producer of this cluster, for use with ``async with``."""
         from kafkalite.client.producer.producer import Producer
 
-        return Producer(self.bootstrap_servers, **settings)
+        return Producer(self.bootstrap_servers, **{**self.client_settings, **settings})
 
     def consumer(self, *topics: str, **settings: Any) -> Consumer:
         """Return a Consumer of this cluster, for use with ``async with``."""
         from kafkalite.client.consumer.consumer import Consumer
 
-        return Consumer(*topics, bootstrap_servers=self.bootstrap_servers, **settings)
+        servers = {"bootstrap_servers": self.bootstrap_servers}
+        return Consumer(*topics, **{**servers, **self.client_settings, **settings})
 
     def admin(self, **settings: Any) -> Admin:
         """Return an Admin of this cluster, for use with ``async with``."""
         from kafkalite.client.admin.admin import Admin
 
-        return Admin(self.bootstrap_servers, **settings)
+        return Admin(self.bootstrap_servers, **{**self.client_settings, **settings})
 
     async def create_topic(
         self,

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from sys import intern
 from typing import Any, Final, Literal, Self
 
@@ -43,6 +44,9 @@ from kafkalite.testing.faults import Aim, Fault, Faults
 from kafkalite.testing.requests import RequestLog, api_key_of, name_of, names_in
 from kafkalite.testing.snapshots import Restoration, Snapshot, take
 from kafkalite.testing.virtual_clock import VirtualClock
+from kafkalite.tls_options import SECURITY_PROTOCOLS, SSL, SecurityProtocol
+from kafkalite.transport import SSL_SCHEME
+from kafkalite.transport.dev_certificates import CA_CERTIFICATE, make_dev_certificates
 from kafkalite.transport.free_ports import free_ports
 
 _names = count(1)
@@ -102,6 +106,9 @@ class Cluster(Clients):
     """A cluster of brokers with node ids from 1. If ``controllers`` is 0, each broker is also a controller.
     Otherwise, there are ``controllers`` separate controllers with node ids from 101.
 
+    With ``security_protocol="SSL"``, clients, brokers and controllers connect over TLS, with certificates
+    that ``start`` makes; ``client_settings`` are those of clients. Needs the package ``cryptography``.
+
     With ``storage="memory"``, ``crash`` loses unsynced data. With ``"disk"``, the data is in a temporary
     directory. Other keywords are settings of every node, by Python name. With several brokers, election and
     session timeouts are short, and the default replication factor is min(brokers, 3). If
@@ -116,15 +123,27 @@ class Cluster(Clients):
         controllers: int = 0,
         transport: Literal["inproc", "tcp"] = "inproc",
         storage: Literal["memory", "disk"] = "memory",
+        security_protocol: SecurityProtocol = "PLAINTEXT",
         clock: Clock | None = None,
         seed: int = 0,
         **settings: Any,
     ) -> None:
+        for key, number in (("brokers", brokers), ("controllers", controllers)):
+            if not isinstance(number, int):
+                raise ConfigError(
+                    key=key, value=number, allowed="a number of nodes, as in Cluster(brokers=3)"
+                )
         for key, value, is_allowed, allowed in (
             ("brokers", brokers, 1 <= brokers < FIRST_CONTROLLER_ID, f"from 1 to {FIRST_CONTROLLER_ID - 1}"),
             ("controllers", controllers, controllers >= 0, "0 or more"),
             ("transport", transport, transport in {"inproc", "tcp"}, "inproc or tcp"),
             ("storage", storage, storage in {"memory", "disk"}, "memory or disk"),
+            (
+                "security_protocol",
+                security_protocol,
+                security_protocol in SECURITY_PROTOCOLS,
+                "PLAINTEXT or SSL",
+            ),
         ):
             if not is_allowed:
                 raise ConfigError(key=key, value=value, allowed=allowed)
@@ -138,7 +157,9 @@ class Cluster(Clients):
         self._name = f"cluster-{os.getpid()}-{next(_names)}"
         self._is_memory = storage == "memory"
         self._is_inproc = transport == "inproc"
+        self._is_encrypted = security_protocol == SSL
         self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._certificates: tempfile.TemporaryDirectory[str] | None = None
         self._faults = Faults(seeded_rng(seed))
         #: The newest 10,000 requests of clients, including those that a fault refused.
         self.requests = RequestLog()
@@ -204,6 +225,8 @@ class Cluster(Clients):
     async def start(self, *node_ids: int) -> None:
         """Start the nodes ``node_ids`` (default: all). Nodes that run already are skipped. A restarted node
         has its former addresses."""
+        if self._is_encrypted and self._certificates is None:
+            self._make_certificates()
         starting = [
             asyncio.ensure_future(self._start(node)) for node in self._named(node_ids) if not node.is_running
         ]
@@ -214,6 +237,30 @@ class Cluster(Clients):
                 task.cancel()
             await asyncio.gather(*starting, return_exceptions=True)
             raise
+
+    def _make_certificates(self) -> None:
+        """Issue certificates for the nodes and for clients, and let every node use them."""
+        self._certificates = tempfile.TemporaryDirectory(prefix="kafkalite-certificates-")
+        directory = Path(self._certificates.name)
+        make_dev_certificates(directory, ["broker"], ["client"], ["localhost", "127.0.0.1"])
+        for node in self.nodes.values():
+            node.settings = {
+                "ssl_keystore_location": f"{directory}/broker.pem",
+                "ssl_truststore_location": f"{directory}/{CA_CERTIFICATE}",
+                "listener_security_protocol_map": "CONTROLLER:SSL",
+                **node.settings,
+                "listeners": f"{SSL_SCHEME}{node.settings['listeners']}",
+            }
+
+    @property
+    def client_settings(self) -> dict[str, Any]:
+        if self._certificates is None:
+            return {}
+        return {
+            "security_protocol": SSL,
+            "ssl_keystore_location": f"{self._certificates.name}/client.pem",
+            "ssl_truststore_location": f"{self._certificates.name}/{CA_CERTIFICATE}",
+        }
 
     async def _start(self, node: Node) -> None:
         if self._directory is None and not self._is_memory:
@@ -227,7 +274,8 @@ class Cluster(Clients):
         broker.intercept(lambda request, client: self._intercepted(node, request, client))
         node.broker = broker
         if node.is_broker:
-            node.settings["listeners"] = broker.addresses
+            scheme = SSL_SCHEME if self._is_encrypted else ""
+            node.settings["listeners"] = tuple(f"{scheme}{address}" for address in broker.addresses)
 
     async def stop(self, *node_ids: int) -> None:
         """Shut down the nodes ``node_ids`` (default: all) in an orderly way. Their storage is kept."""
@@ -259,6 +307,8 @@ class Cluster(Clients):
             if self._directory is not None:
                 self._directory.cleanup()
                 self._directory = None
+            if self._certificates is not None:
+                self._certificates.cleanup()
 
     async def _for_each(
         self, node_ids: Iterable[int], action: Callable[[Broker], Coroutine[Any, Any, None]]

@@ -41,6 +41,9 @@ class VirtualClock:
     def monotonic_ms(self) -> int:
         return self._now_ms
 
+    def monotonic_ns(self) -> int:
+        return self._now_ms * 1_000_000
+
     async def sleep_ms(self, duration_ms: int) -> None:
         woken = asyncio.get_running_loop().create_future()
         heapq.heappush(self._sleepers, (self._now_ms + max(duration_ms, 0), next(self._order), woken))

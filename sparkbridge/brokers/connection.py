@@ -56,6 +56,7 @@ class BrokerConnection:
         self._sock = sock
         self._protocol = ClientConnection(client_id)
         self._pending: dict[int, Reply] = {}  #: by correlation id, the oldest first
+        self._throttled_until_s = 0.0  # of the monotonic clock; the broker reads no request before (KIP-219)
         self._reason: KafkaliteError | None = None  #: why the connection was closed; None while it is open
 
     def __repr__(self) -> str:
@@ -112,11 +113,16 @@ class BrokerConnection:
     def send(self, message: Any, deadline_s: float, payload_parts: Sequence[Buffer] = ()) -> Reply:
         """Write a request and return the Reply to pass to ``receive``.
 
+        While the broker throttles this client because of a quota, waits first, at most until ``deadline_s``.
+
         Raises ConnectionFailedError, RequestTimeoutError, and LocalProtocolError if broker and client have no
         common version of this API.
         """
         if self._reason is not None:
             raise self._reason
+        wait_s = min(self._throttled_until_s, deadline_s) - time.monotonic()
+        if wait_s > 0:
+            time.sleep(wait_s)
         correlation_id, buffers = self._protocol.send(message, payload_parts)
         return self._request(correlation_id, buffers, deadline_s)
 
@@ -187,7 +193,10 @@ class BrokerConnection:
         if received == 0:
             self._fail(ConnectionFailedError(f"{self.address} closed the connection"))
             return
-        for correlation_id, _, message, payload in self._protocol.buffer_updated(received):
+        for correlation_id, throttle_ms, message, payload in self._protocol.buffer_updated(received):
+            if throttle_ms:
+                until_s = time.monotonic() + throttle_ms / 1000
+                self._throttled_until_s = max(self._throttled_until_s, until_s)
             reply = self._pending.pop(correlation_id)
             if message.error_code:
                 reply.fail(broker_error(message.error_code, message.error_message or ""))

@@ -164,7 +164,7 @@ def _check_known_options(
 
 
 def _check_parses(section: Section, parse: Callable[[], object]) -> None:
-    """Report the first error of ``parse``, a parser of source or sink options, and its warnings."""
+    """Call ``parse``, a parser of source or sink options, and report its first error and all its warnings."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:

@@ -227,3 +227,9 @@ async def test_a_full_disk_is_a_temporary_error(
         (result,) = (await wire.call(produce(batch), batch)).partitions
         assert (result.error_code, result.base_offset) == (0, acknowledged)
         assert broker.is_running
+
+
+@pytest.mark.parametrize("config", ["127.0.0.1:9092", {"listeners": "127.0.0.1:9092"}, 9092])
+def test_a_wrong_argument_names_what_a_broker_takes(config):
+    with pytest.raises(TypeError, match=r"BrokerConfig or settings as keywords, not .*Broker\(listeners="):
+        Broker(config)

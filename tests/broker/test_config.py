@@ -67,7 +67,9 @@ def test_listeners_in_every_spelling(given: Any, listeners: tuple[str, ...]) -> 
         assert BrokerConfig(listeners=given).listeners == listeners  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("address", ["localhost", "SSL://x:1", "host:port", "host:70000", "host:-1"])
+@pytest.mark.parametrize(
+    "address", ["localhost", "SASL_SSL://x:1", "SSL://x", "host:port", "host:70000", "host:-1"]
+)
 def test_an_invalid_listener_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=r"listeners is .* but must be host:port"):
         BrokerConfig.from_settings({"listeners": address})
@@ -250,6 +252,74 @@ def test_settings_that_a_node_of_a_cluster_cannot_have(changes: dict[str, Any], 
         BrokerConfig.from_settings(ONE_OF_THREE | changes)
     assert refused.value.key == key
     assert words in str(refused.value)
+
+
+KEYSTORE = {"ssl.keystore.location": "broker.pem"}
+
+
+def test_the_protocol_of_each_listener() -> None:
+    config = BrokerConfig.from_settings(
+        KEYSTORE
+        | {
+            "listeners": "SSL://:9092,INTERNAL://a:9093,PLAINTEXT://a:9094,b:9095,SSL://inproc://x",
+            "advertised.listeners": "SSL://c:1,INTERNAL://c:2,c:3,c:4,SSL://inproc://x",
+            "listener.security.protocol.map": "internal:ssl, CONTROLLER:SSL",
+        }
+    )
+    own = ("SSL://0.0.0.0:9092", "SSL://a:9093", "a:9094", "b:9095", "SSL://inproc://x")
+    assert config.listeners == own
+    assert config.advertised_listeners == ("SSL://c:1", "SSL://c:2", "c:3", "c:4", "SSL://inproc://x")
+    assert BrokerConfig(listeners=own, ssl_keystore_location="broker.pem").listeners == own
+
+
+def test_the_protocol_of_controllers() -> None:
+    encrypted = ONE_OF_THREE | KEYSTORE | {"listener.security.protocol.map": "CONTROLLER:SSL"}
+    config = BrokerConfig.from_settings(encrypted)
+    assert config.voters == {1: "SSL://a:9093", 2: "SSL://b:9093", 3: "SSL://c:9093"}
+    assert config.controller_addresses == ("SSL://a:9093",)
+    assert config.listeners == ("127.0.0.1:9092",)
+    elsewhere = BrokerConfig.from_settings(encrypted | {"controller.listeners": "0.0.0.0:1"})
+    assert elsewhere.controller_addresses == ("SSL://0.0.0.0:1",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "words"),
+    [
+        ({"listeners": "SSL://:1"}, "ssl.keystore.location", "required by a listener with TLS"),
+        (
+            ONE_OF_THREE | {"listener.security.protocol.map": "CONTROLLER:SSL"},
+            "ssl.keystore.location",
+            "required by a listener with TLS",
+        ),
+        (
+            KEYSTORE | {"listeners": "SSL://:1", "ssl.client.auth": "required"},
+            "ssl.truststore.location",
+            "required with ssl.client.auth=required",
+        ),
+        (
+            KEYSTORE | {"listeners": "SSL://:1", "advertised.listeners": "a:1"},
+            "advertised.listeners",
+            "the protocols of listeners",
+        ),
+        ({"listener.security.protocol.map": "A:SASL"}, "listener.security.protocol.map", "NAME:SSL"),
+        ({"listener.security.protocol.map": "SSL"}, "listener.security.protocol.map", "NAME:SSL"),
+        ({"listeners": "OTHER://:1"}, "listeners", "one of listener.security.protocol.map"),
+        ({"ssl.enabled.protocols": "SSLv3"}, "ssl.enabled.protocols", "TLSv1.2, TLSv1.3, or both"),
+        ({"ssl.enabled.protocols": ""}, "ssl.enabled.protocols", "TLSv1.2, TLSv1.3, or both"),
+        ({"ssl.client.auth": "maybe"}, "ssl.client.auth", "one of none, requested, required"),
+        ({"ssl.keystore.type": "JKS"}, "ssl.keystore.type", "one of PEM"),
+    ],
+)
+def test_settings_of_tls_that_contradict_each_other(settings: dict[str, Any], key: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        BrokerConfig.from_settings(settings)
+    assert refused.value.key == key
+    assert words in str(refused.value)
+
+
+def test_the_password_of_a_key_is_never_shown() -> None:
+    assert "ssl.key.password" in SECRET_OPTIONS
+    assert "hush" not in repr(BrokerConfig(ssl_key_password="hush"))
 
 
 @pytest.mark.parametrize("role", ["broker", "controller"])

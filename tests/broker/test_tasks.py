@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from kafkalite.broker.partitions.inline_executor import InlineExecutor
-from kafkalite.broker.tasks import TaskSet
+from kafkalite.broker.tasks import Signal, TaskSet
 
 
 async def test_a_failing_task_is_reported() -> None:
@@ -33,6 +34,30 @@ async def test_cancel_ends_all_and_is_no_failure() -> None:
     assert len(tasks) == 0
     assert failures == []
     await tasks.cancel()
+
+
+async def test_a_signal_starts_a_task_once_and_not_after_a_cancel() -> None:
+    tasks = TaskSet(lambda error: None)
+    early, late, never = Signal(), Signal(), Signal()
+    started: list[str] = []
+
+    async def run(name: str) -> None:
+        started.append(name)
+
+    early.set()
+    for name, signal in (("early", early), ("late", late), ("never", never)):
+        tasks.start_when(signal, partial(run, name), name=name)
+    await asyncio.sleep(0)
+    assert started == ["early"]
+    for _ in range(2):
+        late.set()
+        late.clear()
+    await asyncio.sleep(0)
+    assert started == ["early", "late"]
+    await tasks.cancel()
+    never.set()
+    await asyncio.sleep(0)
+    assert started == ["early", "late"]
 
 
 async def test_cancel_waits_for_tasks_that_end_slowly() -> None:

@@ -13,6 +13,7 @@ from kafkalite.broker.broker import Broker
 from kafkalite.broker.server import turns
 from kafkalite.broker.server.responses import Pending, Refusal, Reply
 from kafkalite.broker.server.turns import PARTITIONS_PER_TURN, InTurns
+from kafkalite.clock import SystemClock
 from kafkalite.errors import ErrorCode
 from kafkalite.model import LATEST
 from kafkalite.protocol.messages import data
@@ -26,6 +27,7 @@ COUNT = 3 * PARTITIONS_PER_TURN + 7
 class Services:
     def __init__(self) -> None:
         self.broken: list[BaseException] = []
+        self.clock = SystemClock()
 
     def on_broken(self, error: BaseException) -> None:
         self.broken.append(error)

@@ -22,7 +22,7 @@ from proof.waiting import eventually
 pytestmark = pytest.mark.slow
 
 LIMIT_S = 25
-#: A node that falls silent is noticed after a session of 3 s; the defaults are 9 s and 1 s.
+#: A node that falls silent is noticed after a session of 3 s. Both are the defaults.
 QUICK = {"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"}
 
 

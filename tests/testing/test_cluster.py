@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from kafkalite import testing
 from kafkalite.broker.server.responses import Pending
 from kafkalite.errors import ConfigError, ErrorCode, InvalidReplicationFactorError, PolicyViolationError
 from kafkalite.model import TopicPartition
@@ -261,3 +262,16 @@ async def test_errors_are_raised_unchanged_from_the_other_thread() -> None:
         cluster.intercept(ApiKey.CREATE_TOPICS, fail_next(error_code=ErrorCode.POLICY_VIOLATION))
         with pytest.raises(PolicyViolationError, match="refused by a test"):
             cluster.create_topic("t")
+
+
+def test_a_wrong_number_of_brokers_shows_the_right_call():
+    for make in (Cluster, SyncCluster):
+        with pytest.raises(
+            ConfigError, match=r"brokers is 'h:9092', but must be a number of nodes.*Cluster\(brokers=3\)"
+        ):
+            make("h:9092")
+
+
+def test_the_broker_is_named_with_its_module():
+    with pytest.raises(AttributeError, match="has no attribute 'Broker'; import it from kafkalite"):
+        testing.Broker  # noqa: B018

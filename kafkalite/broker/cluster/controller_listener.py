@@ -31,6 +31,7 @@ from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import BadRequest, Request
 from kafkalite.protocol.messages.cluster import RaftMessagesRequest, RaftMessagesResponse
 from kafkalite.raft.transport import RaftTransport
+from kafkalite.transport.tls_context import TlsContext
 
 logger = logging.getLogger(__name__)
 
@@ -98,12 +99,13 @@ class ControllerListener:
         dispatch: Callable[[Request, Client], Response | Pending],
         on_session_lost: Callable[[int], None],
         clock: Clock,
+        tls: TlsContext,
     ) -> None:
         """``loop`` is Raft's, and ``greet`` responds to handshakes on it.
 
         The other callbacks are called on the loop that is running now: ``dispatch`` with each request that is
         neither a handshake nor has Raft messages, and ``on_session_lost`` with the id of a broker when the
-        connection of its heartbeats has closed.
+        connection of its heartbeats has closed. ``tls`` is for an address that begins with ``SSL://``.
         """
         self._loop = loop
         self._broker_loop = asyncio.get_running_loop()
@@ -124,6 +126,7 @@ class ControllerListener:
             max_queued_bytes=MAX_QUEUED_BYTES,
             max_unproven_bytes=MAX_UNPROVEN_BYTES,
             on_closed=self._on_closed,
+            tls=tls,
         )
         self._reaper: asyncio.Task[None] | None = None
 

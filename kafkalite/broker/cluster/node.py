@@ -31,6 +31,7 @@ from kafkalite.raft.runner import InlineRunner, ThreadRunner
 from kafkalite.rng import Rng
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.layout import VOTERS_FILE, join
+from kafkalite.transport.tls_context import TlsContext
 
 if TYPE_CHECKING:
     from kafkalite.raft.raft_quorum import RaftQuorum
@@ -98,6 +99,7 @@ class ClusterNode:
             cluster_id,
             config.node_id,
             rng.randbytes if is_deterministic else os.urandom,
+            tls=TlsContext(config),
         )
         self.raft: RaftQuorum | None = None
         self.quorum: Quorum
@@ -160,9 +162,16 @@ class ClusterNode:
             return ()
         self._voters_file.remember()
         config, loop, transport = self._config, self._runner.loop, self.raft.node.transport
-        self._listener = ControllerListener(loop, transport, greet, dispatch, on_session_lost, self._clock)
-        addresses = config.controller_listeners or (self._voters[config.node_id],)
-        await run_on(loop, partial(self._listener.start, addresses))
+        self._listener = ControllerListener(
+            loop,
+            transport,
+            greet,
+            dispatch,
+            on_session_lost,
+            self._clock,
+            TlsContext(config, client_auth=config.ssl_client_auth),
+        )
+        await run_on(loop, partial(self._listener.start, config.controller_addresses))
         self._links = RaftLinks(
             transport,
             node_id=config.node_id,

@@ -7,7 +7,6 @@ deadline of a shard, such as a session timeout, has passed.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
@@ -28,7 +27,7 @@ from kafkalite.broker.coordination.internal_topics import (
 from kafkalite.broker.coordination.loader import load
 from kafkalite.broker.coordination.shard import Machine, Shard
 from kafkalite.broker.partitions.waiters import Waiters
-from kafkalite.broker.tasks import TaskSet, first_of
+from kafkalite.broker.tasks import Signal, TaskSet, first_of
 from kafkalite.clock import Clock
 from kafkalite.coordinator_types import Topics
 from kafkalite.errors import CoordinatorNotAvailableError, NotCoordinatorError, StorageError
@@ -93,7 +92,7 @@ class Coordinators:
         self._changed: dict[Shard, None] = {}  # their callbacks run in the next iteration of the loop
         self._due_ms: dict[Shard, int] = {}
         self._wakes_ms: int | None = None  # when ``keep_time`` will wake
-        self._has_due = asyncio.Event()
+        self.has_due = Signal()  #: set when ``keep_time`` must wake
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -276,7 +275,7 @@ class Coordinators:
             return
         self._due_ms[shard] = due_ms
         if self._wakes_ms is None or due_ms < self._wakes_ms:
-            self._has_due.set()
+            self.has_due.set()
 
     async def keep_time(self) -> None:
         """Call ``tick`` of each shard at the time that the shard passed to ``wake_at``. Runs until
@@ -286,14 +285,14 @@ class Coordinators:
             for shard, due_ms in list(self._due_ms.items()):
                 if due_ms <= now_ms and not shard.is_closed:
                     shard.tick()
-            self._has_due.clear()
+            self.has_due.clear()
             if not self._due_ms:
                 self._wakes_ms = None
-                await self._has_due.wait()
+                await self.has_due.wait()
                 continue
             self._wakes_ms = min(self._due_ms.values())
             sleep_ms = max(self._wakes_ms - self._clock.monotonic_ms(), 1)
-            await first_of(self._clock.sleep_ms(sleep_ms), self._has_due.wait())
+            await first_of(self._clock.sleep_ms(sleep_ms), self.has_due.wait())
 
     async def close(self) -> None:
         """Close all shards, which respond NOT_COORDINATOR to held requests. Cancel the creation of topics."""

@@ -14,6 +14,7 @@ from kafkalite.broker.handlers import (
     metadata,
     produce,
     replica_fetch,
+    security,
     transactions,
 )
 from kafkalite.broker.server.client import Client
@@ -39,6 +40,8 @@ HANDLERS: Final[dict[int, Callable[[Services, Request, Client], HandlerResult]]]
     ApiKey.DESCRIBE_LOG_DIRS: admin.describe_log_dirs,
     ApiKey.CREATE_PARTITIONS: admin.create_partitions,
     ApiKey.ALTER_CONFIGS: admin.alter_configs,
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: admin.describe_client_quotas,
+    ApiKey.ALTER_CLIENT_QUOTAS: admin.alter_client_quotas,
     ApiKey.CONTROLLED_SHUTDOWN: admin.controlled_shutdown,
     ApiKey.ELECT_LEADERS: admin.elect_leaders,
     # metadata
@@ -61,6 +64,12 @@ HANDLERS: Final[dict[int, Callable[[Services, Request, Client], HandlerResult]]]
     ApiKey.REPORT_REPLICAS: cluster.decide,
     ApiKey.DESCRIBE_RECOVERY: metadata.describe_recovery,
     ApiKey.FETCH_METADATA: cluster.fetch_metadata,
+    # security
+    ApiKey.CREATE_ACLS: security.change_security,
+    ApiKey.DELETE_ACLS: security.change_security,
+    ApiKey.DESCRIBE_ACLS: security.describe_acls,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: security.alter_user_scram_credentials,
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: security.describe_user_scram_credentials,
     # groups
     ApiKey.CONSUMER_GROUP_HEARTBEAT: groups.consumer_group_heartbeat,
     ApiKey.DELETE_GROUPS: groups.delete_groups,

@@ -13,20 +13,23 @@ from kafkalite.broker.config import BROKER_OPTIONS, SECRET_OPTIONS
 from kafkalite.broker.coordination.internal_topics import refuse_internal
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import Outcome, translate
-from kafkalite.broker.server.responses import HandlerResult, Reply, Response
+from kafkalite.broker.server.responses import HandlerResult, Refusal, Reply, Response
 from kafkalite.broker.services import Services
 from kafkalite.errors import (
     ClusterAuthorizationFailedError,
+    ErrorCode,
     InvalidRequestError,
     InvalidTopicError,
     PolicyViolationError,
     UnknownTopicOrPartitionError,
 )
 from kafkalite.limits import MAX_RESOURCES_PER_REQUEST
+from kafkalite.metadata.quota_commands import find_quotas
 from kafkalite.metadata.records import BROKER, TOPIC
 from kafkalite.metadata.topic_config import BROKER_DEFAULT_OPTIONS, TOPIC_OPTIONS, topic_settings, value_text
 from kafkalite.protocol.connection import Request
 from kafkalite.protocol.messages.admin import (
+    AlterClientQuotasRequest,
     AlterConfigsRequest,
     ConfigEntry,
     ConfigResource,
@@ -39,6 +42,8 @@ from kafkalite.protocol.messages.admin import (
     CreateTopicsResponse,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
     DescribeConfigsRequest,
     DescribeConfigsResponse,
     DescribedConfig,
@@ -54,14 +59,20 @@ if TYPE_CHECKING:
 SHUTDOWN_TIMEOUT_MS: Final = 10_000
 
 
-async def create_topics(services: Services, request: Request, _client: Client) -> Response:
+async def create_topics(services: Services, request: Request, client: Client) -> Response:
     """Create topics. When the response is sent, this broker has created its own replicas of them.
 
     Errors, per topic: INVALID_TOPIC_EXCEPTION (an internal name) and those of
     ``metadata.controller.create_topics``; of the whole request NOT_CONTROLLER, REQUEST_TIMED_OUT (after
-    ``timeout_ms``; the topics may still be created), KAFKA_STORAGE_ERROR.
+    ``timeout_ms``; the topics may still be created), KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (above
+    controller_mutation_rate).
     """
     message: CreateTopicsRequest = request.message
+    default = services.config.num_partitions
+    count = sum(topic.num_partitions if topic.num_partitions > 0 else default for topic in message.topics)
+    refusal = None if message.validate_only else over_mutation_quota(services, request, client, count)
+    if refusal is not None:
+        return refusal
     names = [topic.name for topic in message.topics]
 
     def refused(name: str, outcome: Outcome) -> CreatedTopic:
@@ -70,31 +81,69 @@ async def create_topics(services: Services, request: Request, _client: Client) -
     return await _decide(services, message, "topics", names, CreateTopicsResponse(0, None, []), refused)
 
 
-async def create_partitions(services: Services, request: Request, _client: Client) -> Response:
+async def create_partitions(services: Services, request: Request, client: Client) -> Response:
     """Add partitions to topics.
 
     Errors, per topic: INVALID_TOPIC_EXCEPTION (an internal topic: its keys would hash to other partitions)
     and those of ``metadata.controller.create_partitions``; of the whole request NOT_CONTROLLER,
-    REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR.
+    REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (above controller_mutation_rate).
     """
     message: CreatePartitionsRequest = request.message
+    topics = services.controller.image.topics
+    count = sum(
+        max(0, topic.total_count - len(topics[topic.name].partitions))
+        for topic in message.topics
+        if topic.name in topics
+    )
+    refusal = None if message.validate_only else over_mutation_quota(services, request, client, count)
+    if refusal is not None:
+        return refusal
     names = [topic.name for topic in message.topics]
     return await _decide(services, message, "topics", names, CreatePartitionsResponse(0, None, []), _refused)
 
 
-async def delete_topics(services: Services, request: Request, _client: Client) -> Response:
+async def delete_topics(services: Services, request: Request, client: Client) -> Response:
     """Delete topics. When the response is sent, they no longer exist. Their files are removed later.
 
     Errors, per topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST, POLICY_VIOLATION (``delete.topic.enable``
     is false), INVALID_TOPIC_EXCEPTION (an internal topic); of the whole request NOT_CONTROLLER,
-    REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR.
+    REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR, THROTTLING_QUOTA_EXCEEDED (above controller_mutation_rate).
     """
     message: DeleteTopicsRequest = request.message
     names = message.names
     if not services.config.delete_topic_enable:
         reason = translate(PolicyViolationError("delete.topic.enable is false on this broker"))
         return Reply(DeleteTopicsResponse(0, None, [_refused(name, reason) for name in names]))
+    topics = services.controller.image.topics
+    count = sum(len(topics[name].partitions) for name in names if name in topics)
+    refusal = over_mutation_quota(services, request, client, count)
+    if refusal is not None:
+        return refusal
     return await _decide(services, message, "names", names, DeleteTopicsResponse(0, None, []), _refused)
+
+
+def over_mutation_quota(
+    services: Services, request: Request, client: Client, partition_count: int
+) -> Refusal | None:
+    """Return the refusal of a request that creates or deletes partitions beyond the client's
+    controller_mutation_rate, or None if the quota admits it.
+
+    Deviation from Kafka: a request is admitted or refused as a whole, and each broker counts for itself.
+    """
+    quotas = services.quotas
+    if not quotas.has_quotas or client.node_id is not None:
+        return None
+    wait_ms = quotas.admit_mutations(
+        client.user, request.client_id or "", partition_count, services.clock.monotonic_ms()
+    )
+    if not wait_ms:
+        return None
+    return Refusal(
+        ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+        f"user {client.user!r} with client id {request.client_id or ''!r} exceeds controller_mutation_rate;"
+        f" send the request again after {wait_ms} ms",
+        throttle_ms=wait_ms,
+    )
 
 
 def _refused(name: str, outcome: Outcome) -> TopicResult:
@@ -226,6 +275,27 @@ def _broker_entries(services: Services, name: str) -> list[ConfigEntry]:
             )
         )
     return entries
+
+
+async def alter_client_quotas(services: Services, request: Request, _client: Client) -> Response:
+    """Set and remove quotas of clients (KIP-546). The response is sent when this broker enforces them.
+
+    Errors, per entity: those of ``metadata.quota_commands.alter_client_quotas``; of the whole request
+    NOT_CONTROLLER, KAFKA_STORAGE_ERROR.
+    """
+    message: AlterClientQuotasRequest = request.message
+    return Reply(await services.channel.decide(message, timeout_ms=0))
+
+
+def describe_client_quotas(services: Services, request: Request, _client: Client) -> Reply:
+    """Return the quotas that a filter selects (KIP-546).
+
+    Errors: INVALID_REQUEST (an unknown or repeated entity type, an unknown match type).
+    """
+    message: DescribeClientQuotasRequest = request.message
+    return Reply(
+        DescribeClientQuotasResponse(0, None, find_quotas(services.controller.image.client_quotas, message))
+    )
 
 
 def describe_log_dirs(services: Services, request: Request, _client: Client) -> Reply:

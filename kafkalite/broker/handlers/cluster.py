@@ -51,7 +51,11 @@ FORWARDED: Final = frozenset(
         ApiKey.DELETE_TOPICS,
         ApiKey.CREATE_PARTITIONS,
         ApiKey.ALTER_CONFIGS,
+        ApiKey.ALTER_CLIENT_QUOTAS,
         ApiKey.ELECT_LEADERS,
+        ApiKey.CREATE_ACLS,
+        ApiKey.DELETE_ACLS,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
     }
 )
 

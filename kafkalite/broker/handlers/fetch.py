@@ -11,11 +11,13 @@ from typing import Any, Final, NamedTuple, Protocol
 from kafkalite.broker.config import BrokerConfig
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.waiters import AppendedWaiter, Key, Waiters
+from kafkalite.broker.quotas.quota_manager import QuotaManager
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import STOPS, translate
 from kafkalite.broker.server.metrics import Metrics
 from kafkalite.broker.server.responses import HeldResponse, Pending, Refusal, Reply, Response
 from kafkalite.broker.server.turns import PARTITIONS_PER_TURN, InTurns, Steps
+from kafkalite.clock import Clock
 from kafkalite.errors import BrokerError, ErrorCode, InvalidRequestError, StorageError
 from kafkalite.model import NO_OFFSET, IsolationLevel
 from kafkalite.protocol.connection import Request
@@ -26,6 +28,7 @@ from kafkalite.protocol.messages.data import (
     FetchRequest,
     FetchResponse,
 )
+from kafkalite.security.acls import Operation
 
 _IS_READ_COMMITTED: Final = {int(level): level is IsolationLevel.READ_COMMITTED for level in IsolationLevel}
 
@@ -33,9 +36,11 @@ _IS_READ_COMMITTED: Final = {int(level): level is IsolationLevel.READ_COMMITTED 
 class FetchServices(Protocol):
     """The parts of a broker that this handler uses."""
 
+    clock: Clock
     config: BrokerConfig
     metrics: Metrics
     partitions: Partitions
+    quotas: QuotaManager
     waiters: Waiters
     is_stopping: bool
 
@@ -84,38 +89,43 @@ def fetch(services: FetchServices, request: Request, client: Client) -> Reply | 
 
     Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH,
     OFFSET_NOT_AVAILABLE (a new leader does not yet know its high watermark), OFFSET_OUT_OF_RANGE (with the
-    log start and the high watermark), KAFKA_STORAGE_ERROR; of the whole request INVALID_REQUEST (an unknown
-    isolation level).
+    log start and the high watermark), TOPIC_AUTHORIZATION_FAILED, KAFKA_STORAGE_ERROR; of the whole request
+    INVALID_REQUEST (an unknown isolation level).
     """
     message: FetchRequest = request.message
-    sent_ends = client.sent_ends
+    if services.quotas.has_quotas and client.node_id is None:
+        message = _within_quota(services, message, client.user, request.client_id or "")
     if len(message.partitions) > PARTITIONS_PER_TURN:
-        return InTurns(services, _fetch_in_turns(services, message, sent_ends))
-    _check_again(services, message.partitions, sent_ends)
-    return _respond(services, message, sent_ends, _read(services, message, message.partitions, sent_ends))
+        return InTurns(services, _fetch_in_turns(services, message, client))
+    _check_again(services, message.partitions, client)
+    return _respond(services, message, client, _read(services, message, message.partitions, client))
 
 
-def _check_again(
-    services: FetchServices, partitions: list[FetchPartition], sent_ends: dict[Key, int]
-) -> None:
+def _within_quota(services: FetchServices, message: FetchRequest, user: str, client_id: str) -> FetchRequest:
+    """Return the request with at most the bytes that the client's quota allows in one response."""
+    limit = services.quotas.max_fetch_bytes(user, client_id, services.clock.monotonic_ms())
+    if limit is None or limit >= message.max_bytes:
+        return message
+    return message._replace(max_bytes=limit, min_bytes=min(message.min_bytes, limit))
+
+
+def _check_again(services: FetchServices, partitions: list[FetchPartition], client: Client) -> None:
     """Check the batches that a connection fetches for the second time. Does not raise: if a batch is damaged,
     the read that follows raises the error."""
     for asked in partitions:
-        if asked.fetch_offset >= sent_ends.get(asked[:2], 0):
+        if asked.fetch_offset >= client.sent_ends.get(asked[:2], 0):
             continue
         with suppress(BrokerError, StorageError):
             partition = services.partitions.leader(asked.topic, asked.partition, asked.current_leader_epoch)
             partition.check_again(asked.fetch_offset, min(asked.max_bytes, services.config.fetch_max_bytes))
 
 
-def _fetch_in_turns(services: FetchServices, message: FetchRequest, sent_ends: dict[Key, int]) -> Steps:
-    read = yield from _read_in_turns(services, message, sent_ends)
-    return _respond(services, message, sent_ends, read)
+def _fetch_in_turns(services: FetchServices, message: FetchRequest, client: Client) -> Steps:
+    read = yield from _read_in_turns(services, message, client)
+    return _respond(services, message, client, read)
 
 
-def _respond(
-    services: FetchServices, message: FetchRequest, sent_ends: dict[Key, int], read: _Read
-) -> Reply | Pending:
+def _respond(services: FetchServices, message: FetchRequest, client: Client, read: _Read) -> Reply | Pending:
     if (
         read.size_bytes >= message.min_bytes
         or read.is_final
@@ -124,12 +134,10 @@ def _respond(
     ):
         services.metrics.fetched_bytes += read.size_bytes
         return read.reply
-    return _hold(services, message, sent_ends, read)
+    return _hold(services, message, client, read)
 
 
-def _hold(
-    services: FetchServices, message: FetchRequest, sent_ends: dict[Key, int], read: _Read
-) -> HeldResponse:
+def _hold(services: FetchServices, message: FetchRequest, client: Client, read: _Read) -> HeldResponse:
     """Hold the response until ``min_bytes`` may be readable or ``max_wait_ms`` is over. Then read again."""
     waiters, find_leader = services.waiters, services.partitions.leader
     keys = [(asked.topic, asked.partition) for asked in message.partitions]
@@ -170,12 +178,12 @@ def _hold(
 
     def read_in_turns() -> Steps:
         nonlocal latest
-        latest = yield from _read_in_turns(services, message, sent_ends)
+        latest = yield from _read_in_turns(services, message, client)
         return latest.reply
 
     def ask() -> Response | None:
         try:
-            read = _read(services, message, message.partitions, sent_ends)
+            read = _read(services, message, message.partitions, client)
         except AssertionError as error:
             services.on_broken(error)
             return STOPS
@@ -206,7 +214,7 @@ def is_read_committed(isolation_level: int) -> bool:
 
 
 def _read_in_turns(
-    services: FetchServices, message: FetchRequest, sent_ends: dict[Key, int]
+    services: FetchServices, message: FetchRequest, client: Client
 ) -> Generator[None, None, _Read]:
     """Read all partitions, PARTITIONS_PER_TURN in each step of the generator (S24)."""
     results: list[FetchedPartition] = []
@@ -216,8 +224,8 @@ def _read_in_turns(
         if start:
             yield
         partitions = message.partitions[start : start + PARTITIONS_PER_TURN]
-        _check_again(services, partitions, sent_ends)
-        read = _read(services, message, partitions, sent_ends, size_bytes)
+        _check_again(services, partitions, client)
+        read = _read(services, message, partitions, client, size_bytes)
         results += read.reply.message.partitions
         buffers += read.reply.payload
         size_bytes, is_final = read.size_bytes, is_final or read.is_final
@@ -228,11 +236,11 @@ def _read(
     services: FetchServices,
     message: FetchRequest,
     partitions: list[FetchPartition],
-    sent_ends: dict[Key, int],
+    client: Client,
     size_bytes: int = 0,
 ) -> _Read:
-    """Read some partitions of a request, and update ``sent_ends``. ``size_bytes`` is the size of the data
-    read for earlier ones."""
+    """Read some partitions of a request, and update ``client.sent_ends``. ``size_bytes`` is the size of the
+    data read for earlier ones."""
     left_bytes = min(message.max_bytes, services.config.fetch_max_bytes) - size_bytes
     results: list[FetchedPartition] = []
     buffers: list[Any] = []
@@ -240,6 +248,8 @@ def _read(
     is_committed_only = is_read_committed(message.isolation_level)
     for asked in partitions:
         try:
+            if client.authorizer is not None:
+                client.check(Operation.READ, asked.topic)
             if asked.max_bytes <= 0:
                 result, has_data = _watch_partition(services, asked, is_committed_only)
                 is_final = is_final or has_data
@@ -253,7 +263,7 @@ def _read(
         results.append(result)
         if parts:
             buffers += parts
-            sent_ends[asked[:2]] = end
+            client.sent_ends[asked[:2]] = end
             size_bytes += result.length_bytes
             left_bytes -= result.length_bytes
     return _Read(Reply(FetchResponse(0, None, results), buffers), size_bytes, is_final)

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from kafkalite.broker.cluster.metadata_tree import describe
+from kafkalite.broker.handlers.admin import over_mutation_quota
 from kafkalite.broker.server.client import Client
-from kafkalite.broker.server.error_responses import Outcome
+from kafkalite.broker.server.error_responses import Outcome, translate
 from kafkalite.broker.server.responses import HandlerResult, Reply, Response
 from kafkalite.broker.services import Services
-from kafkalite.errors import ErrorCode, InvalidRequestError
+from kafkalite.errors import ErrorCode, InvalidRequestError, TopicAuthorizationFailedError
 from kafkalite.limits import MAX_TOPICS_PER_REQUEST
 from kafkalite.metadata.image import BrokerState, TopicImage
 from kafkalite.model import INTERNAL_PREFIX, topic_name_problem
@@ -36,6 +37,8 @@ from kafkalite.protocol.messages.metadata import (
     QuorumNode,
     TopicMetadata,
 )
+from kafkalite.security.acls import Operation
+from kafkalite.transport import without_tls
 from kafkalite.version import VERSION
 
 SOFTWARE_NAME: Final = "kafkalite"
@@ -59,8 +62,9 @@ def metadata(services: Services, request: Request, client: Client) -> HandlerRes
     number. Fenced brokers are omitted. A missing topic is created if both ``allow_auto_topic_creation`` and
     ``auto.create.topics.enable`` allow it and its name is not internal; the response waits for the creation.
 
-    Errors, per topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, and the errors of creating it; per
-    partition: LEADER_NOT_AVAILABLE; of the whole request INVALID_REQUEST (too many topics).
+    Errors, per topic: TOPIC_AUTHORIZATION_FAILED, UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION,
+    THROTTLING_QUOTA_EXCEEDED (above controller_mutation_rate), and the errors of creating it; per partition:
+    LEADER_NOT_AVAILABLE; of the whole request INVALID_REQUEST (too many topics).
     """
     message: MetadataRequest = request.message
     image = services.controller.image
@@ -72,6 +76,11 @@ def metadata(services: Services, request: Request, client: Client) -> HandlerRes
     refused: dict[str, Outcome] = {}
     missing: list[str] = []
     for name in names:
+        try:
+            client.check(Operation.DESCRIBE, name)
+        except TopicAuthorizationFailedError as error:
+            refused[name] = translate(error)
+            continue
         if name not in image.topics:
             problem = topic_name_problem(name)
             if problem is not None:
@@ -80,7 +89,10 @@ def metadata(services: Services, request: Request, client: Client) -> HandlerRes
                 missing.append(name)
     may_create = message.allow_auto_topic_creation and services.config.auto_create_topics_enable
     if missing and may_create:
-        return _create_and_describe(services, client, names, missing, refused)
+        over = over_mutation_quota(services, request, client, len(missing) * services.config.num_partitions)
+        if over is None:
+            return _create_and_describe(services, client, names, missing, refused)
+        refused.update(dict.fromkeys(missing, Outcome(over.error_code, over.error_message)))
     return Reply(_describe_topics(services, client, names, refused))
 
 
@@ -104,7 +116,8 @@ def _describe_topics(
 ) -> MetadataResponse:
     """Return the live brokers, at addresses that ``client`` can use, and the topics ``names``.
 
-    ``refused`` has the error of each topic that has an invalid name or could not be created.
+    ``refused`` has the error of each topic that the client may not describe, that has an invalid name, or
+    that could not be created.
     """
     image, node_id = services.controller.image, services.config.node_id
     brokers = [
@@ -115,7 +128,7 @@ def _describe_topics(
     unknown = Outcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
     topics: list[TopicMetadata] = []
     for name in names:
-        topic = image.topics.get(name)
+        topic = None if name in refused else image.topics.get(name)
         if topic is None:
             topics.append(TopicMetadata(*refused.get(name, unknown), name, "", False, []))
         else:
@@ -158,7 +171,7 @@ def address_for(node_id: int, broker: BrokerState, client: Client) -> str:
         return client.address
     if not broker.addresses:
         return ""
-    return broker.addresses[min(client.listener, len(broker.addresses) - 1)]
+    return without_tls(broker.addresses[min(client.listener, len(broker.addresses) - 1)])
 
 
 def describe_cluster(services: Services, _request: Request, client: Client) -> Reply:
@@ -198,7 +211,7 @@ def describe_quorum(services: Services, request: Request, _client: Client) -> Ha
         nodes = [
             QuorumNode(
                 node.node_id,
-                voters.get(node.node_id, ""),
+                without_tls(voters.get(node.node_id, "")),
                 node.node_id in voters,
                 node.match_offset,
                 node.last_contact_ms,

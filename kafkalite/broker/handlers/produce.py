@@ -28,6 +28,7 @@ from kafkalite.protocol.messages.data import ProducedPartition, ProduceRequest, 
 from kafkalite.records import header as batch_header
 from kafkalite.records.readable import check_readable
 from kafkalite.replication.partition import Partition
+from kafkalite.security.acls import Operation
 from kafkalite.storage.log import Appended
 
 _new: Final = tuple.__new__  # half the time of a struct's constructor
@@ -61,15 +62,15 @@ def produce(services: ProduceServices, request: Request, client: Client) -> Repl
 
     Deviation from Kafka: with ``acks=0`` there is a response too, and it reports errors.
 
-    Errors: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER (also if the leadership ended while the batch
-    waited), CORRUPT_MESSAGE (header, length, CRC, columns), UNSUPPORTED_COMPRESSION_TYPE,
-    UNSUPPORTED_FOR_MESSAGE_FORMAT (rows), MESSAGE_TOO_LARGE, INVALID_TIMESTAMP, INVALID_RECORD (a control
-    batch, or a transactional one without a transactional id), NOT_ENOUGH_REPLICAS (nothing appended),
-    NOT_ENOUGH_REPLICAS_AFTER_APPEND, OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID,
-    INVALID_PRODUCER_EPOCH, KAFKA_STORAGE_ERROR (disk full, log offline), REQUEST_TIMED_OUT; of transactional
-    batches also INVALID_REQUIRED_ACKS (not all), INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING,
-    PRODUCER_FENCED, CONCURRENT_TRANSACTIONS, COORDINATOR_NOT_AVAILABLE; of the whole request
-    INVALID_REQUIRED_ACKS.
+    Errors: TOPIC_AUTHORIZATION_FAILED, UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER (also if the
+    leadership ended while the batch waited), CORRUPT_MESSAGE (header, length, CRC, columns),
+    UNSUPPORTED_COMPRESSION_TYPE, UNSUPPORTED_FOR_MESSAGE_FORMAT (rows), MESSAGE_TOO_LARGE,
+    INVALID_TIMESTAMP, INVALID_RECORD (a control batch, or a transactional one without a transactional id),
+    NOT_ENOUGH_REPLICAS (nothing appended), NOT_ENOUGH_REPLICAS_AFTER_APPEND, OUT_OF_ORDER_SEQUENCE_NUMBER,
+    UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_EPOCH, KAFKA_STORAGE_ERROR (disk full, log offline),
+    REQUEST_TIMED_OUT; of transactional batches also INVALID_REQUIRED_ACKS (not all), INVALID_TXN_STATE,
+    INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS, COORDINATOR_NOT_AVAILABLE; of the
+    whole request INVALID_REQUIRED_ACKS.
     """
     message: ProduceRequest = request.message
     acks, timeout_ms, transactional_id, partitions = message
@@ -78,9 +79,10 @@ def produce(services: ProduceServices, request: Request, client: Client) -> Repl
     if acks not in _ACKS:
         raise InvalidRequiredAcksError(f"acks must be one of 0, 1, -1 (all); it is {acks}")
     if transactional_id is not None:
-        return _produce_transactional(services, message, request.payload, transactional_id)
+        return _produce_transactional(services, message, request.payload, transactional_id, client)
     now_ms = services.clock.wall_ms()
     metrics, payload, find = services.metrics, request.payload, services.partitions.leader
+    authorizer = client.authorizer
     results: list[ProducedPartition] = []
     waiting: PendingResults | None = None
     start = 0
@@ -89,6 +91,8 @@ def produce(services: ProduceServices, request: Request, client: Client) -> Repl
         batch = payload[start:end]
         start = end
         try:
+            if authorizer is not None:
+                client.check(Operation.WRITE, topic)
             partition = find(topic, number)
             appended = append(partition, batch, now_ms, acks)
         except Exception as error:
@@ -112,7 +116,11 @@ def produce(services: ProduceServices, request: Request, client: Client) -> Repl
 
 
 def _produce_transactional(
-    services: ProduceServices, message: ProduceRequest, payload: memoryview, transactional_id: str
+    services: ProduceServices,
+    message: ProduceRequest,
+    payload: memoryview,
+    transactional_id: str,
+    client: Client,
 ) -> PendingResults:
     """Append batches that may have to wait for the coordinator of their transaction."""
     acks, timeout_ms, _, partitions = message
@@ -126,6 +134,7 @@ def _produce_transactional(
         end = start + length_bytes
         waiting.expect(index)
         try:
+            client.check(Operation.WRITE, topic)
             refuse_internal(topic)  # before the coordinator adds the partition to the transaction
             partition = services.partitions.leader(topic, number)
             _append_transactional(

@@ -1,4 +1,4 @@
-"""ReplicaFetch: a follower broker fetches all partitions for which this broker is the leader."""
+"""ReplicaFetch: a follower fetches, in one request, all partitions that it replicates from this broker."""
 
 # Tests: tests/broker/test_replication.py
 

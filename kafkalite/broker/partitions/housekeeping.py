@@ -66,9 +66,9 @@ class Housekeeping:
         tasks.start(self.retain_forever(), name="retention")
         tasks.start(self.record_forever(), name="recovery points")
         tasks.start(self.checkpoint_forever(), name="checkpoints")
-        tasks.start(self.retry_forever(), name="retries")
+        tasks.start_when(self._partitions.has_failed, self.retry_forever, name="retries")
         if self.cleaner is not None:
-            tasks.start(self.cleaner.clean_forever(), name="cleaner")
+            tasks.start_when(self._partitions.has_compacted, self.cleaner.clean_forever, name="cleaner")
         if self._config.log_scrub_interval_ms:
             tasks.start(self.scrubber.scrub_forever(), name="scrubber")
 

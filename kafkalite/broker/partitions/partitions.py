@@ -9,7 +9,6 @@ opened, only its partition is offline, and clients get KAFKA_STORAGE_ERROR with 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -23,6 +22,7 @@ from kafkalite.broker.cluster.node_state import NodeState
 from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
 from kafkalite.broker.partitions.waiters import Waiters
+from kafkalite.broker.tasks import Signal
 from kafkalite.clock import Clock, SystemClock
 from kafkalite.errors import (
     KafkaStorageError,
@@ -122,8 +122,8 @@ class Partitions:
         self._roleless: dict[TopicPartition, Exception | None] = {}
         self._exchanging: dict[TopicPartition, HostedPartition] = {}  # logs that ``_exchange`` replaces
         self._image = ClusterImage()
-        self.has_compacted = asyncio.Event()  #: set when a compacted topic is added; cleared by the cleaner
-        self.has_failed = asyncio.Event()  #: set when ``retry`` has something to do
+        self.has_compacted = Signal()  #: set when a compacted topic is added; cleared by the cleaner
+        self.has_failed = Signal()  #: set when ``retry`` has something to do
         self._is_complete = False  # whether an image has contained this process's registration
 
     def __len__(self) -> int:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from kafkalite.coordinator_types import Caller
+from kafkalite.errors import TopicAuthorizationFailedError
+from kafkalite.log_fields import Fields
 from kafkalite.protocol.messages.cluster import ClusterProofRequest
+from kafkalite.security.acls import ANONYMOUS, Authorizer, Operation, ResourceType, label, refusal_of
+
+audit = logging.getLogger("kafkalite.audit")  # a line for each denied and each administrative request
 
 
 class Challenge(Protocol):
@@ -24,6 +30,7 @@ class Client:
     peer: str  #: for logs: "127.0.0.1:53712" or "inproc"
     address: str  #: the address of this broker that the client used
     client_id: str | None = None
+    principal: str = ANONYMOUS  #: who the client has proved to be, such as ``User:alice``; its quotas apply
     listener: int = 0  #: the number of the listener that accepted the connection
     node_id: int | None = None  #: the cluster node that the client has proved to be
     challenge: Challenge | None = None  #: the challenge that the next proof must match
@@ -31,6 +38,46 @@ class Client:
     is_session: bool = False  #: whether this connection received a broker's newest heartbeat
     #: By topic and partition: the end of the records that were last sent on this connection.
     sent_ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    #: Decides what the client may do. None allows everything: no authorizer is set, or the client is a node.
+    authorizer: Authorizer | None = None
+    host: str = field(init=False)  #: the client's IP address, as rules name it; ``inproc`` within the process
+
+    def __post_init__(self) -> None:
+        self.host = self.peer.rpartition(":")[0].strip("[]").removesuffix("://") or self.peer
+
+    @property
+    def user(self) -> str:
+        """The name of the principal, as quotas name it."""
+        return self.principal.removeprefix("User:")
+
+    def allows(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        """Whether the client may perform the operation on the resource."""
+        authorizer = self.authorizer
+        return authorizer is None or authorizer.allows(
+            self.principal, self.host, operation, resource_type, name
+        )
+
+    def allows_on_any(self, operation: Operation, resource_type: ResourceType) -> bool:
+        """Whether the client may perform the operation on at least one resource of this type."""
+        authorizer = self.authorizer
+        return authorizer is None or authorizer.allows_on_any(
+            self.principal, self.host, operation, resource_type
+        )
+
+    def check(self, operation: Operation, topic: str) -> None:
+        """Raise TopicAuthorizationFailedError unless the client may perform the operation on the topic."""
+        if not self.allows(operation, ResourceType.TOPIC, topic):
+            fields = Fields(
+                principal=self.principal,
+                host=self.host,
+                operation=label(operation),
+                resource_type=label(ResourceType.TOPIC),
+                resource=topic,
+            )
+            audit.warning("request denied %s", fields)
+            raise TopicAuthorizationFailedError(
+                refusal_of(self.principal, operation, ResourceType.TOPIC, topic)
+            )
 
     @property
     def caller(self) -> Caller:

@@ -1,4 +1,7 @@
-"""Dispatches requests to their handlers, and translates the errors that these raise."""
+"""Dispatches requests to their handlers, if the client may send them, and translates the handlers' errors.
+
+Every request of a client passes ``Dispatcher.handle``, where the access control rules are enforced (S9).
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,17 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
-from kafkalite.broker.server.client import Client
+from kafkalite.broker.server.client import Client, audit
 from kafkalite.broker.server.error_responses import STOPS, refusal
 from kafkalite.broker.server.metrics import Metrics
 from kafkalite.broker.server.responses import SHUTTING_DOWN, HandlerResult, Pending, Refusal, Reply, Response
 from kafkalite.broker.tasks import TaskSet
 from kafkalite.errors import ErrorCode
 from kafkalite.log_fields import Fields
-from kafkalite.protocol.api import CLUSTER_APIS
+from kafkalite.protocol.api import CLUSTER_APIS, ApiKey
 from kafkalite.protocol.connection import BadRequest, Request
+from kafkalite.security.acls import Authorizer, Operation, label, refusal_of
+from kafkalite.security.required import ERRORS, REQUIRED, Denial, denials, permitted, visible
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +29,11 @@ Interceptor: TypeAlias = Callable[[Request, Client], "Response | Pending | None"
 FORBIDDEN: Final = Refusal(
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     "only nodes that have proved to belong to this cluster may send this",
+)
+_CHANGES: Final = frozenset({Operation.CREATE, Operation.DELETE, Operation.ALTER, Operation.ALTER_CONFIGS})
+#: The APIs whose allowed requests are audited: they change topics, configurations, rules or users.
+AUDITED: Final = frozenset(
+    key for key, one in REQUIRED.items() if any(need.operation in _CHANGES for need in one.needs)
 )
 
 
@@ -53,6 +63,7 @@ class Dispatcher(Generic[S]):
         self._on_broken = on_broken
         self._counts = services.metrics.requests
         self.interceptor: Interceptor | None = None
+        self.authorizer: Authorizer | None = None  #: None allows every client everything
 
     def dispatch(self, request: Request | BadRequest, client: Client) -> Response | Pending:
         """Return the response to one request. Never raises."""
@@ -70,8 +81,65 @@ class Dispatcher(Generic[S]):
         self._counts[api_key] += 1
         if self._services.is_stopping:
             return SHUTTING_DOWN
-        if client.node_id is None and api_key in CLUSTER_APIS:
-            return self._forbid(request, client)
+        if client.node_id is None:
+            if api_key in CLUSTER_APIS:
+                return self._forbid(request, client)
+            if self.authorizer is not None:
+                return self._handle_authorized(request, client, self.authorizer)
+        elif client.authorizer is not None:
+            client.authorizer = None  # the nodes of the cluster are trusted
+        return self._call(request, client)
+
+    def _handle_authorized(
+        self, request: Request, client: Client, authorizer: Authorizer
+    ) -> Response | Pending:
+        """Return the response to a request, or a refusal if the client may not send it.
+
+        The response does not contain what the client may not describe.
+        """
+        api_key, message = request.api_key, request.message
+        client.authorizer = authorizer
+        denied = denials(api_key, message, client, is_whole=True)
+        if denied is None or denied:
+            return self._deny(request, client, denied)
+        if api_key in AUDITED:
+            audit.info("request allowed %s", _audited(request, client))
+        may = permitted(message, client)
+        if may is not message:
+            request = request._replace(message=may)
+        response = self._call(request, client)
+        if not REQUIRED[api_key].lists:
+            return response
+        if isinstance(response, Pending):
+            pruned = Pending(response.cancel)
+            response.then(lambda response: pruned.resolve(_prune(request, response, client)))
+            return pruned
+        return _prune(request, response, client)
+
+    def _deny(self, request: Request, client: Client, denied: list[Denial] | None) -> Refusal:
+        """Return the refusal of a request that access control rules do not allow."""
+        self._services.metrics.failed_requests += 1
+        if not denied:  # the table has no entry
+            audit.warning("request denied %s", _audited(request, client, reason="no entry"))
+            return Refusal(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "no permission is defined for this API")
+        operation, resource_type, name = denied[0]
+        fields = _audited(
+            request,
+            client,
+            operation=label(operation),
+            resource_type=label(resource_type),
+            resource=name,
+            count=len(denied),
+        )
+        audit.warning("request denied %s", fields)
+        message = refusal_of(client.principal, *denied[0])
+        if len(denied) > 1:
+            message += f"; {len(denied) - 1} more resources are refused"
+        return Refusal(ERRORS[resource_type], message)
+
+    def _call(self, request: Request, client: Client) -> Response | Pending:
+        """Call the handler of a request that the client may send."""
+        api_key = request.api_key
         try:
             response = self._handlers[api_key](self._services, request, client)
         except Exception as error:
@@ -114,3 +182,14 @@ class Dispatcher(Generic[S]):
             Fields(peer=client.peer, api_key=bad.api_key, version=bad.api_version, reason=bad.error_message),
         )
         return Refusal(bad.error_code, bad.error_message, bad.fatal)
+
+
+def _prune(request: Request, response: Response, client: Client) -> Response:
+    if isinstance(response, Refusal):
+        return response
+    message = visible(request.api_key, request.message, response.message, client)
+    return response._replace(message=message)
+
+
+def _audited(request: Request, client: Client, **more: str | int) -> Fields:
+    return Fields(principal=client.principal, host=client.host, api=ApiKey(request.api_key).name, **more)

@@ -24,11 +24,15 @@ class Reply(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """An error for the whole request. If ``closes``, the connection closes after the response is written."""
+    """An error for the whole request. If ``closes``, the connection closes after the response is written.
+
+    ``throttle_ms`` is the time for which the connection is then throttled.
+    """
 
     error_code: int
     error_message: str
     closes: bool = False
+    throttle_ms: int = 0
 
 
 Response: TypeAlias = Reply | Refusal
@@ -49,6 +53,8 @@ class Pending:
 
     #: Whether the connection starts no further request before the response is ready.
     is_exclusive: bool = False
+    #: How long later steps of the request have used the event loop, in nanoseconds.
+    busy_ns: int = 0
 
     def __init__(self, on_cancel: Callable[[], object] | None = None) -> None:
         self._continuation: Callable[[Response], None] | None = None

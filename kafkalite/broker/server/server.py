@@ -5,7 +5,9 @@ ready at once and no earlier request waits, it is written in the same callback, 
 Otherwise the request is queued, and its response is written when the request has reached the head of the
 queue.
 
-Reading pauses while the peer does not read its responses, and while too many requests have no response. A
+Reading pauses while the peer does not read its responses, while too many requests have no response, and for
+the throttle time of a client over its quota: it gets its response at once, and the broker then reads no
+further request until that time is over (KIP-219). A
 connection is closed if it violates the protocol, has no traffic for ``connections.max.idle.ms``, does not
 complete the handshake or a required proof within HANDSHAKE_DEADLINE_MS, or leaves a frame incomplete for too
 long.
@@ -25,16 +27,25 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from kafkalite.broker.activity import Activity
+from kafkalite.broker.quotas.quota_manager import QuotaManager
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.heap import release_free_memory
 from kafkalite.broker.server.metrics import Metrics
 from kafkalite.broker.server.responses import Pending, Refusal, Reply, Response
+from kafkalite.broker.tasks import Signal
 from kafkalite.clock import Clock
 from kafkalite.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from kafkalite.limits import KIB, MAX_IN_FLIGHT_PER_CONNECTION, MAX_ITEMS_PER_REQUEST, MIB
 from kafkalite.log_fields import Fields
+from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import BadRequest, Request, ServerConnection
-from kafkalite.transport import Listener, has_own_name, transport_for
+from kafkalite.protocol.messages.data import FetchResponse
+from kafkalite.security.principal_mapping import KEY as RULES_KEY
+from kafkalite.security.principal_mapping import PrincipalMapping
+from kafkalite.transport import Listener, has_own_name, is_tls, transport_for, without_tls
+from kafkalite.transport.seam import SecuredProtocol
+from kafkalite.transport.tls import TlsTransport, peer_subject
+from kafkalite.transport.tls_context import TlsContext
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +71,8 @@ REQUEST_COST: Final = 20
 #: wait.
 HEAVY_COST: Final = 2_000
 HEAVY_SECONDS: Final = 0.1
+#: A connection beyond connection_creation_rate is closed after its throttle time, at most this.
+MAX_CONNECTION_THROTTLE_MS: Final = 1_000
 
 
 class Dispatch(Protocol):
@@ -80,13 +93,15 @@ class _Slot:
         self.response = response
         self.is_ready = True
         was_exclusive = self.pending is not None and self.pending.is_exclusive
+        if self.pending is not None:
+            self.connection.bill(self.pending.busy_ns)
         self.pending = None
         self.connection.on_response(self)
         if was_exclusive:
             self.connection.unblock()
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(SecuredProtocol):
     """One client's connection.
 
     Invariant: responses are written in the order in which requests arrived: first those in ``_queue``, which
@@ -122,6 +137,9 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_requests = self._frame_bytes = 0  # received when it was first seen incomplete
         self._advertised = advertised
         self._listener = listener
+        self._muting: asyncio.TimerHandle | None = None  # ends the throttle time of a client over its quota
+        self._metered_ns: int | None = None  # when the metered callback began, or its last response
+        self._unbilled_ns = 0  # for which earlier callbacks used the event loop after their last response
         self.is_busy = False  # whether further requests wait for a turn
         self.is_waiting = False  # whether the connection waits for its turn
         self.is_heavy = False  # costs more than a small share of the event loop's time
@@ -147,13 +165,37 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         self._is_writable = self._server.is_open  # may have changed since the connection was accepted
+        wait_ms = self._server.connection_throttle_ms(transport.get_extra_info("peername"))
+        if wait_ms:
+            logger.warning(
+                "connection refused %s", Fields(peer=self.client.peer, reason="connection_creation_rate")
+            )
+            self._is_ending = True
+            self._update_reading()
+            asyncio.get_running_loop().call_later(wait_ms / 1000, self.abort)
         self._transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)
+
+    def connection_secured(self) -> None:
+        """Derive the principal from the certificate of the client. Refuse a client that no rule covers."""
+        subject = peer_subject(self._transport)
+        principal = self._server.principals.principal(subject)
+        if principal is None:
+            reason = f"no rule of {RULES_KEY} yields a principal for {subject}"
+            logger.warning("connection refused %s", Fields(peer=self.client.peer, reason=reason))
+            self.abort()
+        else:
+            self.client.principal = principal
+            fields = Fields(peer=self.client.peer, principal=principal)
+            logger.debug("connection secured %s", fields)
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._is_lost or self._is_ending:
             return
-        self.received_bytes += nbytes
         wire, server = self._wire, self._server
+        if server.quotas is not None and self._metered_ns is None:
+            self._meter(self.buffer_updated, nbytes)
+            return
+        self.received_bytes += nbytes
         if server.activity.may_be_resting:
             server.activity.touch()
         self._cost += nbytes >> 10
@@ -182,7 +224,13 @@ class Connection(asyncio.BufferedProtocol):
                 self._turn_bytes = 0
                 server.wait_for_turn(self)
             self._receiving_bytes = self._held_bytes = 0
-        if count == 1 and self._is_writable and not self._queue and not self._backlog:
+        if (
+            count == 1
+            and self._is_writable
+            and not self._queue
+            and not self._backlog
+            and server.quotas is None
+        ):
             self._serve_one(requests[0])
         elif self._backlog or not self._has_room():
             self._hold_back(requests)
@@ -200,6 +248,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def take_turn(self) -> None:
         """Serve the next requests. Called by the server some time after ``wait_for_turn`` (S24)."""
+        if self._server.quotas is not None and self._metered_ns is None:
+            self._meter(self.take_turn)
+            return
         wire = self._wire
         if self._is_read_in_turn:
             self._is_read_in_turn = False
@@ -274,6 +325,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
+        if self._muting is not None:
+            self._muting.cancel()
         self._set_heavy(False)
         self._server.forget(self)
         self._server.free_bytes += self._held_bytes
@@ -295,7 +348,7 @@ class Connection(asyncio.BufferedProtocol):
             self._write(out)
 
     def _has_room(self) -> bool:
-        return self._is_writable and len(self._queue) < self._max_in_flight
+        return self._is_writable and len(self._queue) < self._max_in_flight and self._muting is None
 
     def _hold_back(self, requests: Iterable[Request | BadRequest]) -> None:
         """Queue requests for later. Reading pauses, so they are at most those of one receive buffer."""
@@ -321,9 +374,12 @@ class Connection(asyncio.BufferedProtocol):
         gathered_bytes = 0
         is_turn_over = False
         queue = self._queue
+        quotas = None if self.client.node_id is not None else self._server.quotas
         remaining = iter(requests)
         for request in remaining:
             response = self._dispatch(request, self.client)
+            if quotas is not None and request.api_key == ApiKey.PRODUCE and isinstance(request, Request):
+                self._charge_request(quotas, request)
             if queue or isinstance(response, Pending):
                 self._enqueue(request, response)
             else:
@@ -376,10 +432,14 @@ class Connection(asyncio.BufferedProtocol):
     def _encode(self, request: Request | BadRequest, response: Reply | Refusal, out: list[Any]) -> int:
         """Append the buffers of the response to ``out``. Return the size of its payload in bytes."""
         self._cost += REQUEST_COST
+        throttle_ms = 0
+        if self._server.quotas is not None and self.client.node_id is None:
+            client_id = request.client_id if isinstance(request, Request) else self.client.client_id
+            throttle_ms = self._charge_response(self._server.quotas, client_id, response)
         if isinstance(response, Reply):
             assert isinstance(request, Request)
             try:
-                out += self._wire.send(request, response.message, response.payload)
+                out += self._wire.send(request, response.message, response.payload, throttle_ms=throttle_ms)
             except LocalProtocolError as error:
                 message = f"the response cannot be sent: {error}"
                 out += self._wire.send_error(request, ErrorCode.UNKNOWN_SERVER_ERROR, message)
@@ -387,12 +447,77 @@ class Connection(asyncio.BufferedProtocol):
             size_bytes = sum(map(len, response.payload)) if response.payload else 0
             self._cost += size_bytes >> 10
             return size_bytes
-        out += self._wire.send_error(request, response.error_code, response.error_message)
+        out += self._wire.send_error(
+            request, response.error_code, response.error_message, throttle_ms=throttle_ms
+        )
         if response.closes:
             self._is_final = self._is_ending = True
             self._backlog.clear()
             self._queue.clear()
         return 0
+
+    # --- quotas
+
+    def _meter(self, work: Callable[..., None], *arguments: int) -> None:
+        """Call ``work``, and bill the client for the time that it uses the event loop."""
+        clock = self._server.clock
+        self._metered_ns = clock.monotonic_ns()
+        try:
+            work(*arguments)
+        finally:
+            self._unbilled_ns += clock.monotonic_ns() - self._metered_ns
+            self._metered_ns = None
+
+    def bill(self, busy_ns: int) -> None:
+        """Bill the client for time that a request used the event loop outside of the connection's calls."""
+        self._unbilled_ns += busy_ns
+
+    def _charge_request(self, quotas: QuotaManager, request: Request) -> None:
+        """Charge the client for the bytes that it produces. Its throttle time begins before the response."""
+        now_ms = self._server.clock.monotonic_ms()
+        size_bytes = len(request.payload)
+        self._mute(
+            quotas.charge(self.client.user, request.client_id or "", now_ms, produced_bytes=size_bytes)
+        )
+
+    def _charge_response(self, quotas: QuotaManager, client_id: str | None, response: Response) -> int:
+        """Charge the client for the other costs of a request. Return the rest of its throttle time in ms."""
+        clock = self._server.clock
+        busy_ns, self._unbilled_ns = self._unbilled_ns, 0
+        if self._metered_ns is not None:
+            now_ns = clock.monotonic_ns()
+            busy_ns += now_ns - self._metered_ns
+            self._metered_ns = now_ns
+        fetched_bytes = 0
+        if isinstance(response, Refusal):
+            self._mute(response.throttle_ms)
+        elif isinstance(response.message, FetchResponse):
+            fetched_bytes = sum(map(len, response.payload))
+        now_ms = clock.monotonic_ms()
+        user = self.client.user
+        self._mute(quotas.charge(user, client_id or "", now_ms, fetched_bytes=fetched_bytes, busy_ns=busy_ns))
+        if self._muting is None:
+            return 0
+        return max(0, math.ceil((self._muting.when() - asyncio.get_running_loop().time()) * 1000))
+
+    def _mute(self, throttle_ms: int) -> None:
+        """Read no request for ``throttle_ms``, or until the end of an earlier throttle time that is later."""
+        if not throttle_ms or self._is_lost:
+            return
+        loop = asyncio.get_running_loop()
+        end = loop.time() + throttle_ms / 1000
+        if self._muting is not None and self._muting.when() >= end:
+            return
+        if self._muting is not None:
+            self._muting.cancel()
+        self._muting = loop.call_at(end, self._unmute)
+        self._update_reading()
+
+    def _unmute(self) -> None:
+        if self._muting is not None:
+            self._muting.cancel()
+            self._muting = None
+            self._serve_backlog()
 
     def _write(self, out: list[Any]) -> None:
         if out and not self._is_lost:
@@ -452,10 +577,11 @@ class Connection(asyncio.BufferedProtocol):
     def end(self) -> None:
         """Respond to the requests that have arrived, then send the end of the stream.
 
-        The dispatcher refuses new requests with SHUTTING_DOWN. The connection closes when the peer closes it
-        or after LINGER_MS. Until then, received bytes are dropped: closing a socket with unread bytes resets
-        it, and the peer would lose the responses.
+        Requests that have arrived but are not handled yet get SHUTTING_DOWN. Bytes that arrive afterwards
+        are dropped until the peer closes the connection, or until this side does after LINGER_MS: closing a
+        socket with unread bytes resets it, and the peer would lose the responses.
         """
+        self._unmute()
         self._serve_backlog()
         self._drain(self.received_bytes, 0)
 
@@ -505,8 +631,8 @@ class Connection(asyncio.BufferedProtocol):
                 return f"a frame stayed incomplete for {now_ms - self._frame_ms} ms"
         unsent_bytes = 0 if self._is_writable else self._transport.get_write_buffer_size()
         transferred = (self.received_bytes, unsent_bytes)
-        if transferred != self._transferred or (
-            self._queue and self._is_writable
+        if (
+            transferred != self._transferred or self._muting or (self._queue and self._is_writable)
         ):  # the peer waits for the broker
             self._transferred = transferred
             self._moved_ms = now_ms
@@ -550,8 +676,13 @@ class Server:
         max_descriptor: int | None = None,
         on_closed: Callable[[Client], None] | None = None,
         activity: Activity | None = None,
+        tls: TlsContext | None = None,
+        principals: PrincipalMapping | None = None,
     ) -> None:
-        """``on_closed`` is called with the client of each connection that was served, after it has closed.
+        """``tls`` is required if a listener's address begins with ``SSL://``. ``principals`` derives the
+        principals of clients from their certificates; None uses the distinguished name.
+
+        ``on_closed`` is called with the client of each connection that was served, after it has closed.
 
         ``max_unproven_bytes`` limits the frames of a peer until it has proved to be a node of the cluster
         (S1, S3), which it must do within HANDSHAKE_DEADLINE_MS. None requires no proof.
@@ -565,8 +696,11 @@ class Server:
         self.max_request_bytes = max_request_bytes
         self.max_request_partitions = max_request_partitions
         self.max_unproven_bytes = max_unproven_bytes
+        self.quotas: QuotaManager | None = None  #: None while no quota is set
         self.is_open = False
         self.refusal: Refusal | None = None  #: the response to every connection until ``open``
+        self._tls = tls
+        self.principals = principals or PrincipalMapping()
         self._max_connections = max_connections
         self._max_descriptor = sys.maxsize if max_descriptor is None else max_descriptor
         self._max_idle_ms = max_idle_ms
@@ -581,7 +715,7 @@ class Server:
         self._last_heavy_at = 0.0  # the event loop's time at which it was served
         self._listeners: list[Listener] = []
         self._connections: dict[Connection, None] = {}  # in the order of arrival
-        self._has_connections = asyncio.Event()
+        self.has_connections = Signal()  #: set while there are connections
         self._has_none = asyncio.Event()
         self._has_none.set()
 
@@ -595,8 +729,16 @@ class Server:
         return len(self._connections)
 
     async def listen(self, address: str, advertised: str | None) -> str:
-        """Open a listener and return its address with its actual port. Raises ListenError."""
+        """Open a listener and return its address with its actual port, without ``SSL://``.
+
+        Raises ListenError, and ConfigError if the certificates of a listener with TLS cannot be used.
+        """
         listener: Listener | None = None
+        is_encrypted, address = is_tls(address), without_tls(address)
+        transport = transport_for(address)
+        if is_encrypted:
+            assert self._tls is not None, "SSL:// needs a TLS context"
+            transport = TlsTransport(transport, self._tls)
         number = len(self._listeners)
 
         def accept() -> Connection:
@@ -604,7 +746,7 @@ class Server:
             own_name = listener.address if has_own_name(listener.address) else None
             return Connection(self, advertised or own_name, number)
 
-        listener = await transport_for(address).listen(address, accept)
+        listener = await transport.listen(address, accept)
         self._listeners.append(listener)
         return listener.address
 
@@ -639,9 +781,23 @@ class Server:
         connection.client.number = self.metrics.connections_accepted
         self.activity.touch()
         self._connections[connection] = None
-        self._has_connections.set()
+        self.has_connections.set()
         self._has_none.clear()
         return True
+
+    def connection_throttle_ms(self, peer: object) -> int:
+        """Return 0 if connection_creation_rate admits a connection from the socket address ``peer``.
+
+        Otherwise return the time in ms after which to close it, so that the client does not connect again at
+        once.
+        """
+        match peer:
+            case (str() as host, *_) if self.quotas is not None:
+                wait_ms = self.quotas.admit_connection(host, self.clock.monotonic_ms())
+                self.metrics.connections_refused += wait_ms > 0
+                return min(wait_ms, MAX_CONNECTION_THROTTLE_MS)
+            case _:
+                return 0
 
     def wait_for_turn(self, connection: Connection) -> None:
         """Queue ``connection``: its further requests are served after the connections queued before it (S24).
@@ -702,7 +858,7 @@ class Server:
         if self._on_closed is not None:
             self._on_closed(connection.client)
         if not self._connections:
-            self._has_connections.clear()
+            self.has_connections.clear()
             self._has_none.set()
 
     async def reap_forever(self) -> None:
@@ -710,7 +866,7 @@ class Server:
         pace = self.activity.every(REAP_INTERVAL_MS)
         idle_ms = 0.0
         while True:
-            await self._has_connections.wait()
+            await self.has_connections.wait()
             await pace.rest(idle_ms)
             pace.begin()
             idle_ms = self.reap(self.clock.monotonic_ms())

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.error_responses import STOPS, refusal
 from kafkalite.broker.server.responses import HandlerResult, Pending, Refusal, Reply, Response
+from kafkalite.clock import Clock
 from kafkalite.limits import MIB
 from kafkalite.protocol.connection import Request
 
@@ -26,6 +27,8 @@ Steps: TypeAlias = Generator[None, None, Response | Pending]
 class TurnServices(Protocol):
     """The part of a broker that this module uses."""
 
+    clock: Clock
+
     def on_broken(self, error: BaseException, /) -> None: ...
 
 
@@ -38,20 +41,30 @@ class InTurns(Pending):
     If ``is_exclusive``, the connection starts no further request before the response is ready.
     """
 
-    __slots__ = ("_services", "_steps", "is_exclusive")
+    __slots__ = ("_services", "_steps", "busy_ns", "is_exclusive")
 
     def __init__(self, services: TurnServices, steps: Steps, *, is_exclusive: bool = False) -> None:
         super().__init__(steps.close)
         self._services = services
         self._steps = steps
         self.is_exclusive = is_exclusive
+        self.busy_ns = 0
         self._step()
+        self.busy_ns = 0  # the connection that called the handler counts the first step
+
+    def _next(self) -> None:
+        """Run one step, and add its time to ``busy_ns``. Raises StopIteration after the last."""
+        began_ns = self._services.clock.monotonic_ns()
+        try:
+            next(self._steps)
+        finally:
+            self.busy_ns += self._services.clock.monotonic_ns() - began_ns
 
     def _step(self) -> None:
         if self.is_done:
             return
         try:
-            next(self._steps)
+            self._next()
         except StopIteration as end:
             response: Response | Pending = end.value
             if isinstance(response, Pending):

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Self, TypeVar, Unpack
 
 from kafkalite.client.admin.cluster_health import look_at_quorum
+from kafkalite.client.admin.credentials import MECHANISMS, mechanism_label, mechanism_number, salted_passwords
 from kafkalite.client.admin.descriptions import (
     BROKER_DEFAULT,
     ClusterDescription,
@@ -72,6 +73,7 @@ from kafkalite.errors import (
     broker_error,
 )
 from kafkalite.model import (
+    DEFAULT_ENTITY,
     EARLIEST,
     LATEST,
     MAX_TIMESTAMP,
@@ -80,9 +82,11 @@ from kafkalite.model import (
     NO_PRODUCER_ID,
     OffsetAndMetadata,
     OffsetAndTimestamp,
+    QuotaEntity,
     TopicPartition,
 )
 from kafkalite.protocol.messages import admin as messages
+from kafkalite.protocol.messages import security
 from kafkalite.protocol.messages.data import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
@@ -114,10 +118,15 @@ from kafkalite.protocol.messages.transactions import (
     TxnPartition,
 )
 from kafkalite.rng import Rng
+from kafkalite.security.acls import EVERY_ACL, AclBinding, AclFilter
+from kafkalite.security.scram import DEFAULT_ITERATIONS
 
 T = TypeVar("T")
 
 _A_TOPIC: Final = 'NewTopic("orders", partitions=3)'
+_AN_ACL: Final = 'AclBinding(ResourceType.TOPIC, PatternType.LITERAL, "orders", "User:alice", "*", ...)'
+_A_SELECTION: Final = '[AclFilter(principal="User:alice")]'
+_SOME_QUOTAS: Final = '{"producer_byte_rate": 1_000_000}'
 _SOME_CONFIGS: Final = '{"retention.ms": "3600000"}'
 
 #: A broker's time limit ends up to this much earlier than the client's, so that its response can arrive.
@@ -292,6 +301,41 @@ class Admin:
         )
         _raise_first((await self._call(request)).resources, f"{resource_type} {name!r}")
 
+    # --- quotas --------------------------------------------------------------------------------
+
+    async def describe_client_quotas(
+        self, entity: QuotaEntity | None = None
+    ) -> dict[QuotaEntity, dict[str, float]]:
+        """Return {entity: {key: value}} of all quotas, or only those of exactly ``entity`` (KIP-546)."""
+        filters = [] if entity is None else [_quota_filter(part) for part in _entity_parts(entity)]
+        response = await self._call(messages.DescribeClientQuotasRequest(filters, entity is not None))
+        _raise_first([response], "quotas")
+        return {
+            _entity_of(entry.entity): {key: float(text) for key, text in entry.values.items()}
+            for entry in response.entries
+        }
+
+    async def alter_client_quotas(
+        self, entity: QuotaEntity, changes: Mapping[str, float | None], *, validate_only: bool = False
+    ) -> None:
+        """Set the quotas in ``changes``, {key: value}. A value of None removes the quota.
+
+        Keys of users and client ids are producer_byte_rate and consumer_byte_rate (bytes per second),
+        request_percentage, and controller_mutation_rate (partitions per second); of addresses,
+        connection_creation_rate (per second). Each broker enforces them for what it serves. If one change is
+        invalid, raises InvalidConfigError, and no quota is changed. Raises InvalidRequestError if there is no
+        such entity.
+        """
+        entry = messages.ClientQuotaAlteration(
+            _entity_parts(entity),
+            [
+                messages.ClientQuotaChange(str(key), None if value is None else str(value))
+                for key, value in checked_mapping("changes", changes, _SOME_QUOTAS).items()
+            ],
+        )
+        response = await self._call(messages.AlterClientQuotasRequest(validate_only, [entry]))
+        _raise_first([response, *response.entries], str(entity))
+
     # --- records and offsets -------------------------------------------------------------------
 
     async def list_offsets(
@@ -423,6 +467,75 @@ class Admin:
             for node_id, response in (await self._call_every_broker(request)).items()
             for log in response.partitions
         ]
+
+    # --- access control and users ------------------------------------------------------------------------
+
+    async def create_acls(self, acls: Iterable[AclBinding]) -> None:
+        """Add access control rules. A rule that exists is no error.
+
+        Raises InvalidRequestError for a rule that could never apply; the valid rules of the call are added.
+        """
+        request = security.CreateAclsRequest([security.Acl(*acl) for acl in _acls(acls)])
+        response = await self._call(request)
+        for acl, result in zip(request.acls, response.results, strict=True):
+            _raise_first([result], f"{acl.principal} on {acl.name!r}")
+
+    async def describe_acls(self, selection: AclFilter = EVERY_ACL) -> list[AclBinding]:
+        """Return the access control rules that ``selection`` selects (by default all), sorted."""
+        response = await self._call(security.DescribeAclsRequest(*selection))
+        return [AclBinding(*acl) for acl in response.acls]
+
+    async def delete_acls(self, selections: Iterable[AclFilter]) -> list[AclBinding]:
+        """Remove the access control rules that any of ``selections`` selects, and return them, sorted."""
+        wanted = [security.AclSelection(*one) for one in checked_list("selections", selections, _A_SELECTION)]
+        response = await self._call(security.DeleteAclsRequest(wanted))
+        return sorted(AclBinding(*acl) for result in response.results for acl in result.acls)
+
+    async def describe_users(self, users: Sequence[str] | None = None) -> dict[str, dict[str, int]]:
+        """Return {user: {SCRAM mechanism: iterations}} of ``users`` (None: all users), sorted by name.
+
+        Raises ResourceNotFoundError for a user without a credential.
+        """
+        wanted = None if users is None else checked_names(users)
+        response = await self._call(security.DescribeUserScramCredentialsRequest(wanted))
+        described_users: dict[str, dict[str, int]] = {}
+        for user in response.users:
+            _raise_first([user], f"user {user.user!r}")
+            described_users[user.user] = {
+                mechanism_label(one.mechanism): one.iterations for one in user.credentials
+            }
+        return described_users
+
+    async def set_user_password(
+        self,
+        user: str,
+        password: str,
+        *,
+        mechanisms: Sequence[str] = MECHANISMS,
+        iterations: int = DEFAULT_ITERATIONS,
+    ) -> None:
+        """Set the password of a user for ``mechanisms``. Creates the user if it does not exist.
+
+        The password itself is not sent: this client computes a salted password, which costs some
+        milliseconds for each mechanism. Raises InvalidRequestError for a name or password that SASLprep
+        refuses (RFC 4013), and UnacceptableCredentialError if ``iterations`` is not from 4,096 to 100,000.
+        """
+        upsertions = [
+            security.ScramCredentialUpsertion(*one)
+            for one in salted_passwords(user, password, mechanisms, iterations)
+        ]
+        response = await self._call(security.AlterUserScramCredentialsRequest([], upsertions))
+        _raise_first(response.users, f"user {user!r}")
+
+    async def delete_user(self, user: str) -> None:
+        """Remove all credentials of a user. Raises ResourceNotFoundError if it has none.
+
+        Access control rules for the user stay.
+        """
+        credentials = (await self.describe_users([user]))[user]
+        deletions = [security.ScramCredentialDeletion(user, mechanism_number(one)) for one in credentials]
+        response = await self._call(security.AlterUserScramCredentialsRequest(deletions, []))
+        _raise_first(response.users, f"user {user!r}")
 
     # --- groups ------------------------------------------------------------------------------------------
 
@@ -675,6 +788,39 @@ def _error_of(result: Any, what: str) -> BrokerError | None:
     if result.error_code == 0:
         return None
     return broker_error(result.error_code, result.error_message or "", about=what)
+
+
+def _acls(acls: Iterable[object]) -> list[AclBinding]:
+    """Return ``acls`` as a list. Raises ClientError for wrong types."""
+    listed = checked_list("acls", acls, _AN_ACL)
+    for acl in listed:
+        if not isinstance(acl, AclBinding):
+            raise ClientError(f"{acl!r} is not an AclBinding", hint=f"for example {_AN_ACL}")
+    return listed
+
+
+#: {field of QuotaEntity: its type on the wire}
+_ENTITY_TYPES: Final = {"user": "user", "client_id": "client-id", "ip": "ip"}
+
+
+def _entity_parts(entity: QuotaEntity) -> list[messages.QuotaEntityName]:
+    """Return the parts of an entity as in requests. Raises ClientError for another type."""
+    if not isinstance(entity, QuotaEntity):
+        raise ClientError(f"{entity!r} is not a QuotaEntity", hint='for example QuotaEntity(user="alice")')
+    return [
+        messages.QuotaEntityName(_ENTITY_TYPES[field], name or None)
+        for field, name in entity._asdict().items()
+        if name is not None
+    ]
+
+
+def _entity_of(parts: Iterable[messages.QuotaEntityName]) -> QuotaEntity:
+    fields = {kind: field for field, kind in _ENTITY_TYPES.items()}
+    return QuotaEntity(**{fields[kind]: name or DEFAULT_ENTITY for kind, name in parts})
+
+
+def _quota_filter(part: messages.QuotaEntityName) -> messages.QuotaFilter:
+    return messages.QuotaFilter(part.entity_type, part.name, 1 if part.name is None else 0)
 
 
 def _new_topic(topic: object) -> messages.NewTopic:

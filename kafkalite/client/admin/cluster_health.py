@@ -9,11 +9,12 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kafkalite.client.cluster.client import ClusterClient
 from kafkalite.client.cluster.connection import connect
 from kafkalite.client.cluster.routing import NO_NODE
+from kafkalite.client.cluster.setbacks import lost_quorum
 from kafkalite.errors import ConnectionFailedError, KafkaliteError, RequestTimeoutError
 from kafkalite.model import TopicPartition
 from kafkalite.protocol.messages.admin import DescribeLogDirsRequest
@@ -29,6 +30,9 @@ from kafkalite.protocol.messages.metadata import (
     PartitionMetadata,
     RecoveringPartition,
 )
+
+if TYPE_CHECKING:
+    from kafkalite.transport.tls_context import TlsContext
 
 #: If a controller is silent for longer, the leader considers it unavailable. Controllers send messages many
 #: times a second.
@@ -146,13 +150,17 @@ async def look(client: ClusterClient) -> ClusterView:
     cluster = (await client.call(DescribeClusterRequest())).message
     topics = (await client.call(MetadataRequest(None, False))).message
     view = view_of(cluster, topics)
-    return view if view.controller_id >= 0 else replace(view, unreachable=await _unreachable(view.brokers))
+    return (
+        view
+        if view.controller_id >= 0
+        else replace(view, unreachable=await _unreachable(client, view.brokers))
+    )
 
 
-async def _unreachable(brokers: Iterable[BrokerDescription]) -> frozenset[int]:
+async def _unreachable(client: ClusterClient, brokers: Iterable[BrokerDescription]) -> frozenset[int]:
     async def probe(broker: BrokerDescription) -> int | None:
         try:
-            connection = await connect(broker.address, client_id="kl", timeout_ms=PROBE_MS)
+            connection = await client.dial(broker.address, PROBE_MS)
         except KafkaliteError:
             return broker.node_id
         connection.close()
@@ -173,23 +181,26 @@ async def look_at_recovery(client: ClusterClient) -> list[RecoveringPartition]:
     return found
 
 
-async def look_from(addresses: Iterable[str], *, timeout_ms: int) -> ClusterView:
+async def look_from(
+    addresses: Iterable[str], *, timeout_ms: int, tls: TlsContext | None = None
+) -> ClusterView:
     """Return a snapshot of the cluster from the first of ``addresses`` that responds.
 
-    Each address has ``timeout_ms`` to respond. Other brokers of the cluster are not tried. Raises the last
-    ConnectionFailedError or RequestTimeoutError, and any error in a response.
+    ``tls`` is needed for addresses that begin with ``SSL://``. Each address has ``timeout_ms`` to respond.
+    Other brokers of the cluster are not tried. Raises the last ConnectionFailedError or RequestTimeoutError,
+    and any error in a response.
     """
     problem: KafkaliteError = ConnectionFailedError("no address was given")
     for address in addresses:
         try:
-            return await _look_at(address.strip(), timeout_ms)
+            return await _look_at(address.strip(), timeout_ms, tls)
         except (ConnectionFailedError, RequestTimeoutError) as error:
             problem = error
     raise problem
 
 
-async def _look_at(address: str, timeout_ms: int) -> ClusterView:
-    connection = await connect(address, client_id="kl", timeout_ms=timeout_ms)
+async def _look_at(address: str, timeout_ms: int, tls: TlsContext | None) -> ClusterView:
+    connection = await connect(address, client_id="kl", timeout_ms=timeout_ms, tls=tls)
     try:
         cluster = await connection.call(DescribeClusterRequest(), timeout_ms=timeout_ms)
         topics = await connection.call(MetadataRequest(None, False), timeout_ms=timeout_ms)
@@ -345,10 +356,7 @@ def problems(
             if each.node_id in view.unreachable
         ]
         if lost:
-            found.append(
-                f"no controller, because {' and '.join(lost)} can't be reached: the controllers lack a"
-                " majority; no partition is served, and neither metadata nor leaders change"
-            )
+            found.append(lost_quorum(lost, len(view.brokers)))
         else:
             found.append("no controller: metadata can't change, so neither leaders nor ISRs do")
     for broker in view.brokers:

@@ -23,6 +23,8 @@ class Admin(Twin[async_admin.Admin]):
     create_partitions = blocking(async_admin.Admin.create_partitions)
     describe_configs = blocking(async_admin.Admin.describe_configs)
     alter_configs = blocking(async_admin.Admin.alter_configs)
+    describe_client_quotas = blocking(async_admin.Admin.describe_client_quotas)
+    alter_client_quotas = blocking(async_admin.Admin.alter_client_quotas)
     list_offsets = blocking(async_admin.Admin.list_offsets)
     delete_records = blocking(async_admin.Admin.delete_records)
     describe_cluster = blocking(async_admin.Admin.describe_cluster)
@@ -31,6 +33,13 @@ class Admin(Twin[async_admin.Admin]):
     elect_leaders = blocking(async_admin.Admin.elect_leaders)
     controlled_shutdown = blocking(async_admin.Admin.controlled_shutdown)
     describe_log_dirs = blocking(async_admin.Admin.describe_log_dirs)
+
+    create_acls = blocking(async_admin.Admin.create_acls)
+    describe_acls = blocking(async_admin.Admin.describe_acls)
+    delete_acls = blocking(async_admin.Admin.delete_acls)
+    describe_users = blocking(async_admin.Admin.describe_users)
+    set_user_password = blocking(async_admin.Admin.set_user_password)
+    delete_user = blocking(async_admin.Admin.delete_user)
 
     list_groups = blocking(async_admin.Admin.list_groups)
     describe_group = blocking(async_admin.Admin.describe_group)

@@ -12,7 +12,7 @@ A proof is the HMAC-SHA256 of everything that identifies this handshake: role, c
 both nonces. A proof is therefore invalid for another node, in the other role, or in another handshake. A
 listener accepts one proof per challenge: after a wrong proof, the dialler needs a new challenge.
 
-Later messages on the connection are not signed: the network between the nodes must be trusted.
+Later messages on the connection are not signed: without TLS, the network between the nodes must be trusted.
 
 An operator's tool that knows the secret authenticates in the same way, with OPERATOR_ID as its node id.
 """
@@ -38,6 +38,7 @@ _CONTEXT: Final = "kafkalite-cluster-1"
 
 if TYPE_CHECKING:
     from kafkalite.client.cluster.client import ClusterClient
+    from kafkalite.transport.tls_context import TlsContext
 
 Role = Literal["dialler", "listener"]
 
@@ -46,12 +47,20 @@ class Authenticator:
     """Creates this node's proofs and checks those of other nodes. Stateless, so any thread may use it."""
 
     def __init__(
-        self, secret: str, cluster_id: str, node_id: int, random_bytes: Callable[[int], bytes]
+        self,
+        secret: str,
+        cluster_id: str,
+        node_id: int,
+        random_bytes: Callable[[int], bytes],
+        *,
+        tls: TlsContext | None = None,
     ) -> None:
+        """``tls`` is for connections to addresses that begin with ``SSL://``."""
         self._key = secret.encode()
         self.cluster_id = cluster_id
         self.node_id = node_id
         self._random_bytes = random_bytes
+        self._tls = tls
 
     def __repr__(self) -> str:
         return f"<Authenticator of node {self.node_id} in {self.cluster_id}>"
@@ -84,7 +93,7 @@ class Authenticator:
         Raises ConnectionFailedError and RequestTimeoutError. Raises a BrokerError if the other node refuses
         this node or does not belong to the cluster.
         """
-        connection = await connect(address, client_id=client_id, timeout_ms=timeout_ms)
+        connection = await connect(address, client_id=client_id, timeout_ms=timeout_ms, tls=self._tls)
         try:
             hello = self.hello()
             response = await connection.call(hello, timeout_ms=timeout_ms)
@@ -140,9 +149,10 @@ async def call_with_secret(
     if node_id not in known:
         raise InvalidRequestError(f"there is no broker {node_id}")
     timeout_ms = cluster.config.default_api_timeout_ms
-    authenticator = Authenticator(secret, metadata.cluster_id, OPERATOR_ID, os.urandom)
+    authenticator = Authenticator(secret, metadata.cluster_id, OPERATOR_ID, os.urandom, tls=cluster.tls)
     client_id = cluster.config.client_id
-    connection = await authenticator.dial(known[node_id], node_id, client_id=client_id, timeout_ms=timeout_ms)
+    address = cluster.secured(known[node_id])
+    connection = await authenticator.dial(address, node_id, client_id=client_id, timeout_ms=timeout_ms)
     try:
         return (await connection.call(message, timeout_ms=timeout_ms)).message
     finally:

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kafkalite.client.arguments import checked_name
 from kafkalite.client.cluster.call_driver import drive
@@ -33,19 +33,27 @@ from kafkalite.client.cluster.connection import (
 )
 from kafkalite.client.cluster.retry import Backoff, is_retriable
 from kafkalite.client.cluster.routing import NO_NODE, MetadataCache
-from kafkalite.client.cluster.setbacks import LATE_MS, SILENT_MS, Setbacks
+from kafkalite.client.cluster.setbacks import LATE_MS, SILENT_MS, Setbacks, lost_quorum
 from kafkalite.client.cluster.signal import Signal
 from kafkalite.client.config import CommonConfig
 from kafkalite.errors import (
+    TLS_HINT,
     ClientClosedError,
     ConnectionFailedError,
+    ErrorCode,
     KafkaliteError,
     RequestTimeoutError,
+    SslAuthenticationError,
     broker_error,
 )
 from kafkalite.log_fields import Fields
 from kafkalite.protocol.messages.metadata import MetadataRequest
 from kafkalite.rng import Rng, system_rng
+from kafkalite.tls_options import SSL
+from kafkalite.transport import SSL_SCHEME
+
+if TYPE_CHECKING:
+    from kafkalite.transport.tls_context import TlsContext
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +82,9 @@ STAGGER_S: Final = 0.3
 # last one is used anyway.
 MAX_OUTDATED: Final = 3
 
+# If there is no controller, a node that accepts no connection for this long counts as unreachable.
+PROBE_MS: Final = 700
+
 # A client that opens tries every bootstrap address this many times before it fails, if no broker accepts a
 # connection. If one has, it may have been killed since, so the client tries until default.api.timeout.ms. An
 # open client reconnects until it is closed.
@@ -83,6 +94,30 @@ BOOTSTRAP_ROUNDS: Final = 3
 _MISSING_MS: Final = 1_100
 
 _NO_CLUSTER_HINT: Final = "is a broker running there? 'kl dev' starts one"
+#: The hints of errors that no broker causes, or one that will not accept this client.
+_NO_BROKER_HINTS: Final = frozenset({_NO_CLUSTER_HINT, FOREIGN_HINT, TLS_HINT})
+
+
+def created_topic(name: str, partitions: int) -> str:
+    """Return the announcement of a topic that a request of this client created."""
+    return f"created topic {name} ({partitions} partition{'' if partitions == 1 else 's'})"
+
+
+def _missing_topics(response: Response) -> set[str]:
+    return {
+        topic.name
+        for topic in response.message.topics
+        if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    }
+
+
+def _warn_of_created(response: Response, missing: set[str]) -> None:
+    for topic in response.message.topics:
+        if topic.name in missing and topic.error_code == ErrorCode.NONE:
+            logger.warning(
+                "%s; allow.auto.create.topics=false prevents that",
+                created_topic(topic.name, len(topic.partitions)),
+            )
 
 
 def _has_controller(response: Response) -> bool:
@@ -109,11 +144,22 @@ class _Link:
     older: Connection | None = None
 
 
+def _tls_of(config: CommonConfig) -> TlsContext | None:
+    if config.security_protocol != SSL:
+        return None
+    from kafkalite.transport.tls_context import TlsContext
+
+    return TlsContext(config)
+
+
 class ClusterClient:
     """Owns the connections and metadata of one client.
 
     ``on_change`` is called after each refresh, connect and disconnect.
     """
+
+    #: Warn of topics that a refresh creates. It then first asks without creating, to know what is missing.
+    warns_of_creation = False
 
     def __init__(
         self,
@@ -125,6 +171,7 @@ class ClusterClient:
     ) -> None:
         self.config = config
         self.metadata = MetadataCache()
+        self.tls = _tls_of(config)  #: None if this client connects in plain text
         self.rng = rng or system_rng()
         self.allow_auto_topic_creation = allow_auto_topic_creation
         #: The maximum time that a broker may hold the response to a long poll, in ms by purpose.
@@ -138,6 +185,7 @@ class ClusterClient:
         self.is_closed = False
         self._links: dict[tuple[int, int], _Link] = {}
         self._unreachable: set[str] = set()  #: addresses that refused the last attempt to connect
+        self._probing: asyncio.Task[None] | None = None
         self._bootstrap: Connection | None = None
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._refreshing: asyncio.Task[None] | None = None
@@ -184,10 +232,11 @@ class ClusterClient:
                 self.setbacks.clear("metadata")
                 return
             except KafkaliteError as error:
-                was_accepted = was_accepted or error.hint not in (_NO_CLUSTER_HINT, FOREIGN_HINT)
+                was_accepted = was_accepted or error.hint not in _NO_BROKER_HINTS
                 pause_ms = self._reconnect_backoff.delay_ms(failures, self.rng.random())
                 is_hopeless = failures == BOOTSTRAP_ROUNDS and not was_accepted
-                if not is_retriable(error) or is_hopeless or self.now_ms() + pause_ms >= deadline_ms:
+                is_final = not is_retriable(error) or isinstance(error, SslAuthenticationError)
+                if is_final or is_hopeless or self.now_ms() + pause_ms >= deadline_ms:
                     raise
                 self.setbacks.note("metadata", error, self.now_ms())
                 await asyncio.sleep(pause_ms / 1000)
@@ -310,11 +359,7 @@ class ClusterClient:
         assert self._loop is not None
         late = self._loop.call_later(SILENT_MS / 1000, self._on_silence, address)
         try:
-            connection = await connect(
-                address,
-                client_id=self.config.client_id,
-                timeout_ms=self.config.socket_connection_setup_timeout_ms,
-            )
+            connection = await self.dial(address, self.config.socket_connection_setup_timeout_ms)
         except ConnectionFailedError:
             self._unreachable.add(address)
             raise
@@ -323,9 +368,23 @@ class ClusterClient:
         self._unreachable.discard(address)
         return connection
 
+    async def dial(self, address: str, timeout_ms: int) -> Connection:
+        """Return a new connection that the caller must close. Raises the same errors as ``connect``."""
+        return await connect(
+            self.secured(address), client_id=self.config.client_id, timeout_ms=timeout_ms, tls=self.tls
+        )
+
+    def secured(self, address: str) -> str:
+        """Return the address that ``connect`` needs for ``address`` in this client's security.protocol."""
+        return address if self.tls is None else f"{SSL_SCHEME}{address}"
+
     def _on_silence(self, address: str) -> None:
-        text = f"{address} does not respond; does a kafkalite broker run there?"
-        self.setbacks.warn(text, self.now_ms())
+        self._warn_unless_probing(f"{address} does not respond; does a kafkalite broker run there?")
+
+    def _warn_unless_probing(self, text: str) -> None:
+        """Warn of a lost majority, or else with ``text``. The probe of the nodes warns when it ends."""
+        if self._probing is None:
+            self.setbacks.warn(self._lost_majority() or text, self.now_ms())
 
     def _adopt(self, link: _Link, connection: Connection) -> None:
         self.setbacks.clear((link.node_id, link.purpose))
@@ -339,9 +398,16 @@ class ClusterClient:
 
     def _on_slow(self, connection: Connection) -> None:
         logger.info("slow responses %s", Fields(connection=connection))
-        text = self._lost_majority() or f"{connection.address} is slow to respond"
-        self.setbacks.warn(text, self.now_ms())
         self.request_refresh()
+        if len(self.metadata.addresses) > 1:
+            self.spawn(self._explain_slowness(connection))
+        else:
+            self._warn_unless_probing(f"{connection.address} is slow to respond")
+
+    async def _explain_slowness(self, connection: Connection) -> None:
+        """Warn that a broker is slow to respond, or of a lost majority, for which it waits perhaps."""
+        await asyncio.wait({self._probe()})
+        self._warn_unless_probing(f"{connection.address} is slow to respond")
 
     def give_up(self, node_id: int) -> bool:
         """Close the connection to a broker if it is slow to respond, so that the requests on it fail.
@@ -447,26 +513,24 @@ class ClusterClient:
     def _lost_majority(self) -> str:
         """Return a text with the unreachable brokers if the controllers have probably lost their majority.
 
-        That is so if the metadata has no controller while a broker can't be reached, or if at least half of
-        several brokers can't be reached. Otherwise returns "".
+        That is so if the metadata has no controller, or if at least half of several brokers can't be reached.
+        Otherwise returns "".
         """
         addresses = self.metadata.addresses
-        lost = [
+        lost = self._lost_nodes()
+        if addresses and self.metadata.controller_id == NO_NODE:
+            return lost_quorum(lost, len(addresses))
+        if len(addresses) > 1 and 2 * len(lost) >= len(addresses):
+            return lost_quorum(lost, len(addresses), is_certain=False)
+        return ""
+
+    def _lost_nodes(self) -> list[str]:
+        """Return the brokers that refused the last attempt to connect, as text."""
+        return [
             f"node {node_id} ({address})"
-            for node_id, address in sorted(addresses.items())
+            for node_id, address in sorted(self.metadata.addresses.items())
             if address in self._unreachable
         ]
-        if lost and self.metadata.controller_id == NO_NODE:
-            return (
-                f"no broker reaches a controller, and {' and '.join(lost)} can't be reached; "
-                "without a majority of the controllers, no partition is served"
-            )
-        if len(addresses) > 1 and 2 * len(lost) >= len(addresses):
-            return (
-                f"{' and '.join(lost)} can't be reached; "
-                "if the controllers have lost their majority, no partition is served"
-            )
-        return ""
 
     def explained(self, error: KafkaliteError) -> KafkaliteError:
         """Return ``error``. If ``_lost_majority`` returns a cause, put it at the beginning of the message.
@@ -474,25 +538,57 @@ class ClusterClient:
         For errors after retries: the error of the last attempt does not show why all attempts failed.
         """
         cause = self._lost_majority()
-        if cause and "majority" not in error.message:  # one error may end several calls
+        if cause and "; the last error: " not in error.message:  # one error may end several calls
             error.message = f"{cause}; the last error: {error.message}"
-            error.hint = "start the nodes that can't be reached; 'kl cluster status' shows which nodes run"
+            error.hint = "'kl cluster status' shows which nodes run"
         return error
 
     def _note_controller(self) -> None:
-        """Record whether the controllers have probably lost their majority, and warn if that lasts.
-
-        If half of the brokers cannot be reached, warns at once: then the cause is not a short election.
-        """
+        """Record whether the controllers have probably lost their majority, and warn if that lasts."""
         if self.metadata.controller_id != NO_NODE:
             self._unreachable.clear()
-        text = self._lost_majority()
-        if text:
-            lost = self._unreachable.intersection(self.metadata.addresses.values())
-            is_half = 2 * len(lost) >= len(self.metadata.addresses)
-            self.setbacks.note("controller", text, self.now_ms(), late_ms=0 if is_half else LATE_MS)
-        else:
             self.setbacks.clear("controller")
+            return
+        self._note_lost_majority()
+        self._probe()
+
+    def _note_lost_majority(self) -> None:
+        """Record that there is no controller, and warn if that lasts.
+
+        If half of the brokers can't be reached, warns at once: then the cause is not a short election.
+        """
+        is_half = 2 * len(self._lost_nodes()) >= len(self.metadata.addresses)
+        late_ms = 0 if is_half else LATE_MS
+        self.setbacks.note("controller", self._lost_majority(), self.now_ms(), late_ms=late_ms)
+
+    def _probe(self) -> asyncio.Task[None]:
+        """Start to find all brokers that can't be reached, also silent ones. Takes PROBE_MS at most."""
+        if self._probing is None:
+            self._probing = self.spawn(self._probe_nodes())
+        return self._probing
+
+    async def _probe_nodes(self) -> None:
+        try:
+            addresses = list(self.metadata.addresses.values())
+            reached = await asyncio.gather(*map(self._accepts, addresses))
+            self._unreachable = {
+                each for each, is_reached in zip(addresses, reached, strict=True) if not is_reached
+            }
+            if self.metadata.controller_id == NO_NODE:
+                self._note_lost_majority()
+        finally:
+            self._probing = None
+
+    async def _accepts(self, address: str) -> bool:
+        """Whether a connection to ``address`` is open and not slow, or a new one is accepted in PROBE_MS."""
+        if any(each.address == address and not each.is_slow for each in self._open_connections()):
+            return True
+        try:
+            connection = await self.dial(address, PROBE_MS)
+        except KafkaliteError:
+            return False
+        connection.close()
+        return True
 
     async def _pause(self, duration_ms: int) -> None:
         """Wait for ``duration_ms``. An urgent refresh request ends the pause."""
@@ -515,11 +611,18 @@ class ClusterClient:
         """Send one metadata request to any broker. Raises KafkaliteError."""
         self._refresh_started_ms = self.now_ms()
         topics = self.topics
+        may_create = self.allow_auto_topic_creation
         request = MetadataRequest(
             topics=None if topics is None else sorted(topics),
-            allow_auto_topic_creation=self.allow_auto_topic_creation,
+            allow_auto_topic_creation=may_create and not self.warns_of_creation,
         )
         response = await self.call_any_broker(request, is_current=_has_controller)
+        if may_create and self.warns_of_creation:
+            missing = _missing_topics(response)
+            if missing:
+                request = request._replace(allow_auto_topic_creation=True)
+                response = await self.call_any_broker(request, is_current=_has_controller)
+                _warn_of_created(response, missing)
         self.metadata.update(response.message, complete=topics is None)
         self._adopt_bootstrap()
         self._note_controller()
@@ -582,6 +685,7 @@ class ClusterClient:
         known = list(dict.fromkeys((*self.metadata.addresses.values(), *self.config.bootstrap_servers)))
         addresses = [address for address in known if address not in tried] or known
         failures: dict[str, str] = {}
+        refused: SslAuthenticationError | None = None
         hint = _NO_CLUSTER_HINT
         dials: dict[asyncio.Task[Connection], str] = {}
         try:
@@ -605,13 +709,17 @@ class ClusterClient:
                         return self._bootstrap
                     if not isinstance(error, ConnectionFailedError):
                         raise error
+                    if isinstance(error, SslAuthenticationError):
+                        refused = error
                     failures[address] = error.message
-                    if error.hint in {CLOSED_AT_ONCE_HINT, REFUSED_HINT, FOREIGN_HINT}:
+                    if error.hint in {CLOSED_AT_ONCE_HINT, REFUSED_HINT, FOREIGN_HINT, TLS_HINT}:
                         hint = error.hint
         finally:
             for dial in dials:
                 dial.cancel()
                 dial.add_done_callback(_close_if_late)
+        if refused is not None:
+            raise refused
         raise ConnectionFailedError(f"no broker could be reached: {'; '.join(failures.values())}", hint=hint)
 
     def _adopt_bootstrap(self) -> None:

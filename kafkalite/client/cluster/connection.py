@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from kafkalite.errors import (
     BrokerError,
@@ -22,8 +23,12 @@ from kafkalite.errors import (
     RequestTimeoutError,
     broker_error,
 )
+from kafkalite.log_fields import Fields
 from kafkalite.protocol.connection import ClientConnection
-from kafkalite.transport import transport_for
+from kafkalite.transport import is_tls, transport_for, without_tls
+
+if TYPE_CHECKING:
+    from kafkalite.transport.tls_context import TlsContext
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +58,8 @@ _NOTHING: Final = memoryview(b"")
 
 # (on_response, deadline on the loop's clock in seconds, timeout_ms)
 _Pending = tuple[OnResponse, float, int]
+# A request that waits for the end of a throttle time: (message, on_response, deadline, payload parts)
+_Held = tuple[Any, OnResponse, float, Sequence[Buffer]]
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -65,7 +72,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         #: Plain attributes, because sending a single record reads each of them.
         self.is_open = False
-        self.can_write = True  #: False while the socket's buffer is above its high-water mark
+        #: False while the socket's buffer is above its high-water mark, and while the broker throttles.
+        self.can_write = True
         self.pending: dict[int, _Pending] = {}  #: requests in flight by correlation id; read-only for others
         self._sweep: asyncio.TimerHandle | None = None
         self._reason: KafkaliteError | None = None
@@ -75,7 +83,10 @@ class Connection(asyncio.BufferedProtocol):
         self.on_slow: Callable[[Connection], None] | None = None
         self.extra_patience_s = 0.0
         self._reported_slow_s = 0.0
-        #: Called when the socket accepts data again after ``can_write`` was False.
+        self._is_socket_full = False
+        self._throttle: asyncio.TimerHandle | None = None  # ends the throttle time of a quota (KIP-219)
+        self._held: deque[_Held] = deque()  # requests that wait for that end
+        #: Called when ``can_write`` has become True again.
         self.on_writable: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -101,12 +112,20 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         """Send ``message``. ``on_response`` is called once, but never from inside this call.
 
+        While the broker throttles this client, the request is kept and sent at the end of the throttle time.
+        If that is later than its timeout, it fails with RequestTimeoutError, and the connection stays open.
         Raises ConnectionFailedError if the connection is closed, and LocalProtocolError if client and broker
         have no common version of this API. ``on_response`` is not called in these cases.
         """
         transport = self._transport
         if not self.is_open or transport is None:
             raise self._reason or ConnectionFailedError(f"the connection to {self.address} is closed")
+        if self._throttle is not None:
+            held = (message, on_response, self._loop.time() + timeout_ms / 1000, payload_parts)
+            self._held.append(held)
+            if held[2] < self._throttle.when():
+                self._loop.call_at(held[2], self._give_up_held, held)
+            return
         correlation_id, buffers = self._protocol.send(message, payload_parts)
         self.pending[correlation_id] = (on_response, self._loop.time() + timeout_ms / 1000, timeout_ms)
         transport.writelines(buffers)
@@ -133,6 +152,51 @@ class Connection(asyncio.BufferedProtocol):
         self.pending[correlation_id] = (partial(_resolve, greeted), deadline_s, timeout_ms)
         transport.writelines(buffers)
         await greeted
+
+    # --- throttling
+
+    def _begin_throttle(self, throttle_ms: int) -> None:
+        """Send no request for ``throttle_ms``, because the broker would not read it (KIP-219)."""
+        end_s = self._loop.time() + throttle_ms / 1000
+        if self._throttle is not None:
+            if self._throttle.when() >= end_s:
+                return
+            self._throttle.cancel()
+        logger.debug(
+            "throttled %s", Fields(broker=self.address, throttle_ms=throttle_ms, reason="a quota is exceeded")
+        )
+        self._throttle = self._loop.call_at(end_s, self._end_throttle)
+        self.can_write = False
+        # The broker has requests in flight unread in the socket: give them as much more time.
+        for correlation_id, (on_response, deadline_s, timeout_ms) in self.pending.items():
+            self.pending[correlation_id] = (on_response, deadline_s + throttle_ms / 1000, timeout_ms)
+
+    def _end_throttle(self) -> None:
+        self._throttle = None
+        held, self._held = self._held, deque()
+        for message, on_response, deadline_s, payload_parts in held:
+            left_ms = max(1, round((deadline_s - self._loop.time()) * 1000))
+            try:
+                self.request(message, on_response, left_ms, payload_parts)
+            except KafkaliteError as error:
+                self._call_back(on_response, None, _NOTHING, error)
+        self._update_can_write()
+
+    def _give_up_held(self, held: _Held) -> None:
+        if held in self._held:
+            self._held.remove(held)
+            error = RequestTimeoutError(
+                f"{self.address} throttles this client, which exceeds a quota, for longer than the request's"
+                " timeout",
+                hint="'kl quota describe' shows the quotas of a client",
+            )
+            self._call_back(held[1], None, _NOTHING, error)
+
+    def _update_can_write(self) -> None:
+        could_write = self.can_write
+        self.can_write = not self._is_socket_full and self._throttle is None
+        if self.can_write and not could_write and self.on_writable is not None:
+            self.on_writable()
 
     def _sweep_pending(self) -> None:
         """Close the connection if a request has timed out: the missing response blocks all later ones."""
@@ -182,7 +246,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._sweep is not None:
             self._sweep.cancel()
             self._sweep = None
-        for on_response, _, _ in pending.values():
+        if self._throttle is not None:
+            self._throttle.cancel()
+            self._throttle = None
+        held, self._held = self._held, deque()
+        for on_response in [*(one[0] for one in pending.values()), *(one[1] for one in held)]:
             self._call_back(on_response, None, _NOTHING, error)
 
     def _call_back(
@@ -206,11 +274,13 @@ class Connection(asyncio.BufferedProtocol):
         try:
             responses = self._protocol.buffer_updated(nbytes)
         except ProtocolError as broken:
-            message = f"{self.address} broke the protocol: {broken}"
-            self._fail(ConnectionFailedError(message, hint=FOREIGN_HINT))
+            message = f"{self.address} broke the protocol: {broken.message}"
+            self._fail(ConnectionFailedError(message, hint=broken.hint or FOREIGN_HINT))
             return
-        for correlation_id, _, message, payload in responses:
+        for correlation_id, throttle_ms, message, payload in responses:
             pending = self.pending.pop(correlation_id, None)
+            if throttle_ms:
+                self._begin_throttle(throttle_ms)
             if pending is None:
                 continue
             error = None
@@ -225,7 +295,9 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self.is_open = False
-        if self._reason is None:
+        if self._reason is None and isinstance(exc, ConnectionFailedError):  # TLS knows the reason
+            self._reason = type(exc)(f"{self.address}: {exc.message}", hint=exc.hint)
+        elif self._reason is None:
             cause = f": {exc}" if exc is not None else ""
             self._reason = ConnectionFailedError(f"{self.address} closed the connection{cause}")
         self._fail_pending(self._reason)
@@ -233,12 +305,12 @@ class Connection(asyncio.BufferedProtocol):
             self.on_lost(self)
 
     def pause_writing(self) -> None:
+        self._is_socket_full = True
         self.can_write = False
 
     def resume_writing(self) -> None:
-        self.can_write = True
-        if self.on_writable is not None:
-            self.on_writable()
+        self._is_socket_full = False
+        self._update_can_write()
 
 
 def _resolve(
@@ -262,9 +334,23 @@ CLOSED_AT_ONCE_HINT: Final = (
 REFUSED_HINT: Final = "a broker runs there; its log says more"
 
 
-async def connect(address: str, *, client_id: str, timeout_ms: int) -> Connection:
-    """Connect to ``address`` and negotiate API versions. Every failure raises ConnectionFailedError."""
+async def connect(
+    address: str, *, client_id: str, timeout_ms: int, tls: TlsContext | None = None
+) -> Connection:
+    """Connect to ``address`` and negotiate API versions.
+
+    An address that begins with ``SSL://`` needs ``tls``. Raises SslAuthenticationError if a side refuses the
+    other's certificate, ConnectionFailedError for every other failure, and ConfigError if the files of
+    ``tls`` cannot be used.
+    """
     loop = asyncio.get_running_loop()
+    is_encrypted, address = is_tls(address), without_tls(address)
+    transport = transport_for(address)
+    if is_encrypted:
+        from kafkalite.transport.tls import TlsTransport
+
+        assert tls is not None, "SSL:// needs a TLS context"
+        transport = TlsTransport(transport, tls)
 
     def make() -> Connection:
         return Connection(client_id=client_id, address=address, loop=loop)
@@ -272,7 +358,7 @@ async def connect(address: str, *, client_id: str, timeout_ms: int) -> Connectio
     connection: Connection | None = None
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            connection = cast(Connection, await transport_for(address).connect(address, make))
+            connection = cast(Connection, await transport.connect(address, make))
             await connection._handshake(timeout_ms)
     except BaseException as error:
         if connection is not None:
@@ -285,6 +371,6 @@ async def connect(address: str, *, client_id: str, timeout_ms: int) -> Connectio
         if isinstance(error, OSError):
             raise ConnectionFailedError(f"{address}: {error}") from error
         if isinstance(error, ConnectionFailedError) and connection is not None:
-            raise ConnectionFailedError(error.message, hint=error.hint or CLOSED_AT_ONCE_HINT) from error
+            raise type(error)(error.message, hint=error.hint or CLOSED_AT_ONCE_HINT) from error
         raise
     return connection

@@ -11,7 +11,7 @@ is no broker. ``kl`` prints these warnings, and repeats the last one when a time
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final, NamedTuple
 
 from kafkalite.errors import ClientClosedError, ConnectionFailedError, KafkaliteError, RequestTimeoutError
@@ -27,6 +27,24 @@ SILENT_MS: Final = 1_000
 REPEAT_MS: Final = 10_000
 #: If the last failure of some work is older than this, the next failure counts as its first.
 _FORGOTTEN_MS: Final = 5_000
+
+
+def lost_quorum(lost: Sequence[str], node_count: int, *, is_certain: bool = True) -> str:
+    """Return a sentence that says why no broker reaches a controller, and what to do.
+
+    ``lost`` names the nodes that can't be reached, of ``node_count`` nodes. Without ``is_certain``, only that
+    is known.
+    """
+    if not lost:
+        return "no broker reaches a controller, and no partition is served: start the controllers"
+    if not is_certain:
+        head = "the quorum of controllers is probably lost"
+    elif 2 * len(lost) >= node_count:
+        head = "the quorum of controllers is lost"
+    else:
+        head = "no broker reaches a controller"
+    reached = f"{node_count - len(lost)} of {node_count} nodes can be reached, and no partition is served"
+    return f"{head}: {reached}; start {' and '.join(lost)}"
 
 
 class _Setback(NamedTuple):

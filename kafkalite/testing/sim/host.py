@@ -32,6 +32,9 @@ class HostClock:
     def monotonic_ms(self) -> int:
         return int(self._loop.time() * 1000)
 
+    def monotonic_ns(self) -> int:
+        return int(self._loop.time() * 1_000_000_000)
+
     async def sleep_ms(self, duration_ms: int) -> None:
         await asyncio.sleep(duration_ms / 1000)
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kafkalite.model import OffsetAndMetadata as OffsetAndMetadata
     from kafkalite.model import OffsetAndTimestamp as OffsetAndTimestamp
     from kafkalite.model import ProducerRecord as ProducerRecord
+    from kafkalite.model import QuotaEntity as QuotaEntity
     from kafkalite.model import Record as Record
     from kafkalite.model import RecordAddress as RecordAddress
     from kafkalite.model import RecordMetadata as RecordMetadata
@@ -59,6 +60,7 @@ _HOME = {
     "ProducerInterceptor": "kafkalite.client.interceptors",
     "ProducerRecord": "kafkalite.model",
     "RebalanceListener": "kafkalite.client.group.rebalance_listener",
+    "QuotaEntity": "kafkalite.model",
     "Record": "kafkalite.model",
     "RecordAddress": "kafkalite.model",
     "RecordBatch": "kafkalite.records.batch",

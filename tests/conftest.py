@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import pytest_asyncio
 
@@ -24,6 +25,7 @@ from kafkalite.protocol.api_errors import undeclared_codes
 from kafkalite.protocol.connection import RequestError
 from kafkalite.protocol.messages import admin, data
 from kafkalite.records.builder import build_batch
+from proof.certificates import DevCertificates
 from proof.mutants import without
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
     ``make coverage`` measures the workers of xdist, but not the processes that tests start: some check
     what an import loads.
     """
+    hypothesis.settings.register_profile("without deadlines", deadline=None)  # machines may be busy
+    hypothesis.settings.load_profile("without deadlines")
     if hasattr(config, "workerinput"):
         os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -65,6 +69,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "spark" if nodeid.startswith("tests/spark/") else nodeid
 
     return SparkTogether(config, log)
+
+
+@pytest.fixture(scope="session")
+def dev_certificates(tmp_path_factory: pytest.TempPathFactory) -> DevCertificates:
+    """An authority and the certificates that it issued. Tests may add others, but change none."""
+    return DevCertificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest_asyncio.fixture

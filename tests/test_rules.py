@@ -57,6 +57,19 @@ def test_modules_and_tests_of_a_rule_exist(rule: str) -> None:
         assert "- tests: " in SECTIONS[rule]
 
 
+def test_the_threats_name_every_security_rule_of_the_checklist_and_its_test() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    rows = re.findall(r"^\| (S\d+) \| .+ \| (.+) \| (.*)\|$", page, re.MULTILINE)
+    assert [rule for rule, _, _ in rows] == [f"S{number}" for number in range(1, 22)]
+    for rule, defence, shown_by in rows:
+        is_there = not defence.startswith("not ")
+        is_implemented = "Not implemented" not in SECTIONS[rule] and "Not applicable" not in SECTIONS[rule]
+        assert is_there == is_implemented, rule
+        assert bool(shown_by.strip()) == is_there, rule
+        if is_there and rule != "S21":
+            assert shown_by.strip() in SECTIONS[rule], rule
+
+
 def test_every_mutant_is_named_under_its_rule_and_every_named_mutant_exists() -> None:
     named = {
         mutant: rule

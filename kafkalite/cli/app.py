@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sys
@@ -12,7 +13,7 @@ import click
 
 from kafkalite.cli import exit_codes
 from kafkalite.cli.habits import translate
-from kafkalite.cli.invocation import Invocation, Terminated, listing_options
+from kafkalite.cli.invocation import Invocation, Terminated, check_environment, listing_options
 from kafkalite.cli.lazy_group import LazyCommand, LazyGroup
 from kafkalite.errors import ConfigError, KafkaliteError, MissingExtraError
 
@@ -36,14 +37,18 @@ COMMANDS: Final = {
         "Status, wait, brokers, elect, shutdown.", _CLUSTER, "kafkalite.cli.cluster_wait:cluster"
     ),
     "metadata": LazyCommand("The metadata as a tree, and its quorum.", _CLUSTER),
+    "acl": LazyCommand("Access control rules: add, remove, list, check.", _CLUSTER),
+    "user": LazyCommand("Users and their passwords.", _CLUSTER),
     "server": LazyCommand("Start a broker; format its data directory.", _CLUSTER),
     "config": LazyCommand("Every option; settings of topics and brokers.", _CLUSTER),
+    "quota": LazyCommand("Quotas of clients: set, unset, list, describe.", _CLUSTER),
     "context": LazyCommand("Names of clusters, instead of addresses.", _CLUSTER),
     "pipeline": LazyCommand("Spark pipelines from a file.", _TOOLS),
     "log": LazyCommand("Inspect log files without a broker.", _TOOLS),
     "bench": LazyCommand("Measure produce, consume, end to end.", _TOOLS),
     "cheat": LazyCommand("Commands of other tools beside those of kl.", _TOOLS),
     "conformance": LazyCommand("Check that a server speaks the protocol.", _TOOLS),
+    "tls": LazyCommand("Certificates for development.", _TOOLS),
     "completion": LazyCommand("Tab completion for a shell.", _TOOLS),
     "version": LazyCommand("Versions of kafkalite and its dependencies.", _TOOLS),
 }
@@ -96,6 +101,8 @@ def run(arguments: Sequence[str], *, command: click.Command | None = None, name:
     """
     invocation = Invocation(debug="--debug" in arguments)
     try:
+        if list(arguments[:1]) == ["help"]:
+            arguments = [*arguments[1:], "--help"]
         words = translate(arguments, COMMANDS) if command is None else list(arguments)
         if words != list(arguments) and sorted(words) != sorted(arguments):
             _echo(f"kl: in kl's words: {name} {shlex.join(words)}")
@@ -129,6 +136,7 @@ def _invoke(command: click.Command, name: str, arguments: list[str], invocation:
         from click.shell_completion import shell_complete
 
         return shell_complete(root, {}, "kl", "_KL_COMPLETE", instruction)
+    check_environment(os.environ)
     with command.make_context(name, arguments, obj=invocation) as context:
         command.invoke(context)
     return exit_codes.OK
@@ -168,6 +176,9 @@ def _show_usage_problem(problem: click.ClickException) -> None:
         _echo(f"    try: {context.command_path} --help")
 
 
+#: Errors of a full disk or quota. Errors of files have a name, so without one it is standard output.
+_FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
 _NEXT_COMMAND: Final = {
     exit_codes.CANNOT_CONNECT: "kl dev      starts a broker here;  -b HOST:PORT names another",
     exit_codes.NOT_FOUND: "kl topic list",
@@ -185,6 +196,8 @@ def _explained(error: Exception) -> list[str]:
         return _explained(MissingExtraError("this command", error.name or "", "all"))
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
+        if not where and error.errno in _FULL:
+            where = "stdout can't be written: "
         return [f"kl: {where}{error.strerror or error or type(error).__name__}"]
     return [
         f"kl: unexpected {type(error).__name__}: {error}",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -14,6 +15,7 @@ import click
 from kafkalite.cli import invocation
 from kafkalite.cli.cluster import cluster
 from kafkalite.cli.completion import complete_topics
+from kafkalite.cli.connect import secured_servers
 from kafkalite.cli.exit_codes import TimedOutError
 from kafkalite.cli.invocation import client_options
 from kafkalite.cli.output import plural
@@ -22,6 +24,7 @@ from kafkalite.errors import KafkaliteError
 if TYPE_CHECKING:
     from kafkalite.broker.config import BrokerConfig
     from kafkalite.client.admin.cluster_health import ClusterView, RequestedState
+    from kafkalite.transport.tls_context import TlsContext
 
 DEFAULT_PATIENCE_MS: Final = 60_000
 _POLL_INTERVAL_S: Final = 0.2
@@ -71,11 +74,14 @@ def wait(
 ) -> None:
     """Wait until the cluster is ready; exit code 7 after --timeout (default: one minute)."""
     from kafkalite.client.admin.cluster_health import RequestedState
+    from kafkalite.transport.tls_context import TlsContext
 
     current = invocation.current()
     requested = RequestedState(broker_count or 1, whole, node_id, frozenset(topics))
-    addresses = current.bootstrap_servers.split(",")
+    addresses, tls = secured_servers(current)
     config = _own_config() if this_node else None
+    if config is not None:
+        tls = TlsContext(config)
     if config is not None and config.is_broker:
         addresses, requested = [_own_address(config)], requested._replace(node_id=config.node_id)
     patience_ms = current.timeout_ms or DEFAULT_PATIENCE_MS
@@ -83,9 +89,9 @@ def wait(
     try:
         if config is not None and not config.is_broker:
             address = config.voters[config.node_id]
-            invocation.run(lambda: _until_answered(address, progress), timeout_ms=patience_ms)
+            invocation.run(lambda: _until_answered(address, tls, progress), timeout_ms=patience_ms)
             return
-        view = invocation.run(lambda: _until(addresses, requested, progress), timeout_ms=patience_ms)
+        view = invocation.run(lambda: _until(addresses, tls, requested, progress), timeout_ms=patience_ms)
     except TimedOutError:
         raise TimedOutError(
             f"not ready after {patience_ms / 1000:g} s: {progress.last or 'no response'}",
@@ -103,13 +109,20 @@ def wait(
 def _own_config() -> BrokerConfig:
     from kafkalite.broker.config import load_settings
 
-    return load_settings(None, os.environ, {}).config
+    # This node is trusted whatever address its certificate names.
+    config = load_settings(None, os.environ, {}).config
+    return replace(config, ssl_endpoint_identification_algorithm="")
 
 
 def _own_address(config: BrokerConfig) -> str:
     """Return the address at which processes on this machine reach the node of ``config``."""
-    host, _, port = config.listeners[0].rpartition(":")
-    return f"{'127.0.0.1' if host in {'0.0.0.0', '[::]'} else host}:{port}"
+    from kafkalite.broker.addresses import is_wildcard
+    from kafkalite.transport import SSL_SCHEME, is_tls
+
+    address = config.listeners[0]
+    if not is_wildcard(address):
+        return address
+    return f"{SSL_SCHEME if is_tls(address) else ''}127.0.0.1:{address.rpartition(':')[2]}"
 
 
 class _Reasons:
@@ -137,7 +150,7 @@ class _Reasons:
             click.echo("\r\x1b[K", err=True, nl=False)
 
 
-async def _until_answered(address: str, progress: _Reasons) -> None:
+async def _until_answered(address: str, tls: TlsContext | None, progress: _Reasons) -> None:
     """Wait until the controller at ``address`` completes a handshake, the only request it accepts from kl."""
     import asyncio
 
@@ -145,7 +158,7 @@ async def _until_answered(address: str, progress: _Reasons) -> None:
 
     while True:
         try:
-            connection = await connect(address, client_id="kl", timeout_ms=_ANSWER_TIMEOUT_MS)
+            connection = await connect(address, client_id="kl", timeout_ms=_ANSWER_TIMEOUT_MS, tls=tls)
         except KafkaliteError as error:
             progress.tell([error.message])
             await asyncio.sleep(_POLL_INTERVAL_S)
@@ -154,7 +167,9 @@ async def _until_answered(address: str, progress: _Reasons) -> None:
         return
 
 
-async def _until(addresses: Sequence[str], requested: RequestedState, progress: _Reasons) -> ClusterView:
+async def _until(
+    addresses: Sequence[str], tls: TlsContext | None, requested: RequestedState, progress: _Reasons
+) -> ClusterView:
     """Poll until the cluster is in the requested state, without a time limit. Return its view."""
     import asyncio
 
@@ -162,7 +177,7 @@ async def _until(addresses: Sequence[str], requested: RequestedState, progress: 
 
     while True:
         try:
-            view = await look_from(addresses, timeout_ms=_ANSWER_TIMEOUT_MS)
+            view = await look_from(addresses, timeout_ms=_ANSWER_TIMEOUT_MS, tls=tls)
         except KafkaliteError as error:
             progress.tell([error.message])
         else:

@@ -1,4 +1,4 @@
-"""``kl config``: every option, its meaning, its value and its source; settings of topics and brokers."""
+"""``kl config``: explains options and the sources of values; changes settings of topics and brokers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from kafkalite.cli.invocation import Invocation, client_options, listing_options
 from kafkalite.cli.lazy_group import Group
 from kafkalite.cli.output import Column, print_document, print_listing
 from kafkalite.cli.registries import complete_setting, registries
+from kafkalite.errors import InvalidConfigError
 from kafkalite.options import Option, OptionRegistry
 from kafkalite.suggestions import did_you_mean
 
@@ -176,7 +177,12 @@ def set_(
     async def main(admin: Admin) -> None:
         if kind == "broker":
             await connect.check_brokers(admin, [name])
-        await admin.alter_configs(kind, name, wanted, validate_only=dry_run)
+        try:
+            await admin.alter_configs(kind, name, wanted, validate_only=dry_run)
+        except InvalidConfigError:
+            for setting in wanted:
+                registries()[kind].get(setting)  # raises ConfigError, which says that there is no such option
+            raise
 
     connect.ask_admin(main)
     verb = "would be changed" if dry_run else "changed"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kafkalite.client.consumer.consumer import Consumer
     from kafkalite.client.producer.producer import Producer
     from kafkalite.options import OptionRegistry
+    from kafkalite.transport.tls_context import TlsContext
 
 T = TypeVar("T")
 
@@ -33,8 +34,14 @@ IMPATIENT: Final[dict[str, Any]] = {
 
 
 def _config(invocation: Invocation, registry: OptionRegistry, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return a client's settings as {dotted name: value}. Raises UsageError for an unknown property."""
-    config = {"client.id": "kl", **IMPATIENT, **defaults, "bootstrap.servers": invocation.bootstrap_servers}
+    """Return a client's settings as {dotted name: value}. Raises UsageError for an unknown property.
+
+    The properties of -X override those of the context, and these the variables ``KAFKALITE_CLIENT_…``.
+    """
+    from kafkalite.client.config import environment_settings
+
+    config = {"client.id": "kl", **IMPATIENT, **defaults, **environment_settings(os.environ, registry)}
+    config["bootstrap.servers"] = invocation.bootstrap_servers
     if invocation.timeout_ms is not None:
         config["default.api.timeout.ms"] = max(1, invocation.timeout_ms)
     for name, text in invocation.all_properties.items():
@@ -58,6 +65,15 @@ def _check_known(name: str) -> None:
         f"-X {name}: no client has such a property",
         hint=elsewhere(name) or did_you_mean(name, names, otherwise=everything),
     )
+
+
+def secured_servers(invocation: Invocation) -> tuple[list[str], TlsContext | None]:
+    """Return the addresses of the command's brokers as ``connect`` expects them, and how to encrypt."""
+    from kafkalite.client.cluster.client import ClusterClient
+    from kafkalite.client.config import ADMIN_OPTIONS, admin_config
+
+    client = ClusterClient(admin_config(_config(invocation, ADMIN_OPTIONS, {})))
+    return list(map(client.secured, client.config.bootstrap_servers)), client.tls
 
 
 def cluster_secret(file: Path | None) -> str:

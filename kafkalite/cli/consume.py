@@ -19,7 +19,7 @@ from kafkalite.cli.invocation import Invocation, Terminated, client_options, top
 from kafkalite.cli.offset_queries import Span, matching_topics, partitions_of, spans
 from kafkalite.cli.output import plural
 from kafkalite.cli.printers import RECORD_OUTPUTS, Printer, make_printer
-from kafkalite.cli.ranges import END, START, OffsetRange, parse_limit, parse_range
+from kafkalite.cli.ranges import END, START, Anchor, OffsetRange, check_order, parse_limit, parse_range
 from kafkalite.cli.stdio import printing, until_pipe_closes
 from kafkalite.errors import KafkaStorageError, NoOffsetError, RecordError
 from kafkalite.model import Record, TopicPartition
@@ -137,6 +137,13 @@ def consume(
     except (KeyboardInterrupt, Terminated):
         invocation.say(f"{plural(job.printed_count, 'record')}")
         raise
+    except BrokenPipeError:
+        if isinstance(job, GroupJob):
+            records = plural(job.printed_count, "record")
+            invocation.say(
+                f"stdout was closed; up to {records} may be committed that its reader did not read"
+            )
+        raise
 
 
 def _chosen_range(range_text: str | None, from_text: str | None, to_text: str | None) -> OffsetRange:
@@ -146,10 +153,12 @@ def _chosen_range(range_text: str | None, from_text: str | None, to_text: str | 
             if from_text is not None or to_text is not None:
                 raise UsageError("-r gives both bounds; leave out --from and --to")
             return parse_range(range_text, now_ms=now_ms)
-        return OffsetRange(
+        found = OffsetRange(
             START if from_text is None else parse_limit(from_text, now_ms=now_ms),
             None if to_text is None else parse_limit(to_text, now_ms=now_ms),
         )
+        check_order(found)
+        return found
     except ValueError as problem:
         raise UsageError(str(problem)) from None
 
@@ -200,6 +209,23 @@ class _Job:
             if span.stop_offset is None or span.first_offset < span.stop_offset
         }
         self._partition_count = len(found)
+        self._explain_empty(found)
+
+    def _explain_empty(self, found: dict[TopicPartition, Span]) -> None:
+        """Print why no record that exists is in the range, unless the range is of all records."""
+        first = self.range.first
+        is_beyond = first.anchor is Anchor.OFFSET and all(
+            first.number > span.log_end_offset for span in found.values()
+        )
+        is_empty = found and not self._open and not (first == START and self.range.stop == END)
+        if not found or not (is_beyond or is_empty):
+            return
+        tp, span = next(iter(found.items()))
+        others = f" (of {plural(len(found), 'partition')})" if len(found) > 1 else ""
+        waits = "; waiting for new ones" if self._open and self.range.stop is None else ""
+        invocation.say(
+            f"no records in this range: {tp}{others} ends at offset {span.log_end_offset:,}{waits}"
+        )
 
     async def _read(self, consumer: Consumer, deadline: float | None) -> None:
         with printing(self.printer) as show:

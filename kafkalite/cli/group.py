@@ -198,9 +198,18 @@ def members(name: str) -> None:
     )
 
 
-def total_lag(lags: Iterable[PartitionLag]) -> int:
-    """Return the number of uncommitted records in partitions with a committed offset."""
-    return sum(each.lag or 0 for each in lags)
+def total_lag(lags: Iterable[PartitionLag]) -> int | None:
+    """Return the number of uncommitted records in partitions whose lag is known; None if there are none.
+
+    Without a committed offset, the lag is known only if nothing was ever written. Otherwise it depends on the
+    ``auto.offset.reset`` of the member.
+    """
+    known = [each.lag or 0 for each in lags if each.lag is not None or each.end_offset == 0]
+    return sum(known) if known else None
+
+
+def _behind(total: int | None) -> str:
+    return "lag unknown" if total is None else f"{plural(total, 'record')} behind"
 
 
 @group.command(
@@ -211,7 +220,9 @@ Examples:
   kl group lag billing -o json | jq 'map(.lag) | add'"""
 )
 @click.argument("name", metavar="GROUP", shell_complete=complete_groups)
-@click.option("--max", "most", type=int, metavar="N", help="Exit with code 9 if the total lag is above N.")
+@click.option(
+    "--max", "most", type=int, metavar="N", help="Exit with code 9 if the total lag is above N, or unknown."
+)
 @listing_options
 def lag(name: str, most: int | None) -> None:
     """Show how far GROUP is behind, by partition."""
@@ -224,9 +235,17 @@ def lag(name: str, most: int | None) -> None:
         more = f"; nothing committed in {plural(never, 'partition')}" if never else ""
         deleted = sum(each.end_offset is None for each in lags)
         more += f"; {plural(deleted, 'partition')} deleted" if deleted else ""
-        write(f"{plural(total, 'record')} behind in {plural(len(lags), 'partition')}{more}\n")
-    if most is not None and total > most:
+        write(f"{_behind(total)} in {plural(len(lags), 'partition')}{more}\n")
+    if most is None:
+        return
+    if total is not None and total > most:
         raise CheckFailedError(f"group {name!r} is {plural(total, 'record')} behind, more than {most:,}")
+    unknown = sum(each.committed is None and bool(each.end_offset) for each in lags)
+    if unknown or total is None:
+        cause = (
+            f"nothing is committed in {plural(unknown, 'partition')}" if unknown else "it has no partition"
+        )
+        raise CheckFailedError(f"the lag of group {name!r} is unknown: {cause}")
 
 
 @group.command(
@@ -321,7 +340,7 @@ def _show_look(
     speed = "" if rate is None else f", {rate:,.0f} records/s committed"
     write(
         f"{described.group_id}  {described.state}, generation {described.group_epoch}, "
-        f"{plural(len(described.members), 'member')}, {plural(total_lag(lags), 'record')} behind{speed}\n"
+        f"{plural(len(described.members), 'member')}, {_behind(total_lag(lags))}{speed}\n"
     )
     for sentence in waits_for(described):
         write(f"  - {sentence}\n")

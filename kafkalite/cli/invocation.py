@@ -12,7 +12,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
@@ -23,6 +23,8 @@ from kafkalite.cli import contexts
 from kafkalite.cli.exit_codes import HUNG_UP, TERMINATED, TimedOutError, UsageError
 from kafkalite.durations import parse_duration
 from kafkalite.errors import KafkaliteError
+from kafkalite.parent_pipe import PARENT_PIPE
+from kafkalite.suggestions import did_you_mean
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,6 +34,15 @@ BOOTSTRAP_VARIABLE: Final = "KL_BOOTSTRAP_SERVERS"
 PROGRAM_VARIABLE: Final = (
     "KL_PROGRAM"  #: the name under which the user calls kl, set by the scripts of a checkout
 )
+#: Every variable that kl or a script of a checkout reads.
+VARIABLES: Final = (
+    BOOTSTRAP_VARIABLE,
+    PROGRAM_VARIABLE,
+    "KL_LOG_FORMAT",
+    "KL_LOG_LEVEL",
+    "KL_DEV_DATA",
+    PARENT_PIPE,
+)
 OutputFormat = Literal["table", "wide", "name", "json", "jsonl", "yaml"]
 OUTPUT_FORMATS: Final = ("table", "wide", "name", "json", "jsonl", "yaml")
 
@@ -39,6 +50,19 @@ OUTPUT_FORMATS: Final = ("table", "wide", "name", "json", "jsonl", "yaml")
 def program_name() -> str:
     """Return the command with which the user calls ``kl``, quoted for a shell."""
     return shlex.quote(os.environ.get(PROGRAM_VARIABLE, "kl"))
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Raise UsageError for a variable KL_… that resembles one of VARIABLES; print a warning for any other.
+
+    A variable that resembles none may be another program's.
+    """
+    for name in environment:
+        if name.startswith("KL_") and name not in VARIABLES:
+            hint = did_you_mean(name, VARIABLES)
+            if hint:
+                raise UsageError(f"the environment variable {name} is not known", hint=hint)
+            say(f"the environment variable {name} is ignored: kl has none of this name")
 
 
 @dataclass(slots=True)
@@ -250,8 +274,10 @@ async def within(timeout_ms: int | None, main: Callable[[], Coroutine[Any, Any, 
     except TimeoutError:
         if not limit.expired():
             raise
+        warning = last_warning()
         raise TimedOutError(
-            f"gave up after {timeout_ms / 1000:g} s{last_warning()}", hint="a longer --timeout waits longer"
+            f"gave up after {timeout_ms / 1000:g} s{warning}",
+            hint="" if warning else "a longer --timeout waits longer",
         ) from None
 
 

@@ -535,11 +535,14 @@ def accept_loss(paths: tuple[Path, ...], yes: bool, leader_epoch: int | None) ->
 
     Stop the broker first. PATH is the directory of a log. Every intact record keeps its offset, consumers
     skip the others, and the damaged files are kept as *.damaged-N. A transaction whose marker is lost counts
-    as aborted, and is named. If PATH is the __cluster_metadata of a
-    node that refuses it as an older copy, the node starts with that copy.
+    as aborted, and is named. If the end of the log is lost after a kill, offsets of the last second are used
+    again. If PATH is the __cluster_metadata of a node that refuses it as an older copy, the node starts with
+    that copy, and skips leader epochs and producer ids.
     """
+    from kafkalite.raft.older_metadata import accept_older_metadata
+    from kafkalite.rng import system_rng
     from kafkalite.storage.accept_loss import accept_loss as repair  # R45
-    from kafkalite.storage.accept_loss import expected_outcomes
+    from kafkalite.storage.accept_loss import expected_loss
     from kafkalite.storage.disk import RealFileSystem
     from kafkalite.storage.inspect import verify_log
     from kafkalite.storage.layout import name_of, parse_log_directory_name
@@ -554,7 +557,7 @@ def accept_loss(paths: tuple[Path, ...], yes: bool, leader_epoch: int | None) ->
                 hint="its name is <topic id>-<partition>; 'kl log verify DATA' shows the damaged ones",
             )
     for directory in directories:
-        if directory.endswith(f"/{METADATA_POINT}"):
+        if name_of(directory) == METADATA_POINT:
             invocation.say(f"{directory}: the node starts with this copy, even if it is an older one")
             continue
         if not filesystem.exists(directory):
@@ -563,18 +566,27 @@ def accept_loss(paths: tuple[Path, ...], yes: bool, leader_epoch: int | None) ->
         verdict = verify_log(filesystem, directory)
         found = [each for each in verdict.findings if each.is_damage]
         if verdict.damage is not None or not found:
-            invocation.say(f"{directory}: {verdict.damage or 'no damage was found'}")
+            summary = "no damage was found" if verdict.damage is None else verdict.damage.summary
+            invocation.say(f"{directory}: {summary}")
+        expected = expected_loss(filesystem, directory, leader_epoch)
+        for unused in expected.unused:
+            invocation.say(f"{unused}: none of its batches is kept, because they belong to another log")
         for each in found:
+            if each.path in expected.unused:
+                continue
             result = "records there are lost" if each.loses_records else "it is corrected, no record is lost"
             invocation.say(f"{each.path}: position {each.position}: {each.problem}; {result}")
         if not yes:
-            expected = expected_outcomes(filesystem, directory)
-            _say_outcomes(Path(directory), expected.unknown, expected.open)
+            invocation.say(f"{directory}: {plural(expected.lost_records, 'record')} would be lost")
+            _say_outcomes(Path(directory), expected.unknown_transactions, expected.open_transactions)
     if not yes:
         invocation.confirm(f"Accept the loss in {plural(len(directories), 'log')}?", "nothing was changed")
     rows, damages = [], []
     for directory in directories:
-        done = repair(filesystem, directory, leader_epoch)
+        if name_of(directory) == METADATA_POINT:
+            done = accept_older_metadata(filesystem, directory, system_rng())
+        else:
+            done = repair(filesystem, directory, leader_epoch)
         damages += [done.damage] if done.damage is not None else []
         _say_outcomes(Path(directory), done.unknown_transactions, done.open_transactions)
         topic, partition = _home(Path(directory))
@@ -590,7 +602,7 @@ def accept_loss(paths: tuple[Path, ...], yes: bool, leader_epoch: int | None) ->
         )
     print_listing(rows, _ACCEPTED_COLUMNS, invocation.current().output, name_key="directory")
     for damage in damages:
-        invocation.say(str(damage))
+        invocation.say(damage.summary)
     if damages:
         raise CheckFailedError(f"{plural(len(damages), 'log')} still damaged")
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from kafkalite.cli import connect
 from kafkalite.cli.exit_codes import NotFoundError, UsageError
-from kafkalite.cli.invocation import say
+from kafkalite.cli.invocation import Invocation, say
 from kafkalite.cli.ranges import Bound, OffsetRange, resolve
-from kafkalite.errors import KafkaStorageError
+from kafkalite.errors import ErrorCode, KafkaliteError, KafkaStorageError
 from kafkalite.model import NO_OFFSET, TopicPartition
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 UNKNOWN_END: Final = 2**63 - 1
 
 
+_LOOKUP_S: Final = 1.0
 _PATTERN_HINT: Final = "a pattern is a regular expression for the whole name: 'orders-.*'"
 
 
@@ -63,6 +65,27 @@ async def partitions_of(
                 raise connect.no_such_partition(description.name, partition, count)
         found += [TopicPartition(description.name, each) for each in chosen or range(count)]
     return found
+
+
+async def missing_topics(current: Invocation, topics: Iterable[str]) -> set[str]:
+    """Return those of ``topics`` that no broker knows; none if the brokers do not respond within a second."""
+    import asyncio
+
+    from kafkalite.protocol.messages.metadata import MetadataRequest
+
+    missing = set(topics)
+    request = MetadataRequest(sorted(missing), False)
+    with suppress(KafkaliteError, TimeoutError):
+        async with asyncio.timeout(_LOOKUP_S), connect.cluster(current) as client:
+            for node_id in (
+                None,
+                *client.metadata.addresses,
+            ):  # a broker learns of a new topic a little later
+                if missing:
+                    found = (await client.call(request, node_id=node_id)).message.topics
+                    missing -= {topic.name for topic in found if topic.error_code == ErrorCode.NONE}
+            return missing
+    return set()
 
 
 async def matching_topics(admin: Admin, names: Sequence[str]) -> list[str]:

@@ -27,6 +27,7 @@ from kafkalite.cli.input_records import (
     RecordReader,
 )
 from kafkalite.cli.invocation import Invocation, Terminated, client_options
+from kafkalite.cli.offset_queries import missing_topics
 from kafkalite.cli.output import plural
 from kafkalite.cli.stdio import file_chunks
 from kafkalite.cli.times import parse_time
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 _BLOCK_RECORDS: Final = 10_000
 _ACKNOWLEDGED: Final = "acknowledged"
+_ABORTED: Final = "aborted"
 _IN_DOUBT: Final = "sent, and perhaps committed,"  # while the commit request is outstanding
 _BURSTS_PER_SECOND: Final = 20  # how often per second a part is sent with --rate
 _PER_SECOND: Final = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -160,6 +162,7 @@ def produce(
         defaults,
         rate=rate,
         progress=progress,
+        quiet=quiet,
         dry_run=dry_run,
     )
     if not files and not quiet and sys.stdin.isatty():
@@ -212,19 +215,30 @@ class _Job:
     defaults: RecordDefaults
     rate: float | None
     progress: bool
+    quiet: bool
     dry_run: bool
     sent_count: int = 0
     failed_count: int = 0
+    _given_count: int = 0  #: the records given to the producer
     fate: str = _ACKNOWLEDGED  #: the state of the sent records, for messages
     topics: set[str] = field(default_factory=set)
+    _looked_up: set[str] = field(default_factory=set)  #: topics whose existence was checked
     _producer: Producer | None = None
 
     @property
     def acknowledged(self) -> str:
         """The number of records and their state as text, such as ``3 records acknowledged``."""
-        if self.fate != _ACKNOWLEDGED or self._producer is None:
+        if self._producer is None or self.fate not in {_ACKNOWLEDGED, _ABORTED}:
             return f"{plural(self.sent_count, 'record')} {self.fate}"
-        return f"{plural(self._producer.statistics().acknowledged_records, 'record')} {self.fate}"
+        text = f"{plural(self._acknowledged_count, 'record')} {_ACKNOWLEDGED}"
+        if self.fate == _ABORTED:
+            return f"{text}, in a transaction that is not committed"
+        left_count = self._given_count - self._acknowledged_count
+        return f"{text}, {left_count:,} without an acknowledgement" if left_count else text
+
+    @property
+    def _acknowledged_count(self) -> int:
+        return self._producer.statistics().acknowledged_records if self._producer is not None else 0
 
     async def run(self, current: Invocation, settings: dict[str, Any]) -> None:
         bar = self._bar()
@@ -241,11 +255,11 @@ class _Job:
                 self.fate = "sent unacknowledged"
             async with self._producer as producer:
                 if "transactional.id" not in settings:
-                    await self._send_all(producer, bar)
+                    await self._send_all(current, producer, bar)
                     return
-                await self._send_in_transaction(producer, bar)
+                await self._send_in_transaction(current, producer, bar)
         except InputError as problem:
-            if self.fate == "aborted":
+            if self.fate == _ABORTED:
                 hint = "the transaction was aborted: none of its records can be read"
             else:
                 hint = f"{self.acknowledged} before it, and the rest was not read"
@@ -255,12 +269,12 @@ class _Job:
             if handler is not None:
                 handler.write = print_line
 
-    async def _send_in_transaction(self, producer: Producer, bar: Progress) -> None:
+    async def _send_in_transaction(self, current: Invocation, producer: Producer, bar: Progress) -> None:
         """Send all records in one transaction. If sending fails, the transaction is aborted."""
-        self.fate = "aborted"
+        self.fate = _ABORTED
         try:
             async with producer.transaction():
-                await self._send_all(producer, bar)
+                await self._send_all(current, producer, bar)
                 self.fate = _IN_DOUBT
         except RequestTimeoutError as error:
             if self.fate != _IN_DOUBT:
@@ -273,7 +287,7 @@ class _Job:
             raise _of_transaction(failure.__cause__ or failure) from failure
         self.fate = "committed"
 
-    async def _send_all(self, producer: Producer, bar: Progress) -> None:
+    async def _send_all(self, current: Invocation, producer: Producer, bar: Progress) -> None:
         import asyncio
 
         started = time.monotonic()
@@ -281,6 +295,8 @@ class _Job:
             if self.rate is not None:
                 due = started + (self.sent_count + self.failed_count) / self.rate
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
+            missing = await self._missing(current, blocks)
+            self._given_count += sum(len(block.values) for block in blocks)
             outcomes = await asyncio.gather(
                 *(
                     producer.send_many(
@@ -296,7 +312,18 @@ class _Job:
                 return_exceptions=True,
             )
             self._judge(blocks, outcomes)
+            for topic in sorted(missing):
+                from kafkalite.client.cluster.client import created_topic
+
+                count = len(await producer.partitions_for(topic))
+                bar.tell(f"kl: {created_topic(topic, count)}")
             bar.advance_records(sum(len(block.values) for block in blocks))
+
+    async def _missing(self, current: Invocation, blocks: list[Block]) -> set[str]:
+        """Return the topics of ``blocks`` that do not exist, so that sending creates them."""
+        unknown = {block.topic for block in blocks} - self._looked_up
+        self._looked_up |= unknown
+        return await missing_topics(current, unknown) if unknown and not self.quiet else set()
 
     def _judge(self, blocks: list[Block], outcomes: list[Any]) -> None:
         """Count the acknowledged and failed records of ``blocks``. ``outcomes`` has one entry per block.
@@ -316,14 +343,13 @@ class _Job:
         if not failures:
             return
         first = failures[0]
-        acknowledged_count = 0
-        if self._producer is not None:
-            acknowledged_count = self._producer.statistics().acknowledged_records
+        acknowledged_count = self._acknowledged_count
         if acknowledged_count == 0 or not isinstance(first, KafkaliteError):
             raise first
         lost_count = self.sent_count + self.failed_count - acknowledged_count
         raise PartialFailureError(
-            f"{self.acknowledged}, then {lost_count:,} not: {first.message}", hint=first.hint
+            f"{plural(acknowledged_count, 'record')} {self.fate}, then {lost_count:,} not: {first.message}",
+            hint=first.hint,
         ) from first
 
     def _count(self, blocks: list[Block]) -> None:
@@ -363,10 +389,13 @@ class _Job:
     def summarize(self, seconds: float) -> None:
         where = ", ".join(sorted(self.topics)) or self.defaults.topic or "nowhere"
         verb = "would go" if self.dry_run else self.fate
-        if verb == "aborted":
+        if verb == _ABORTED:
             invocation.say(
                 f"{plural(self.sent_count, 'record')} sent to {where} and aborted: they cannot be read"
             )
+            return
+        if verb == _ACKNOWLEDGED and self._given_count > self.sent_count + self.failed_count:  # interrupted
+            invocation.say(f"to {where}: {self.acknowledged}")
             return
         rate = f", {self.sent_count / seconds:,.0f}/s" if seconds > 0.5 and self.sent_count > 1 else ""
         invocation.say(f"{plural(self.sent_count, 'record')} {verb} to {where} in {seconds:.2f} s{rate}")

@@ -74,7 +74,20 @@ def parse_range(text: str, *, now_ms: int, zone: tzinfo | None = None) -> Offset
         found = None if bad or first is None else OffsetRange(first, stop if colon else None)
     if found is None:
         raise ValueError(f"{text!r} is not a range; write for example {EXAMPLES}")
+    check_order(found)
     return found
+
+
+def check_order(wanted: OffsetRange) -> None:
+    """Raise ValueError if the range ends before it begins in every log."""
+    first, stop = wanted.first, wanted.stop
+    if stop is None or first.anchor is not stop.anchor:
+        return
+    is_backwards = (
+        first.number < stop.number if first.anchor is Anchor.BEFORE_END else first.number > stop.number
+    )
+    if is_backwards:
+        raise ValueError("the range ends before it begins; the first bound is the earlier one")
 
 
 def parse_limit(text: str, *, now_ms: int, zone: tzinfo | None = None) -> Bound:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -22,6 +23,8 @@ from kafkalite.model import TopicPartition
 
 if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
+
+_MIN_INSYNC: Final = "min.insync.replicas"
 
 _LIST_COLUMNS: Final = (
     Column("name", "NAME"),
@@ -86,6 +89,17 @@ def _raise_any(failures: list[KafkaliteError], count: int) -> None:
         raise PartialFailureError(f"{len(failures)} of {count} topics failed")
 
 
+def _warn_if_unreachable(name: str, min_insync: str | None, replicas: int) -> None:
+    """Print a warning if ``min.insync.replicas`` is more than the number of replicas. The broker accepts it,
+    as Kafka does."""
+    if min_insync is not None and int(min_insync) > replicas:
+        invocation.say(
+            f"{name}: min.insync.replicas {min_insync} is more than its {plural(replicas, 'replica')}: every"
+            f" produce request with acks=all will fail. Lower it: kl topic alter {name} -c"
+            f" {_MIN_INSYNC}={replicas}"
+        )
+
+
 @topic.command(
     epilog="""\b
 Examples:
@@ -130,6 +144,11 @@ def create(
                 return
             verb = "would be created" if dry_run else "created"
             click.echo(f"{name}: {verb}, {plural(created.num_partitions, 'partition')}")
+            minimum = settings.get(_MIN_INSYNC)
+            if minimum is None and not dry_run:
+                with suppress(UnknownTopicOrPartitionError):  # this broker has not replayed the creation yet
+                    minimum = (await admin.describe_configs("topic", name))[_MIN_INSYNC].value
+            _warn_if_unreachable(name, minimum, created.replication_factor)
 
         await _each(wanted, act)
 
@@ -277,6 +296,8 @@ async def _alter(
             was = old[key].value if key in old else "-"
             now = value if dry_run and value is not None else new[key].value if key in new else "-"
             click.echo(f"{name}: {key} {was} -> {now}{would}")
+            if key == _MIN_INSYNC:
+                _warn_if_unreachable(name, now, len(before.partitions[0].replicas))
     if partitions is not None:
         await admin.create_partitions(name, partitions, validate_only=dry_run)
         click.echo(f"{name}: partitions {len(before.partitions)} -> {partitions}{would}")

@@ -98,7 +98,9 @@ def test_short_helps_are_short() -> None:
         assert entry.short_help.endswith(".")
 
 
-@pytest.mark.parametrize("name", ["cluster", "config", "context", "group", "log", "metadata", "topic", "txn"])
+@pytest.mark.parametrize(
+    "name", ["acl", "cluster", "config", "context", "group", "log", "metadata", "topic", "txn", "user"]
+)
 def test_descriptions_of_commands_are_not_cut_off(kl: Kl, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     listed = kl(name, "--help").text.partition("Commands:\n")[2]
@@ -321,3 +323,27 @@ def test_sighup_stays_ignored_under_nohup(kl: Kl) -> None:
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("name", ["KL_BOOTSTRAP_SERVER", "KL_BOOTSTRAP", "KL_BOOTSTRAP_SERVRES"])
+def test_a_misspelt_variable_is_refused_with_the_right_name(
+    kl: Kl, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "127.0.0.1:1")
+    result = kl("topic", "list")
+    assert result.code == 2
+    assert result.told == (
+        f"kl: the environment variable {name} is not known\n    hint: did you mean KL_BOOTSTRAP_SERVERS?\n"
+    )
+
+
+def test_an_unknown_variable_that_resembles_none_is_named(kl: Kl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KL_QQ", "1")
+    result = kl("version")
+    assert result.code == 0
+    assert result.told == "kl: the environment variable KL_QQ is ignored: kl has none of this name\n"
+
+
+def test_help_is_a_command(kl: Kl) -> None:
+    assert kl("help").out == kl("--help").out
+    assert kl("help", "topic", "create").out == kl("topic", "create", "--help").out

@@ -252,6 +252,43 @@ def test_watch_repeats_count_times(at: Kl, filled: str) -> None:
     assert looks[1]["committed_per_s"] == 0
 
 
+def test_the_lag_of_a_group_that_has_committed_nothing_is_unknown(at: Kl, filled: str, servers: str) -> None:
+    group = f"g-{filled}"
+    with sync.Consumer(filled, group_id=group, bootstrap_servers=servers) as member:
+        assert len(member.assignment()) == 2
+        assert lag(at, group) == [(0, None, 3, None), (1, None, 2, None)]
+        shown = at("group", "lag", group)
+        unknown = "lag unknown in 2 partitions; nothing committed in 2 partitions"
+        assert (shown.code, shown.text.splitlines()[-1]) == (0, unknown)
+        assert shown.text.splitlines()[1].split()[1:4] == ["-", "3", "-"]
+        checked = at("group", "lag", group, "--max", "100")
+        assert (checked.code, "nothing is committed in 2 partitions" in checked.told) == (9, True)
+        assert json.loads(at("group", "describe", group, "-o", "json").out)["lag"] is None
+        assert "lag unknown" in at("group", "watch", group, "-n", "1").text
+
+
+def test_partitions_without_a_commit_are_not_in_the_sum_of_the_lag(at: Kl, filled: str, servers: str) -> None:
+    group = f"g-{filled}"
+    assert at("group", "commit", group, f"{filled}-0=1").code == 0
+    assert at("group", "lag", group, "--max", "2").code == 0
+    with sync.Consumer(filled, group_id=group, bootstrap_servers=servers) as member:
+        assert len(member.assignment()) == 2
+        shown = at("group", "lag", group).text.splitlines()[-1]
+        assert shown == "2 records behind in 2 partitions; nothing committed in 1 partition"
+        assert at("group", "lag", group, "--max", "2").code == 9
+
+
+def test_the_lag_of_a_partition_without_records_is_zero_without_a_commit(at: Kl, servers: str) -> None:
+    assert at("topic", "create", "empty-lag").code == 0
+    with sync.Consumer("empty-lag", group_id="empty-lag", bootstrap_servers=servers) as member:
+        assert len(member.assignment()) == 1
+        shown = at("group", "lag", "empty-lag", "--max", "0")
+        assert (shown.code, shown.text.splitlines()[-1]) == (
+            0,
+            "0 records behind in 1 partition; nothing committed in 1 partition",
+        )
+
+
 def test_a_missing_group_is_reported_once(at: Kl, filled: str) -> None:
     for command in ("describe", "members", "lag", "explain", "delete"):
         missing = at("group", command, "nobody")

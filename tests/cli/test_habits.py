@@ -238,6 +238,13 @@ def test_settings_of_a_running_broker_are_shown_and_changed(at: Kl) -> None:
     assert json.loads(one.out)[0]["value"] != shown["log.retention.ms"]["value"]
     assert at("config", "show", "broker", "1", "no.such").code == 4
     assert at("config", "set", "broker", "1").code == 2
+    fixed = at("config", "set", "broker", "1", "node.id=7")
+    assert fixed.code == 2
+    assert "node.id: no option that can be changed while the broker runs" in fixed.told
+    for option in ("log.retention.msec=7", "num.partition=3"):
+        unknown = at("config", "set", "broker", "1", option)
+        assert unknown.code == 2
+        assert "unknown option; did you mean" in unknown.told
     assert at("config", "set", "broker", "99", "log.retention.ms=7d").code != 0
 
 

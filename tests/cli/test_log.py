@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kafkalite import Admin, Broker, Consumer, Producer
+from kafkalite.records.header import HEADER_BYTES, scan, seal, stamp
 from kafkalite.storage.damage import Damage
 
 Kl = Callable[..., Any]
@@ -170,6 +171,38 @@ def test_accepting_a_loss_names_damage_that_only_reading_shows(kl: Kl, data: Pat
     assert f"{segment}: position 0: " in refused.told
     assert "records there are lost" in refused.told
     assert "no damage" not in refused.told
+
+
+def test_accepting_an_older_copy_of_the_metadata(kl: Kl, data: Path) -> None:
+    """A log directory of the same name elsewhere is refused with a reason."""
+    metadata = data / "__cluster_metadata"
+    asked = kl("log", "accept-loss", metadata)
+    assert asked.code != 0
+    assert "the node starts with this copy" in asked.told
+    (row,) = rows(kl, "accept-loss", metadata, "--yes")
+    assert (row["directory"], row["lost_records"]) == (str(metadata), 0)
+    missing = kl("log", "accept-loss", data.parent / "__cluster_metadata", "--yes")
+    assert (missing.code != 0, "is not formatted" in missing.told) == (True, True)
+
+
+def test_accepting_a_loss_announces_what_it_does(kl: Kl, data: Path) -> None:
+    """R45: a segment of another log is set aside, so no batch in it is corrected."""
+    segment, second = logs(kl, data)[:2]
+    foreign = bytearray(segment.read_bytes())
+    for position, base_offset, _, _, length in scan(foreign, 0, len(foreign)):
+        batch = memoryview(foreign)[position : position + length]
+        batch[HEADER_BYTES + 20] ^= 1
+        stamp(batch, base_offset=base_offset, leader_epoch=9)
+        seal(batch)
+    segment.write_bytes(foreign)
+    lost = int(second.stem) - int(segment.stem)
+    asked = kl("log", "accept-loss", segment.parent)
+    assert f"{segment}: none of its batches is kept" in asked.told
+    assert "it is corrected" not in asked.told
+    assert f"{lost} records would be lost" in asked.told
+    assert "kl log accept-loss" not in asked.told, "the advice is to run this command"
+    (row,) = json.loads(kl("log", "accept-loss", segment.parent, "--yes", "-o", "json").out)
+    assert (row["lost_records"], row["corrected_batches"]) == (lost, 0)
 
 
 def test_accepting_a_loss_asks_first_and_makes_the_log_usable(kl: Kl, data: Path) -> None:

@@ -68,6 +68,25 @@ def test_head_ends_a_consume_with_more_output(repository: Path, filled: str, ser
     assert done.stderr == b""
 
 
+def test_a_closed_pipe_of_a_group_names_the_committed_records(
+    repository: Path, filled: str, servers: str
+) -> None:
+    done = subprocess.run(
+        f"'{sys.executable}' -m kafkalite consume {filled} -g {filled} | head -1",
+        shell=True,
+        cwd=repository,
+        capture_output=True,
+        timeout=LIMIT_SECONDS,
+        env=os.environ | environment(servers),
+    )
+    assert done.stdout == b"0\n"
+    found = re.fullmatch(rb"kl: stdout was closed; up to ([\d,]+) records may be committed.*\n", done.stderr)
+    assert found, done.stderr
+    with sync.Admin(servers) as admin:
+        committed = sum(each.committed.offset for each in admin.group_lag(filled) if each.committed)
+    assert committed <= int(found[1].replace(b",", b"")) <= 5000
+
+
 def test_a_closed_pipe_ends_a_consume_that_waits(spawn: Spawn, filled: str, servers: str) -> None:
     process = spawn("consume", filled, "-r", "-1", **environment(servers))
     assert process.stdout is not None

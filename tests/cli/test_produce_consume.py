@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,18 @@ def test_without_acknowledgements_nothing_is_said_to_be_acknowledged(at: Kl, top
     assert refused.code == 1
     assert "record sent unacknowledged before it" in refused.told.replace("records", "record")
     assert " acknowledged" not in refused.told
+
+
+def test_a_topic_that_produce_creates_is_named(at: Kl, topic: str) -> None:
+    new, other = f"{topic}-new", f"{topic}-other"
+    first = at("produce", new, stdin=b"x\n")
+    assert first.code == 0
+    assert f"kl: created topic {new} (1 partition)\n" in first.told
+    assert "created" not in at("produce", new, stdin=b"x\n").told
+    lines = jsonl({"topic": new, "value": "1"}, {"topic": other, "value": "2"})
+    both = at("produce", "-", "-i", "jsonl", stdin=lines).told
+    assert f"created topic {other} (1 partition)" in both
+    assert f"created topic {new} " not in both
 
 
 def test_quiet(at: Kl, topic: str) -> None:
@@ -350,7 +364,8 @@ def test_a_time_range_finds_its_records_if_timestamps_are_out_of_order(at: Kl) -
     assert found.text == "1000\n5000\n2000\n"
     assert "no record in order in this time range; searching to its end" in found.told
     later = at("consume", "disordered", "-r", f"@{base + 10_000}:{base + 20_000}")
-    assert (later.text, later.told) == ("", ""), "all records are older"
+    assert later.text == ""
+    assert later.told == "kl: no records in this range: disordered-0 ends at offset 5\n", "all are older"
 
 
 def test_a_failed_line_says_how_many_records_were_acknowledged_before(at: Kl) -> None:
@@ -395,3 +410,42 @@ def test_a_time_limit_before_the_first_record_is_an_error_if_there_are_records(
     late = at("consume", "unfetched", "--timeout", "2s")
     assert late.code == 7
     assert "timed out after 0 records" in late.told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("-r", "100:110"), "no records in this range: {topic}-0 (of 2 partitions) ends at offset 10"),
+        (("-r", "100:", "-e"), "no records in this range: {topic}-0 (of 2 partitions) ends at offset 10"),
+        (("-r", "5:5"), "no records in this range"),
+        (("-p", "0", "-r", "100:", "--timeout", "1s"), "{topic}-0 ends at offset 10; waiting for new ones"),
+        (("-r", "10:5"), "the range ends before it begins"),
+        (("--from", "2015-05-18", "--to", "2015-05-17"), "the range ends before it begins"),
+    ],
+)
+def test_a_range_without_records_is_explained(
+    at: Kl, topic: str, arguments: tuple[str, ...], told: str
+) -> None:
+    ten(at, topic)
+    result = at("consume", topic, *arguments)
+    assert result.out == b""
+    assert told.format(topic=topic) in result.told
+
+
+def test_an_empty_topic_needs_no_word(at: Kl, topic: str) -> None:
+    assert at("consume", topic, "-e") == (0, b"", b"")
+
+
+def test_a_full_disk_under_stdout_is_one_sentence(repository: Path, servers: str, topic: str, at: Kl) -> None:
+    ten(at, topic)
+    for arguments in (("consume", topic, "-e"), ("topic", "list")):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "kafkalite", *arguments, "-b", servers],
+                cwd=repository,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                timeout=240,
+            )
+        assert done.returncode == 1
+        assert done.stderr == b"kl: stdout can't be written: No space left on device\n"

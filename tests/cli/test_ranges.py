@@ -143,3 +143,14 @@ def test_any_text_is_a_range_or_refused(text: str) -> None:
     except ValueError:
         return
     assert isinstance(found, OffsetRange)
+
+
+@pytest.mark.parametrize("text", ["10:5", "+10:+5", "-5:-10", "@2015-05-18:2015-05-17"])
+def test_a_range_that_ends_before_it_begins_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="ends before it begins"):
+        parse_range(text, now_ms=0)
+
+
+@pytest.mark.parametrize("text", ["5:5", "5:10", "-10:-5", "+5:+10", "10:+5", "@2015-05-17:2015-05-18"])
+def test_other_ranges_are_not_reversed(text: str) -> None:
+    parse_range(text, now_ms=0)

@@ -135,7 +135,7 @@ def test_an_extra_that_does_not_exist_is_refused(checkout: Path, tmp_path: Path)
     done, calls = run(checkout, str(checkout / "bin/setup"), "all", "sparks", cwd=tmp_path)
     assert (done.returncode, calls) == (2, [])
     assert (
-        "no extra called 'sparks'; there are: compression server cli arrow pandas spark all test dev"
+        "no extra called 'sparks'; there are: compression server cli arrow pandas spark tls all test dev"
         in done.stderr
     )
     assert not (checkout / ".venv").exists()

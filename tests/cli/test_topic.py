@@ -16,6 +16,24 @@ def names(kl: Kl) -> list[str]:
     return kl("topic", "list", "-o", "name").text.split()
 
 
+def test_a_minimum_above_the_number_of_replicas_gets_a_warning(at: Kl) -> None:
+    """Kafka accepts it too, but no produce request with acks=all can succeed."""
+    warning = "min.insync.replicas 2 is more than its 1 replica"
+    for more in (["--dry-run"], []):
+        created = at("topic", "create", "strict", "-c", "min.insync.replicas=2", *more)
+        assert (created.code, warning in created.told) == (0, True)
+    assert warning not in at("topic", "alter", "strict", "-c", "min.insync.replicas=1").told
+    assert warning in at("topic", "alter", "strict", "-c", "min.insync.replicas=2").told
+    failed = at(
+        "produce", "strict", "-X", "delivery.timeout.ms=1500", "-X", "request.timeout.ms=500", stdin=b"x\n"
+    )
+    assert failed.code != 0
+    assert "has 1 replica, fewer than min.insync.replicas 2" in failed.told
+    assert "kl topic alter strict -c min.insync.replicas=1" in failed.told
+    assert "has a leader" not in failed.told
+    assert at("topic", "delete", "strict", "--yes").code == 0
+
+
 def test_create_list_describe_alter_delete(at: Kl) -> None:
     created = at("topic", "create", "life", "-p", "3", "-c", "retention.ms=60000")
     assert (created.code, created.text, created.told) == (0, "life: created, 3 partitions\n", "")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +21,7 @@ from kafkalite.protocol.api import ApiKey
 from kafkalite.testing import SyncCluster, fail_next
 
 Kl = Callable[..., Any]
+Spawn = Callable[..., "subprocess.Popen[bytes]"]
 LIMIT = "2s"
 
 
@@ -72,12 +75,12 @@ def test_records_that_are_refused_are_told_with_the_number_that_was_acknowledged
         lines = b"".join(b"%d\n" % number for number in range(25_000))
         done = kl("produce", "t", "-b", servers, "--timeout", LIMIT, stdin=lines)
         assert done.code == 7
-        waiting, gave_up, _ = done.told.splitlines()
+        waiting, gave_up = done.told.splitlines()
         assert (
             waiting.startswith("kl: waiting: refused by a test") and "10,000 records acknowledged" in waiting
         )
         assert gave_up.startswith("kl: gave up after 2 s; the last error: refused by a test")
-        assert gave_up.endswith("10,000 records acknowledged")
+        assert gave_up.endswith("10,000 records acknowledged, 10,000 without an acknowledgement")
 
         seen = 0
         limits = ("-X", "delivery.timeout.ms=1500", "-X", "request.timeout.ms=1000")
@@ -87,27 +90,64 @@ def test_records_that_are_refused_are_told_with_the_number_that_was_acknowledged
         assert "the last attempt failed: refused by a test" in partial.told
 
 
-def test_a_lost_quorum_is_told_by_every_command(kl: Kl) -> None:
+def test_a_transaction_that_waits_is_not_said_to_be_aborted(kl: Kl) -> None:
+    with SyncCluster() as cluster:
+        servers = cluster.bootstrap_servers
+        assert kl("topic", "create", "t", "-b", servers).code == 0
+        cluster.intercept(ApiKey.PRODUCE, fail_next(None, ErrorCode.KAFKA_STORAGE_ERROR))
+        done = kl("produce", "t", "--txn", "-b", servers, "--timeout", LIMIT, stdin=b"x\n")
+        assert done.code == 7
+        waiting, gave_up = done.told.splitlines()
+        assert waiting.endswith("; 0 records acknowledged, in a transaction that is not committed")
+        assert gave_up.endswith("; 0 records acknowledged, in a transaction that is not committed")
+
+
+def test_an_interrupted_produce_names_the_records_without_an_acknowledgement(spawn: Spawn) -> None:
+    with SyncCluster(transport="tcp") as cluster:
+        servers = cluster.bootstrap_servers
+        cluster.produce("t", [b"x"])
+        cluster.intercept(ApiKey.PRODUCE, fail_next(None, ErrorCode.KAFKA_STORAGE_ERROR))
+        process = spawn("produce", "t", "-b", servers)
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write(b"1\n2\n")
+        process.stdin.flush()
+        assert b"waiting: " in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert told == b"kl: to t: 0 records acknowledged, 2 without an acknowledgement\n"
+
+
+def test_a_lost_quorum_is_the_first_reason_that_every_command_names(
+    kl: Kl, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "kafkalite.broker")  # the brokers log in this process
     with SyncCluster(brokers=3) as cluster:
         servers = cluster.bootstrap_servers
         assert kl("produce", "t", "-b", servers, stdin=b"x\n").code == 0
         for node_id in (1, 2):
             cluster.kill(node_id)
-        joining = kl("consume", "t", "-e", "-g", "g", "-b", servers, "--timeout", "3s")
-        assert joining.code == 7
-        for command in (("topic", "create", "other"), ("produce", "t"), ("consume", "t", "-e")):
-            done = kl(*command, "-b", servers, "--timeout", "4s", stdin=b"x\n")
-            assert done.code != 0, command
-            reasons = ("kl: waiting: ", "; the last error: ", "reaches no controller")
-            assert any(reason in done.told for reason in reasons), (command, done.told)
-        for command in (("consume", "t", "-e"), ("consume", "t", "-e", "-g", "g"), ("group", "list")):
+        *_, left = servers.split(",")  # the only node that can be reached
+        commands = (
+            ("topic", "create", "other"),
+            ("produce", "t"),
+            ("produce", "t", "--txn"),
+            ("consume", "t", "-e"),
+            ("consume", "t", "-e", "-g", "g"),
+            ("group", "list"),
+        )
+        for command in commands:
             if handler := installed():  # of the commands before, which have printed the same warning
                 logging.getLogger("kafkalite").removeHandler(handler)
-            told = kl(*command, "-b", servers, "--timeout", "3s").told.splitlines()
-            assert "can't be reached" in told[0], told
-            assert not any(line.startswith("kl: cannot connect to") for line in told), told
+            done = kl(*command, "-b", left, "--timeout", "3s", stdin=b"x\n")
+            assert done.code != 0, command
+            first, *_, last = [line for line in done.told.splitlines() if "hint:" not in line]
+            assert first.startswith("kl: waiting: the quorum of controllers is "), (command, done.told)
+            assert "lost: 1 of 3 nodes can be reached" in last, (command, done.told)
+            assert "start node 1 (" in last and "and node 2 (" in last, (command, done.told)
+            assert "longer --timeout" not in done.told
         status = json.loads(kl("cluster", "status", "-b", servers, "-o", "json").out)
-        assert any("no controller" in problem for problem in status["problems"])
+        assert any("the quorum of controllers is lost" in problem for problem in status["problems"])
 
 
 @pytest.mark.parametrize(

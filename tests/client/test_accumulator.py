@@ -19,11 +19,14 @@ from kafkalite.client.producer.pending_batch import (
     record_size,
 )
 from kafkalite.errors import (
+    BrokerError,
     ClientClosedError,
     DeliveryTimeoutError,
     InvalidRecordError,
     KafkaStorageError,
     MessageTooLargeError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
     NotLeaderOrFollowerError,
 )
 from kafkalite.model import NO_OFFSET, NO_TIMESTAMP, TopicPartition
@@ -297,6 +300,20 @@ def test_a_delivery_timeout_quotes_the_last_error() -> None:
     accumulator.on_failed(flight, KafkaStorageError("the log is damaged"), 10, 0.5)
     assert accumulator.on_tick(1002) == [batch]
     assert "the log is damaged" in str(batch.error)
+
+
+@pytest.mark.parametrize("kind", [NotEnoughReplicasError, NotEnoughReplicasAfterAppendError])
+def test_a_delivery_timeout_for_too_few_replicas_does_not_suspect_the_leader(kind: type[BrokerError]) -> None:
+    accumulator = Accumulator(CONFIG)
+    queue = accumulator.queue(T0)
+    batch = _append(accumulator, queue, b"1", now_ms=0)
+    accumulator.close_batch(queue, 0)
+    ((flight,),) = _drain(accumulator)
+    accumulator.on_failed(flight, kind("1 replicas in sync"), 10, 0.5)
+    assert accumulator.on_tick(1002) == [batch]
+    assert isinstance(batch.error, DeliveryTimeoutError)
+    assert "min.insync.replicas" in batch.error.hint
+    assert "leader" not in batch.error.hint
 
 
 def test_delivery_timeout_in_every_state_of_a_batch() -> None:

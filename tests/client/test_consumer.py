@@ -695,3 +695,16 @@ async def test_a_silent_leader_is_abandoned_for_the_new_one(fake_cluster: list[A
         _fill(first, count=10)
         async with asyncio.timeout(5):
             assert await waiting == list(range(10))
+
+
+async def test_a_topic_that_subscribing_creates_is_named_in_one_warning(
+    fake_broker: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    _fill(fake_broker)
+    async with _consumer(fake_broker, "t", "typo") as consumer:
+        await eventually(lambda: "typo" in fake_broker.topics)
+        assert len(await _read(consumer, 30)) == 30
+    warnings_given = [record.getMessage() for record in caplog.records if "created topic" in record.message]
+    assert warnings_given == [
+        "created topic typo (1 partition); allow.auto.create.topics=false prevents that"
+    ]

@@ -106,4 +106,5 @@ def test_offsets_are_loaded_fast(coordinator, capsys):
     replay_ms = cpu_ms(lambda: [replay(each, coordinator.now) for each in records])
     with capsys.disabled():
         print(f"\n  {count / replay_ms:.0f} thousand offset records replayed in a second of CPU")
-    assert count / replay_ms > 300
+    # About an eighth of what an idle machine does: this finds work that grows with the log.
+    assert count / replay_ms > 100

@@ -128,7 +128,10 @@ class PartitionState:
         return self.base_position is None and self.error is None
 
     def seek(self, offset: int, batch_epoch: int = NO_EPOCH) -> None:
-        """Move to ``offset``, after a batch of ``batch_epoch`` if known, and discard the fetched records."""
+        """Set the position to ``offset`` and discard the fetched records.
+
+        ``batch_epoch`` is the leader epoch of the batch before ``offset``, or NO_EPOCH if it is unknown.
+        """
         self.forget()
         self.base_position = self.fetch_offset = offset
         self.batch_epoch = self.base_epoch = batch_epoch

@@ -141,6 +141,7 @@ class Consumer(Generic[K, V]):
             on_change=self._on_cluster_change,
             rng=rng,
         )
+        self._cluster.warns_of_creation = True
         decode = decoder(key_deserializer, value_deserializer)
         self._fetcher = Fetcher(self._cluster, self.config, decode)
         chain = checked_interceptors(interceptors, ConsumerInterceptor)

@@ -27,7 +27,7 @@ from kafkalite.client.cluster.retry import CONCURRENT_BACKOFF, Backoff
 from kafkalite.client.config import ProducerConfig
 from kafkalite.client.producer.partition_queue import MAX_IN_FLIGHT, Fate, InFlightBatch, PartitionQueue
 from kafkalite.client.producer.pending_batch import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, PendingBatch
-from kafkalite.errors import DeliveryTimeoutError
+from kafkalite.errors import DeliveryTimeoutError, NotEnoughReplicasAfterAppendError, NotEnoughReplicasError
 from kafkalite.limits import MAX_RECORDS_PER_BATCH
 from kafkalite.model import NO_OFFSET, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
 from kafkalite.records.single import build_single
@@ -573,8 +573,11 @@ def _delivery_timeout(
     batch: PendingBatch, timeout_ms: int, last_error: Exception | None
 ) -> DeliveryTimeoutError:
     reason = f"; the last attempt failed: {last_error}" if last_error is not None else ""
+    check = "whether the partition has a leader"
+    if isinstance(last_error, NotEnoughReplicasError | NotEnoughReplicasAfterAppendError):
+        check = f"replicas and min.insync.replicas with 'kl topic describe {batch.topic}'"
     return DeliveryTimeoutError(
         f"{batch.topic}-{batch.partition}: no acknowledgement for {batch.record_count} records "
         f"within {timeout_ms} ms; they may or may not be in the log{reason}",
-        hint="check whether the partition has a leader, or raise delivery.timeout.ms",
+        hint=f"check {check}, or raise delivery.timeout.ms",
     )

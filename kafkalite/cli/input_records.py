@@ -159,7 +159,8 @@ class RecordReader:
             yield list(self._group(drafts[start : start + max_records]))
 
     def _group(self, drafts: Iterable[tuple[str, Draft]]) -> Iterator[Block]:
-        """Yield a block for each topic and partition. Each of ``drafts`` has its place in the input."""
+        """Yield a block for each topic and partition. ``drafts`` are pairs (place in the input,
+        draft)."""
         defaults = self._defaults
         groups: dict[tuple[str, int | None], tuple[list[str], list[Draft]]] = {}
         for place, draft in drafts:

@@ -57,7 +57,7 @@ M = TypeVar("M", bound=Struct)
 
 
 class LongBodyError(Exception):
-    """The body names so many partitions that it must be decoded by ``decode_body_in_turns``."""
+    """The request is longer than LONG_ENVELOPE_BYTES and lists partitions: use ``decode_body_in_turns``."""
 
 
 class RequestHead(Struct):
@@ -126,8 +126,8 @@ def decode_response_head(envelope: Buffer) -> ResponseHead:
 def decode_body(cls: type[M], body: Any) -> M:
     """Return the body of a request or response head as ``cls``, with every type checked.
 
-    Raises RemoteProtocolError. Raises LongBodyError if the body lists so many partitions that
-    ``decode_body_in_turns`` must be used.
+    Raises RemoteProtocolError. Raises LongBodyError if the request is longer than
+    LONG_ENVELOPE_BYTES and lists partitions.
     """
     plan = _PLANS.get(cls)
     if plan is None:

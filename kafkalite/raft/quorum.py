@@ -18,7 +18,8 @@ from kafkalite.metadata.records import MetadataRecord
 
 
 class StaleImageError(KafkaliteError):
-    """Another entry, at ``offset``, was appended after the image on which this entry was decided."""
+    """The image on which the commit was decided is outdated: entries were appended since, the newest at
+    ``offset``."""
 
     def __init__(self, *, decided_on: int, offset: int) -> None:
         super().__init__(

@@ -122,7 +122,7 @@ class ProducerSnapshots:
             self._remove(offset)
 
     def limit_to(self, end_offset: int) -> None:
-        """Do not use the snapshots above ``end_offset``, the sound end of a damaged log. Their files stay."""
+        """Forget the snapshots above ``end_offset``, the sound end of a damaged log, but keep their files."""
         self._offsets = [one for one in self._offsets if one <= end_offset]
 
     def delete_before(self, log_start_offset: int) -> None:

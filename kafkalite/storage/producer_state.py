@@ -146,7 +146,7 @@ class ProducerStates:
         Raises InvalidRecordError (no sequence), UnknownProducerIdError, InvalidProducerEpochError,
         OutOfOrderSequenceNumberError. OutOfOrderSequenceNumberError is also raised if the sequences are lower
         than those of the last five batches, or equal to those of one of them although the content differs. In
-        both cases the log may not contain the batch.
+        the first case it is unknown whether the log contains the batch; in the second it does not.
         """
         first = header.base_sequence
         if first < 0 or header.producer_epoch < 0:

@@ -157,7 +157,7 @@ def test_a_prebuilt_batch_is_sent_alone_and_in_order() -> None:
     _append(accumulator, queue, b"before")
     built = PendingBatch(*T0, limit_bytes=0, limit_records=0)
     built.prebuilt = build_batch([b"built", b"too"], None, 7)
-    built.common_timestamp_ms = 7
+    built.prebuilt_timestamps_ms = 7
     built.size_bytes = len(built.prebuilt)
     built.close()
     built.record_count = 2

@@ -103,6 +103,9 @@ async def test_a_bad_password_is_refused_without_showing_it(admin: Admin) -> Non
         assert "hidden" not in str(caught.value)
     with pytest.raises(UnacceptableCredentialError, match="4096 to 100000 iterations"):
         await admin.set_user_password("alice", "hidden", iterations=1)
+    for count in (-1, 0, 10**9):
+        with pytest.raises(UnacceptableCredentialError, match="4096 to 100000 iterations"):
+            await admin.set_user_password("alice", "hidden", iterations=count)
     with pytest.raises(ClientError, match="no SCRAM mechanism"):
         await admin.set_user_password("alice", "hidden", mechanisms=["PLAIN"])
     assert await admin.describe_users() == {}

@@ -523,6 +523,15 @@ async def test_on_delivery_sees_every_record(fake_broker: Any, make_fault: Any) 
     assert [delivery.result().offset for delivery in seen[:10]] == list(range(10))
 
 
+async def test_on_delivery_of_send_many_has_the_timestamp_of_each_record(fake_broker: Any) -> None:
+    fake_broker.topics["t"] = 1
+    seen: list[Any] = []
+    async with _producer(fake_broker, on_delivery=seen.append) as producer:
+        await producer.send_many("t", [b"a", b"b", b"c"], partition=0, timestamps_ms=[1_000, 3_000, 2_000])
+        await producer.send_many("t", [b"d", b"e"], partition=0, timestamps_ms=7_000)
+    assert [each.result().timestamp_ms for each in seen] == [1_000, 3_000, 2_000, 7_000, 7_000]
+
+
 async def test_a_callback_that_fails_is_reported(fake_broker: Any) -> None:
     reported: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(

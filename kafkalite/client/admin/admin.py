@@ -804,7 +804,7 @@ _ENTITY_TYPES: Final = {"user": "user", "client_id": "client-id", "ip": "ip"}
 
 
 def _entity_parts(entity: QuotaEntity) -> list[messages.QuotaEntityName]:
-    """Return the parts of an entity as in requests. Raises ClientError for another type."""
+    """Return ``entity`` as requests contain it. Raises ClientError if it is not a QuotaEntity."""
     if not isinstance(entity, QuotaEntity):
         raise ClientError(f"{entity!r} is not a QuotaEntity", hint='for example QuotaEntity(user="alice")')
     return [

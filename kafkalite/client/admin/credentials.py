@@ -8,8 +8,15 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from kafkalite.errors import ClientError
-from kafkalite.security.scram import MIN_SALT_BYTES, Mechanism, salted_password, saslprep
+from kafkalite.errors import ClientError, UnacceptableCredentialError
+from kafkalite.security.scram import (
+    MAX_ITERATIONS,
+    MIN_ITERATIONS,
+    MIN_SALT_BYTES,
+    Mechanism,
+    salted_password,
+    saslprep,
+)
 
 MECHANISMS: Final = tuple(mechanism.label for mechanism in Mechanism)
 
@@ -40,7 +47,14 @@ def mechanism_label(number: int) -> str:
 def salted_passwords(
     user: str, password: str, mechanisms: Sequence[str], iterations: int
 ) -> Iterator[SaltedPassword]:
-    """Yield what is sent of a new password, with a random salt for each mechanism."""
+    """Yield what is sent of a new password, with a random salt for each mechanism.
+
+    Raises UnacceptableCredentialError if ``iterations`` is out of bounds, before the work for them is done.
+    """
+    if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
+        raise UnacceptableCredentialError(
+            f"a SCRAM credential has {MIN_ITERATIONS} to {MAX_ITERATIONS} iterations, not {iterations}"
+        )
     name = saslprep(user, "a user name")
     for label in mechanisms:
         mechanism = Mechanism(mechanism_number(label))

@@ -79,7 +79,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reason: KafkaliteError | None = None
         #: Called once, after the callbacks of all requests in flight.
         self.on_lost: Callable[[Connection], None] | None = None
-        #: Called about every PATIENCE_S while a request has been pending for longer than that.
+        #: Called about every PATIENCE_S while ``is_slow``.
         self.on_slow: Callable[[Connection], None] | None = None
         self.extra_patience_s = 0.0
         self._reported_slow_s = 0.0
@@ -219,7 +219,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_slow(self) -> bool:
-        """Whether the oldest request has been pending for longer than PATIENCE_S."""
+        """Whether the oldest request has been pending for longer than PATIENCE_S plus ``extra_patience_s``.
+        Throttle times do not count."""
         patience_s = PATIENCE_S + self.extra_patience_s
         for _, deadline_s, timeout_ms in self.pending.values():  # the first is the oldest
             return self._loop.time() - (deadline_s - timeout_ms / 1000) > patience_s

@@ -200,11 +200,11 @@ class GroupSession:
         self.touch()
 
     async def close(self, *, commits: Offsets) -> None:
-        """Commit ``commits``, revoke all partitions and leave the group.
+        """Commit ``commits`` if enable.auto.commit is set, call the listener, and leave the group.
 
-        Raises the error of an earlier commit in the background.
-
-        Every step has a time limit, so that an unreachable coordinator does not delay closing for long.
+        Raises the error of an earlier ``commit_later``, RequestTimeoutError if queued commits do not end in
+        time, and exceptions of the listener. Every step but the listener has a time limit, so that an
+        unreachable coordinator does not delay closing for long.
         """
         self._is_closing = True
         for timer in (self._watch_timer, self._commit_timer):

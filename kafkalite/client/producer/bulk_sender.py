@@ -6,7 +6,7 @@ keep their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kafkalite.client.arguments import checked_int
 from kafkalite.client.producer.columns import RecordColumns, split_by_partition, split_by_size
@@ -63,11 +63,8 @@ class BulkSender:
                 )
                 if chosen is None:
                     chosen = self._placement.next_partition(target, len(part))
-                first_ms = (
-                    part.timestamps_ms if isinstance(part.timestamps_ms, int) else part.timestamps_ms[0]
-                )
                 batches.append(
-                    await self._send_built(topic, chosen, encoded, len(part), first_ms, is_own=True)
+                    await self._send_built(topic, chosen, encoded, len(part), part.timestamps_ms, is_own=True)
                 )
         except BaseException as error:
             if self._sender.on_done is not None:
@@ -138,7 +135,7 @@ class BulkSender:
         partition: int,
         encoded: Encoded,
         record_count: int,
-        timestamp_ms: int,
+        timestamps_ms: int | Sequence[int],
         *,
         is_own: bool,
     ) -> PendingBatch:
@@ -154,7 +151,7 @@ class BulkSender:
         batch = PendingBatch(
             topic,
             partition,
-            common_timestamp_ms=timestamp_ms,
+            prebuilt_timestamps_ms=timestamps_ms,
             prebuilt=encoded,
             owns_prebuilt=is_own,
             size_bytes=len(encoded),

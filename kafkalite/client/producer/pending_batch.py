@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,8 +36,8 @@ class PendingBatch:
     values: list[bytes | None] = field(default_factory=list)
     keys: list[bytes | None] | None = None
     timestamps: list[int] = field(default_factory=list)
-    #: Replaces ``timestamps`` if all records have the same timestamp (send_many, send_batch).
-    common_timestamp_ms: int = NO_TIMESTAMP
+    #: Replaces ``timestamps`` in a prebuilt batch: one for all records, or one for each.
+    prebuilt_timestamps_ms: int | Sequence[int] = NO_TIMESTAMP
     headers: list[Headers] | None = None
     is_plain: bool = True  #: no record has headers yet
     prebuilt: Encoded | None = None
@@ -92,10 +92,16 @@ class PendingBatch:
         return count == 0 or (self.size_bytes + size_bytes <= self.limit_bytes and count < self.limit_records)
 
     def timestamp_ms(self, index: int) -> int:
-        """Return the record's timestamp in the log: its own, or the append time if the topic uses that."""
+        """Return the record's timestamp in the log: the append time if the topic uses that, or else its own.
+
+        For any record of a ``send_batch``, this is the timestamp of the first.
+        """
         if self.log_append_time_ms != NO_TIMESTAMP:
             return self.log_append_time_ms
-        return self.timestamps[index] if self.timestamps else self.common_timestamp_ms
+        if self.timestamps:
+            return self.timestamps[index]
+        stamps = self.prebuilt_timestamps_ms
+        return stamps if isinstance(stamps, int) else stamps[index]
 
     def close(self) -> None:
         """Accept no more records. Sets the record limit to 0, so that the fast path needs no other check."""

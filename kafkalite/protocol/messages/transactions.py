@@ -1,8 +1,9 @@
 """Transactions (KIP-98, KIP-890) and transaction groups.
 
 The coordinator of a transactional id is the leader of the partition of ``__transaction_state`` to which the
-id hashes. A producer writes to partition leaders with its transactional id in the request. A leader that
-receives the first batch of a transaction has the coordinator add the partition (R31).
+id hashes. A producer writes to partition leaders with its transactional id in the request. Before a
+leader appends the first batch of a transaction in its partition, it asks the coordinator to add the partition
+to the transaction (R31).
 
 In a transaction group many producers write the transactions of one batch of an application. Each joins with
 (application id, batch id) and uses the application id as its transactional id. One ``EndTxnGroup`` decides

@@ -1,4 +1,8 @@
-"""The Broker: one node. It creates its parts, starts and stops them in order, and owns all their tasks."""
+"""The Broker: one node. It creates its parts, and starts and stops them in order.
+
+It owns the tasks of requests and of its services. Some parts own further tasks, which end when the part is
+closed.
+"""
 
 # Long because it connects all parts of a node and starts and stops them in order.
 

@@ -1,4 +1,4 @@
-"""``kl topic``: create, list, describe, alter, delete."""
+"""``kl topic``: create, list, describe, alter, delete, delete-records."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ class RaftQuorum(Quorum):
     async def read_index(self) -> int:
         """Return the offset of this node after it has applied all entries committed before the call (R19).
 
-        Raises NotControllerError, RequestTimedOutError.
+        Raises NotControllerError, RequestTimedOutError, LogOfflineError, ShuttingDownError.
         """
         self._check_leads()
 

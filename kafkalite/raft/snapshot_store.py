@@ -8,8 +8,8 @@
     records         the msgpack bytes of the metadata records that make the state
 
 A new snapshot replaces the old one atomically, and the log is compacted only afterwards. A leader sends the
-bytes of the file. The store has the methods of the library's own serializer, except those that take
-snapshots, because ``RaftNode`` takes them.
+bytes of the file. The store takes the place of pysyncobj's serializer, with only the methods that pysyncobj
+still calls: ``RaftNode`` takes snapshots, and the adapter loads and receives them.
 """
 
 from __future__ import annotations

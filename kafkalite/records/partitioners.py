@@ -121,8 +121,12 @@ class Partitioner(Protocol):
 
 
 class RoundRobinPerBatch:
-    """Records without a key fill one batch after another. Each batch goes to the partition with the fewest of
-    these records, so that full batches and remnants are spread evenly. Equal partitions are taken in turn."""
+    """Records without a key fill one batch after another.
+
+    Each batch goes to the partition that has received the fewest records in such batches, so that the counts
+    stay even although some batches are sent before they are full. Of partitions with equal counts, the next
+    in turn is taken.
+    """
 
     def __init__(self) -> None:
         self._load: dict[str, list[tuple[int, int, int]]] = {}  # heaps of (record count, turn, partition)

@@ -44,8 +44,9 @@ class ProposedIsr(NamedTuple):
 class _Follower:
     """The progress of one follower during this leadership.
 
-    ``target_offset`` is a former log end of the leader that the follower has not reached yet, and
-    ``target_ms`` the time of that log end. A follower that reaches it was caught up at that time.
+    ``target_offset`` is the leader's log end at the last fetch that reached the previous target (at first,
+    the log end when the leadership began), and ``target_ms`` the time of that fetch. A follower that reaches
+    the target counts as caught up as of ``target_ms``.
     """
 
     __slots__ = (

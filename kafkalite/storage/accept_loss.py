@@ -582,8 +582,9 @@ class _Repair:
                 self._fs.unlink(layout.join(self._directory, name))
 
     def _remove_derived(self, names: list[str], first_lost: int) -> None:
-        """Remove the leader epochs and the producer snapshots above ``first_lost``; the next start derives
-        them again."""
+        """Remove the leader-epochs file, and the producer snapshots above ``first_lost``.
+
+        Their content can be derived from the batches of the log."""
         for name in names:
             offset = layout.parse_producers_file_name(name)
             if name == layout.LEADER_EPOCHS_FILE or (offset is not None and offset > first_lost):

@@ -593,10 +593,11 @@ class LogStore:
     def begin_removal(
         self, now_ms: int, files: Iterable[str] = (), delay_ms: int = 60_000
     ) -> Callable[[], None] | None:
-        """Return a job that removes ``files``, which logs have retired, and the directories of logs that were
-        deleted at least ``delay_ms`` ago; None if there are none.
+        """Return a job that removes ``files``, which ``Log.take_retired`` returned, and the directories of
+        deleted logs whose delay has passed; None if there are none.
 
-        The job may run in any thread. If it raises OSError, the next start removes the rest.
+        The delay of ``delay_ms`` begins with the first call after the deletion. The job may run in any
+        thread. If it raises OSError, the next start removes the rest, except torn tails.
         """
         files, directories = list(files), self._retired.due(now_ms, delay_ms)
         return partial(self._remove, files, directories) if files or directories else None

@@ -1,4 +1,6 @@
-"""SparkCluster: the blocking client that the driver and the tasks of a Spark query use.
+"""SparkCluster: the blocking client of the source, in Spark's driver and in its tasks.
+
+The sink uses ``Producer`` and ``Admin``.
 
 ``SparkCluster.shared`` keeps one instance per process and ClientOptions, because Spark's worker processes
 run many tasks. A forked process closes its copies of the parent's connections and opens its own. The

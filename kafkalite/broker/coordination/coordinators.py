@@ -117,7 +117,7 @@ class Coordinators:
         return shard
 
     def partition_of(self, kind: int, key: str) -> int:
-        """Return the partition of the internal topic that ``key`` hashes to.
+        """Return the number of the partition that ``key`` hashes to, in the internal topic of ``kind``.
 
         Raises CoordinatorNotAvailableError if the topic does not exist yet.
         """

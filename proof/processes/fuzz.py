@@ -103,7 +103,7 @@ class Generator:
                 frame = self._mutate_bytes(frame)
             frames.append(frame)
         if rng.random() < 0.2:
-            frames[-1] = frames[-1][: rng.randrange(len(frames[-1]))]
+            frames[-1] = frames[-1][: rng.randrange(max(len(frames[-1]), 1))]
         return frames
 
     def request(self, correlation_id: int) -> bytes:

@@ -348,6 +348,8 @@ class Broker:
         if self._state in {"new", "stopped", "failed"}:
             return
         if self._stopping is None:
+            if not is_clean and self._state == "running":
+                self._service_tasks.begin_cancel()  # they end before the stop begins, in the same turn
             self._stopping = asyncio.get_running_loop().create_task(
                 self._do_stop(is_clean=is_clean), name="stop"
             )

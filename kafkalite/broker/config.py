@@ -668,6 +668,8 @@ class BrokerConfig:
     @property
     def voters(self) -> dict[int, str]:
         """Return {node id: address of its controller listener}."""
+        if not self.controller_quorum_voters:
+            return {}
         return parse_voters(
             self.controller_quorum_voters, parse_protocol_map(self.listener_security_protocol_map)
         )

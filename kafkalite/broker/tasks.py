@@ -36,6 +36,7 @@ class TaskSet:
         self._tasks: dict[
             asyncio.Task[Any], None
         ] = {}  # in the order of their start, so that simulated runs are deterministic
+        self._cancelled: set[asyncio.Task[Any]] = set()  #: those that ``cancel`` need not cancel again
         self._signals: list[Signal] = []
 
     def __len__(self) -> int:
@@ -56,15 +57,30 @@ class TaskSet:
             signal.on_set = lambda: self.start(run(), name=name)
 
     def _on_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.pop(task, None)
+        if task not in self._tasks:
+            return  # ``cancel`` has handled it
+        del self._tasks[task]
+        self._cancelled.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_failure(error)
 
-    async def cancel(self) -> None:
-        """Cancel all tasks and return when they have ended."""
+    def begin_cancel(self) -> None:
+        """Cancel all tasks. Most of them end in this or the next turn of the loop. ``cancel`` must follow."""
         for signal in self._signals:
             signal.on_set = None
-        await cancel_all(list(self._tasks))
+        for task in self._tasks:
+            if task not in self._cancelled:
+                self._cancelled.add(task)
+                task.remove_done_callback(self._on_done)  # ``cancel`` calls it, in fewer turns of the loop
+                task.cancel()
+
+    async def cancel(self) -> None:
+        """Cancel all tasks and return when they have ended."""
+        self.begin_cancel()
+        tasks = list(self._tasks)
+        await _all_ended(tasks)
+        for task in tasks:
+            self._on_done(task)
 
 
 class SharedTasks(Generic[K, T]):
@@ -98,12 +114,16 @@ async def cancel_all(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Cancel ``tasks`` and return when they have ended."""
     for task in tasks:
         task.cancel()
-    if tasks:
-        await asyncio.sleep(0)  # Most tasks end in this turn of the loop, which costs less than a wait,
-        await asyncio.sleep(0)  # and their callbacks run in the next one.
-    running = [task for task in tasks if not task.done()]
-    if running:
-        await asyncio.wait(running)
+    await _all_ended(tasks)
+
+
+async def _all_ended(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Return when ``tasks``, which were cancelled, have ended. Their callbacks may run later."""
+    if not all(task.done() for task in tasks):
+        await asyncio.sleep(0)  # most tasks end in this turn of the loop, which costs less than a wait
+        running = [task for task in tasks if not task.done()]
+        if running:
+            await asyncio.wait(running)
 
 
 async def first_of(*waits: Awaitable[object]) -> None:

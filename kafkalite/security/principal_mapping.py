@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from kafkalite.errors import ConfigError
@@ -47,22 +48,7 @@ class PrincipalMapping:
     """The parsed rules. Raises ConfigError if they are malformed."""
 
     def __init__(self, rules: str = DEFAULT_RULES) -> None:
-        self._rules: list[_Rule] = []
-        position = 0
-        while position < len(rules):
-            found = _RULE.match(rules, position)
-            if found is None:
-                raise _malformed(
-                    rules[position:], "rules RULE:pattern/replacement/[LU] or DEFAULT, in commas"
-                )
-            default, pattern, replacement, case = found.groups()
-            if default:
-                self._rules.append(_Rule(re.compile("(.*)", re.DOTALL), "$1", ""))
-            else:
-                self._rules.append(_rule(pattern, replacement, case))
-            position = found.end()
-        if not self._rules:
-            raise _malformed(rules, "at least one rule, such as DEFAULT")
+        self._rules = _parse(rules)
 
     def principal(self, subject: str | None) -> str | None:
         """Return the principal of a client whose certificate has ``subject``, such as ``User:alice``.
@@ -77,6 +63,25 @@ class PrincipalMapping:
             if name is not None:
                 return f"{USER_PREFIX}{name}" if name else None
         return None
+
+
+@lru_cache(maxsize=16)
+def _parse(rules: str) -> tuple[_Rule, ...]:
+    parsed: list[_Rule] = []
+    position = 0
+    while position < len(rules):
+        found = _RULE.match(rules, position)
+        if found is None:
+            raise _malformed(rules[position:], "rules RULE:pattern/replacement/[LU] or DEFAULT, in commas")
+        default, pattern, replacement, case = found.groups()
+        if default:
+            parsed.append(_Rule(re.compile("(.*)", re.DOTALL), "$1", ""))
+        else:
+            parsed.append(_rule(pattern, replacement, case))
+        position = found.end()
+    if not parsed:
+        raise _malformed(rules, "at least one rule, such as DEFAULT")
+    return tuple(parsed)
 
 
 def _rule(pattern: str, replacement: str, case: str) -> _Rule:

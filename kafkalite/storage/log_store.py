@@ -196,17 +196,22 @@ class LogStore:
         """
         path = path.rstrip("/") or "/"
         _make_dirs_durably(fs, path)
-        if not fs.exists(layout.join(path, layout.NODE_FILE)):
+        is_new = not fs.exists(layout.join(path, layout.NODE_FILE))
+        if is_new:
             _check_formattable(fs, path, format_if_empty)  # a refused directory gets no lock file
         lock = fs.lock(layout.join(path, layout.LOCK_FILE))
         try:
-            identity = read_identity(fs, path)
+            # Before the lock, another process may have formatted the directory.
+            identity = None if is_new and fs.is_memory else read_identity(fs, path)
+            is_new = identity is None
             if identity is None:
-                _check_formattable(fs, path, format_if_empty)
+                if not fs.is_memory:
+                    _check_formattable(fs, path, format_if_empty)
                 identity = _format(fs, path, cluster_id, node_id, rng)
             _refuse_strange(path, identity, cluster_id, node_id)
             store = cls(fs, path, identity, lock)
-            store._read_checkpoints()
+            if not is_new:  # a new directory has no checkpoints
+                store._read_checkpoints()
         except BaseException:
             lock.release()
             raise
@@ -271,7 +276,8 @@ class LogStore:
                 self._add(tp, name, missing)
             else:
                 self.create_log(tp, topic_id, config)
-        self._sync_recovered(recovered)
+        if recovered:
+            self._sync_recovered(recovered)
         if are_all:
             kept = names.union(self._names.values(), (METADATA_POINT,))
             self._forgotten |= dict.fromkeys(self._points.forget_deleted(kept.__contains__))

@@ -16,7 +16,7 @@ from typing import Final
 from kafkalite.errors import DataDirectoryError, DiskFullError, WrongFileTypeError
 from kafkalite.rng import Rng
 from kafkalite.storage.filesystem import SHORTAGE_BYTES, Buffer, File, run_one, set_aside, write_atomically
-from kafkalite.storage.layout import parent
+from kafkalite.storage.layout import TEMPORARY_SUFFIX, parent
 
 PAGE_BYTES: Final = 4096
 SECTOR_BYTES: Final = 512
@@ -305,7 +305,7 @@ class MemoryFileSystem:
         return MemoryFile(self, node, path)
 
     def exists(self, path: str) -> bool:
-        return self._find(path) is not None
+        return self._at(_parts(path)) is not None
 
     def file_size(self, path: str) -> int:
         return self._inode(path).size
@@ -364,7 +364,24 @@ class MemoryFileSystem:
         inode = self._inode(path)
         return inode.read(0, inode.size)
 
-    write_atomically = write_atomically
+    def write_atomically(self, path: str, data: bytes, *, sync_name: bool = True) -> None:
+        directory, name = self._place(path)
+        entries = directory.entries
+        if (
+            not sync_name
+            or self._failing_writes
+            or self._failing_syncs
+            or self.capacity_bytes is not None
+            or name + TEMPORARY_SUFFIX in entries
+            or isinstance(entries.get(name), _Directory)
+        ):
+            write_atomically(self, path, data, sync_name=sync_name)
+            return
+        # No step can fail, and the temporary file is never visible, so only the result is made.
+        self.sync_count += 1
+        entries[name] = _Inode(data, crashable=self._crashable)
+        directory.synced = dict(entries)
+        directory.pending.clear()
 
     def run_all(self, jobs: Sequence[Callable[[], None]]) -> list[Exception | None]:
         return [run_one(job) for job in jobs]

@@ -121,12 +121,13 @@ class Restoration:
         snapshot = self._snapshot
         self._decided_on = image
         self._removed, self._replaced = [], []
+        unchanged = self._unchanged()
         records: list[MetadataRecord] = []
         kept: dict[str, TopicImage] = {}
         for name, topic in image.topics.items():
             former = snapshot.topics.get(name)
-            if name == TRANSACTIONS_TOPIC and not any(
-                self._has_changed(TopicPartition(name, number)) for number in range(len(topic.partitions))
+            if name == TRANSACTIONS_TOPIC and all(
+                (name, number) in unchanged for number in range(len(topic.partitions))
             ):
                 continue
             if (
@@ -138,21 +139,22 @@ class Restoration:
                 self._removed.append(topic)
             else:
                 kept[name] = topic
+        has_configured = image.configs is not snapshot.configs
         for name, former in snapshot.topics.items():
             topic = kept.get(name, former)
             is_new = name not in kept
             if is_new:
                 records.append(TopicRecord(former.topic_id, name))
             for number, state in enumerate(topic.partitions):
-                key = TopicPartition(name, number)
-                if is_new or self._has_changed(key):
+                if is_new or (name, number) not in unchanged:
+                    key = TopicPartition(name, number)
                     self._replaced.append((key, former.topic_id))
                     records.append(self._next_epoch(key, former.topic_id, state))
-            former_configs = snapshot.configs.get((TOPIC, name), _NO_CONFIGS)
-            configs = _NO_CONFIGS if is_new else image.configs.get((TOPIC, name), _NO_CONFIGS)
-            if configs is not former_configs:
+            if is_new or has_configured:
+                former_configs = snapshot.configs.get((TOPIC, name), _NO_CONFIGS)
+                configs = _NO_CONFIGS if is_new else image.configs.get((TOPIC, name), _NO_CONFIGS)
                 records += _config_changes((TOPIC, name), configs, former_configs)
-        for resource in sorted(image.configs.keys() | snapshot.configs.keys()):
+        for resource in sorted(image.configs.keys() | snapshot.configs.keys()) if has_configured else ():
             if resource[0] == BROKER:
                 configs = image.configs.get(resource, _NO_CONFIGS)
                 records += _config_changes(resource, configs, snapshot.configs.get(resource, _NO_CONFIGS))
@@ -166,19 +168,23 @@ class Restoration:
         changed = state._replace(leader_epoch=epoch, partition_epoch=state.partition_epoch + 1)
         return PartitionRecord(topic_id, key.partition, *changed)
 
-    def _has_changed(self, key: TopicPartition) -> bool:
-        saved = self._snapshot.logs.get(key)
-        hosted = self._broker.partitions.find(key)
-        log = None if hosted is None else hosted.idle_log()
-        if saved is None or log is None:
-            return True
-        start, end, size_bytes = saved.shape
-        return (
-            log is not saved.log
-            or log.log_end_offset != end
-            or log.log_start_offset != start
-            or (log.config.is_compacted and log.size_bytes != size_bytes)
-        )
+    def _unchanged(self) -> set[tuple[str, int]]:
+        """Return the partitions whose logs are those of the snapshot."""
+        unchanged: set[tuple[str, int]] = set()
+        find = self._broker.partitions.find
+        for key, saved in self._snapshot.logs.items():
+            hosted = find(key)
+            log = saved.log
+            start, end, size_bytes = saved.shape
+            if (
+                hosted is not None
+                and log.log_end_offset == end
+                and log.log_start_offset == start
+                and hosted.idle_log() is log
+                and not (log.config.is_compacted and log.size_bytes != size_bytes)
+            ):
+                unchanged.add(key)
+        return unchanged
 
     def prepare(self, delta: Delta, image: ClusterImage) -> None:
         """Replace the logs of this restoration, before other publishers apply its metadata."""

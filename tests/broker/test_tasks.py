@@ -84,3 +84,35 @@ def test_the_inline_executor_has_run_when_submit_returns() -> None:
     executor = InlineExecutor()
     assert executor.submit(pow, 2, 3).result(0) == 8
     assert isinstance(executor.submit(int, "x").exception(0), ValueError)
+
+
+async def test_a_cancel_that_was_begun_is_completed_and_not_repeated() -> None:
+    failures: list[BaseException] = []
+    tasks = TaskSet(failures.append)
+    ended: list[str] = []
+
+    async def end_slowly() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            ended.append("slow")
+
+    async def fail_at_the_end() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise ValueError("no")
+
+    for coroutine in (asyncio.sleep(60), end_slowly(), fail_at_the_end()):
+        tasks.start(coroutine, name="task")
+    await asyncio.sleep(0)
+    tasks.begin_cancel()
+    await asyncio.sleep(0)
+    tasks.start(asyncio.sleep(60), name="late")
+    await tasks.cancel()
+    assert ended == ["slow"]
+    assert [str(error) for error in failures] == ["no"], "reported once"
+    assert len(tasks) == 0
+    await asyncio.sleep(0)
+    assert [str(error) for error in failures] == ["no"]

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from kafkalite.errors import DiskFullError, WrongFileTypeError
+from kafkalite.storage.layout import TEMPORARY_SUFFIX
 from kafkalite.storage.memory_filesystem import PAGE_BYTES, SECTOR_BYTES, MemoryFileSystem
 from proof.disk_trees import disk_with_files, tree_of
 
@@ -163,3 +164,34 @@ def test_directories_and_files_are_not_mixed_up() -> None:
 def test_only_a_crashable_disk_can_crash() -> None:
     with pytest.raises(AssertionError, match="crashable"):
         MemoryFileSystem().crash(random.Random(1))
+
+
+def test_an_atomic_write_survives_every_crash() -> None:
+    for seed in range(20):
+        fs = MemoryFileSystem(crashable=True)
+        fs.open("/other", create=True)
+        fs.write_atomically("/f", b"old")
+        fs.write_atomically("/f", b"new")
+        syncs = fs.sync_count
+        fs.crash(random.Random(seed))
+        assert fs.list_dir("/") == ["f", "other"], "the sync of the directory includes all names"
+        assert (fs.read_bytes("/f"), syncs) == (b"new", 2)
+
+
+def test_an_atomic_write_removes_the_temporary_file_of_an_interrupted_one() -> None:
+    fs = MemoryFileSystem()
+    fs.open(f"/f{TEMPORARY_SUFFIX}", create=True).write_at(0, b"half of it")
+    fs.write_atomically("/f", b"all")
+    assert fs.list_dir("/") == ["f"]
+    assert fs.read_bytes("/f") == b"all"
+
+
+def test_an_atomic_write_without_its_name_may_be_undone_by_a_crash() -> None:
+    left: set[bytes] = set()
+    for seed in range(20):
+        fs = MemoryFileSystem(crashable=True)
+        fs.write_atomically("/f", b"old")
+        fs.write_atomically("/f", b"new", sync_name=False)
+        fs.crash(random.Random(seed))
+        left.add(fs.read_bytes("/f"))
+    assert left == {b"old", b"new"}

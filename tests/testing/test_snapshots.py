@@ -244,6 +244,26 @@ async def test_a_reset_does_not_work_through_the_topics() -> None:
     assert await calls_of_a_reset(60) < await calls_of_a_reset(1) + 30
 
 
+async def test_a_reset_takes_few_turns_of_the_loop_and_few_calls() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with Cluster() as cluster:
+        await cluster.produce("t", [b"1"])
+        counting = asyncio.create_task(count())
+        await asyncio.sleep(0)
+        before = turns
+        await cluster.reset()
+        assert turns - before <= 3
+        counting.cancel()
+    assert await calls_of_a_reset(1) < 700, "a reset takes less than a millisecond"
+
+
 async def test_a_snapshot_survives_a_reset() -> None:
     async with Cluster() as cluster:
         await cluster.produce("t", [b"1"])

@@ -39,7 +39,12 @@ from kafkalite.errors import (
 from kafkalite.limits import bounded_wait_ms
 from kafkalite.protocol import codec
 from kafkalite.protocol.api import API_KEY_BY_REQUEST, APIS
-from kafkalite.protocol.messages.cluster import BrokerHeartbeatRequest, EnvelopeRequest, ReportReplicasRequest
+from kafkalite.protocol.messages.cluster import (
+    BrokerHeartbeatRequest,
+    EnvelopeRequest,
+    RegisterBrokerRequest,
+    ReportReplicasRequest,
+)
 from kafkalite.protocol.messages.metadata import DescribeRecoveryRequest
 from kafkalite.raft.controller_node import ControllerNode
 
@@ -129,6 +134,8 @@ class ControllerChannel:
                 reply = await self._controller.report_replicas(message)
             elif isinstance(message, DescribeRecoveryRequest):
                 reply = self._controller.describe_recovery()
+            elif isinstance(message, RegisterBrokerRequest) and self._controller.is_single_node:
+                reply = await self._controller.decide_at_once(message)
             else:
                 reply = await self._controller.submit(message)
         except LogOfflineError as error:

@@ -194,9 +194,9 @@ class HostedPartition:
 
     def idle_log(self) -> Log | None:
         """Return the log for maintenance, or None if it is offline or a disk job may change it."""
-        if self.is_busy or self._disk.is_deleting or self.offline_reason is not None:
-            return None
-        return self.partition.log
+        log, disk = self.partition.log, self._disk
+        may_change = disk.exclusive is not None or disk.is_deleting
+        return None if may_change or log.offline_reason is not None else log
 
     def stored(self) -> LogDirPartition:
         """Return sizes and offsets, and why the log is offline. All numbers are 0 if reading fails."""

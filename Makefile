@@ -60,11 +60,11 @@ spark-deployments: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deplo
 MEGABYTES := 1000
 spark-memory: ; @bin/setup all dev test && $(SPARK) -m proof.spark.memory --megabytes $(MEGABYTES)
 
-# The real docker-compose.yml; skipped without a docker engine, docker-compose and debootstrap.
-compose-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment tests/deployment/test_compose.py
+# The real docker-compose.yml, whose image takes minutes to build; skipped without a docker engine, docker-compose and debootstrap.
+compose-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment -o faulthandler_timeout=900 tests/deployment/test_compose.py
 
 # Its profile spark. The first run makes a base image with Java and Spark, which takes minutes and 2 GB.
-compose-spark-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment tests/deployment/test_compose_spark.py
+compose-spark-test: ; @bin/setup all dev test && $(PYTHON) -m pytest -rs -m deployment -o faulthandler_timeout=1800 tests/deployment/test_compose_spark.py
 
 # Options of pytest that leave out what ``make coverage`` runs.
 others: ; @echo $(COVERAGE_TESTS:%=--ignore=%)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -42,13 +43,20 @@ Examples:
 @click.option("--offline", is_flag=True, help="Do not ask the cluster for its other brokers.")
 @client_options
 def add(name: str, replace: bool, offline: bool) -> None:
-    """Add the context NAME with all brokers of the cluster, and use it."""
+    """Add the context NAME with all brokers of the cluster, and use it.
+
+    Relative paths of files, as in ssl.keystore.location, are stored as absolute ones.
+    """
     current = invocation.current()
     known = contexts.read()
     if name in known.known and not replace:
         raise ExistsAlreadyError(f"there is a context {name!r}", hint="--replace replaces it")
     servers = current.bootstrap_servers if offline else ",".join(connect.ask_admin(_addresses))
-    known.known[name] = contexts.Context(servers, dict(current.properties))
+    properties = {
+        key: os.path.abspath(value) if key.endswith(".location") and value else value
+        for key, value in current.properties.items()
+    }
+    known.known[name] = contexts.Context(servers, properties)
     known.used = name
     contexts.write(known)
     invocation.say(f"context {name!r}: {servers}")

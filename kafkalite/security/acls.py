@@ -253,9 +253,15 @@ class Authorizer:
                 del lengths[len(name)]
 
     def allows(self, principal: str, host: str, operation: int, resource_type: int, name: str) -> bool:
-        """Whether ``principal`` at the IP address ``host`` may perform ``operation`` on the resource."""
+        """Whether ``principal`` at the IP address ``host`` may perform ``operation`` on the resource.
+
+        The name WILDCARD stands for all resources of the type: a rule that denies the operation on any of
+        them denies it.
+        """
         if principal in self._super_users:
             return True
+        if len(name) > MAX_NAME_BYTES:  # clients choose names, and the cache is bounded by their number only
+            return bool(self._allowed(principal, host, resource_type, name) >> operation & 1)
         key = (principal, host, resource_type, name)
         allowed = self._cache.get(key)
         if allowed is None:
@@ -301,20 +307,23 @@ class Authorizer:
             return Verdict(True, f"{principal} is a super user", None)
         found = [
             rule
-            for pattern in self._patterns(resource_type, name)
+            for pattern in self._touching(resource_type, name)
             for who in _whos(principal, host)
             for rule in self._rules[pattern].get(who, ())
         ]
         for rule in found:
             if rule.permission == Permission.DENY and rule.operation in (operation, Operation.ALL):
                 return Verdict(False, f"the rule denies it: {rule}", rule)
+        covering = self._patterns(resource_type, name)
         for rule in found:
             given = Operation(rule.operation)
+            if _place(rule)[0] not in covering:
+                continue
             if rule.permission == Permission.ALLOW and (
                 given == operation or operation in IMPLIED.get(given, ())
             ):
                 return Verdict(True, f"the rule allows it: {rule}", rule)
-        if self._allows_without_rules and not self._patterns(resource_type, name):
+        if self._allows_without_rules and not self._touching(resource_type, name):
             return Verdict(True, "no rule covers it, and allow.everyone.if.no.acl.found is true", None)
         return Verdict(False, "no rule allows it", None)
 
@@ -322,17 +331,25 @@ class Authorizer:
         """Return the bits of the operations that are allowed on one resource."""
         allowed = denied = 0
         whos = _whos(principal, host)
-        patterns = self._patterns(resource_type, name)
-        if self._allows_without_rules and not patterns:
+        covering = set(self._patterns(resource_type, name))
+        touching = self._touching(resource_type, name)
+        if self._allows_without_rules and not touching:
             return _bits(Operation)
-        for pattern in patterns:
+        for pattern in touching:
             by_who = self._masks[pattern]
             for who in whos:
                 masks = by_who.get(who)
                 if masks is not None:
-                    allowed |= masks.allowed
                     denied |= masks.denied
+                    if pattern in covering:
+                        allowed |= masks.allowed
         return allowed & ~denied
+
+    def _touching(self, resource_type: int, name: str) -> list[_Pattern]:
+        """Return the patterns with rules that cover the resource; for WILDCARD, those that cover any."""
+        if name != WILDCARD:
+            return self._patterns(resource_type, name)
+        return [pattern for pattern in self._masks if pattern[0] == resource_type]
 
     def _patterns(self, resource_type: int, name: str) -> list[_Pattern]:
         """Return the patterns with rules that cover the resource."""
@@ -354,7 +371,11 @@ def label(value: Operation | ResourceType | Permission | PatternType) -> str:
 
 
 def refusal_of(principal: str, operation: Operation, resource_type: ResourceType, name: str) -> str:
-    """Return the sentence for a client that no rule allows an operation, with the remedy."""
+    """Return the sentence for a client that no rule allows an operation, with the remedy.
+
+    A name that is too long for a rule is cut.
+    """
+    name = name[:MAX_NAME_BYTES]
     option = resource_type.name.lower().replace("_", "-")
     target = "--cluster" if resource_type is ResourceType.CLUSTER else f"--{option} {name!r}"
     refused = f"{principal} may not {label(operation)} {label(resource_type)} {name!r}"

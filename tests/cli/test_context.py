@@ -71,6 +71,19 @@ def test_a_file_of_something_else_is_named(kl: Kl, tmp_path: Path, content: byte
     assert f"{file} is no file of contexts" in result.told
 
 
+def test_files_of_a_context_are_found_from_any_directory(
+    kl: Kl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("-X", "ssl.truststore.location=certs/ca.pem", "-X", "client.id=a/b")
+    assert kl("context", "add", "closed", "-b", "localhost:1", "--offline", *options).code == 0
+    (row,) = json.loads(kl("context", "list", "-o", "json").out)
+    assert row["properties"] == {
+        "ssl.truststore.location": str(tmp_path / "certs" / "ca.pem"),
+        "client.id": "a/b",
+    }
+
+
 def test_any_text_may_stand_in_a_context(kl: Kl) -> None:
     name, value = "dev \N{GRINNING FACE} \x7f\n", 'é"\\\N{GRINNING FACE}'
     assert kl("context", "add", name, "--offline", "-b", "h:1", "-X", f"client.id={value}").code == 0

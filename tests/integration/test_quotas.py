@@ -235,6 +235,16 @@ async def test_changes_of_the_metadata_beyond_the_quota_are_refused_until_they_a
         assert refused.error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
 
 
+async def test_a_request_that_is_refused_anyway_counts_as_the_largest_that_is_not() -> None:
+    async with setting() as here, WireClient(here.broker.address) as wire:
+        await here.limit(QuotaEntity(client_id="wire-client"), controller_mutation_rate=1_000)
+        huge = messages.CreateTopicsRequest(10_000, False, [messages.NewTopic("a", 2**31 - 1, 1, {})] * 9)
+        await wire.call(huge)
+        await wire.call(huge)
+        wire.send(messages.CreateTopicsRequest(10_000, False, [messages.NewTopic("b", 1, 1, {})]))
+        assert (await wire.response()).throttle_ms <= 10_000
+
+
 async def test_an_admin_waits_and_repeats_what_its_quota_refused() -> None:
     async with setting() as here:
         await here.limit(controller_mutation_rate=1)
@@ -284,6 +294,16 @@ async def test_a_stopping_broker_does_not_wait_for_throttled_clients() -> None:
         began = here.loop.time()
         await here.broker.stop()
         assert here.loop.time() - began < 4
+
+
+async def test_a_connection_that_is_throttled_for_long_is_closed_when_nothing_moves() -> None:
+    """The broker does not read from it, so it does not notice that the client is gone."""
+    async with setting(connections_max_idle_ms=10_000) as here, WireClient(here.broker.address) as wire:
+        await here.limit(producer_byte_rate=1)
+        here.produce(wire, 60 * KIB)
+        assert (await wire.response()).throttle_ms > 50_000_000
+        await asyncio.sleep(50)
+        assert wire.is_closed
 
 
 async def test_a_throttled_connection_is_not_idle() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from itertools import product
 
 import pytest
@@ -24,6 +25,7 @@ from kafkalite.security.acls import (
     ResourceType,
     check_binding,
     label,
+    refusal_of,
 )
 
 ALICE, BOB, ROOT = "User:alice", "User:bob", "User:root"
@@ -168,7 +170,7 @@ def oracle(rules: set[AclBinding], principal: str, host: str, operation: int, ki
             name.startswith(one.name)
             if one.pattern_type == PatternType.PREFIXED
             else (one.name in (name, WILDCARD))
-        )
+        ) or (name == WILDCARD and one.permission == Permission.DENY)
         if not (covers and one.resource_type == kind and one.principal in (principal, ANY_USER)):
             continue
         given = Operation(one.operation)
@@ -201,6 +203,39 @@ def test_decisions_agree_with_a_naive_reading_of_the_rules(
                 others = [f"{name}{end}" for name in ["", *NAMES] for end in ["", "~", "c~", "bc~"]]
                 exists = any(oracle(rules, *who, operation, kind, name) for name in others if name)
                 assert authorizer.allows_on_any(*who, operation, kind) == exists
+
+
+def test_all_topics_are_not_allowed_while_one_of_them_is_denied() -> None:
+    """A pattern subscription would show the denied one."""
+    every = rule(name=WILDCARD)
+    assert allows([every], name=WILDCARD)
+    for pattern in PatternType:
+        denied = rule(name="secret", pattern=pattern, permission=Permission.DENY)
+        assert not allows([every, denied], name=WILDCARD)
+        assert allows([every, denied])
+        assert allows([every, denied._replace(principal=BOB)], name=WILDCARD)
+        assert allows([every, denied._replace(resource_type=ResourceType.GROUP)], name=WILDCARD)
+    assert not allows([rule(name="secret")], name=WILDCARD)
+    opened = Authorizer([rule(name="secret", principal=BOB)], allows_without_rules=True)
+    assert not opened.allows(ALICE, HERE, Operation.READ, ResourceType.TOPIC, WILDCARD)
+    assert opened.allows(ALICE, HERE, Operation.READ, ResourceType.TOPIC, "orders")
+
+
+def test_names_beyond_the_limit_of_rules_are_not_kept() -> None:
+    authorizer = Authorizer([rule(name="x", pattern=PatternType.PREFIXED)])
+    tracemalloc.start()
+    try:
+        for n in range(20):
+            long = f"{n}" + "x" * 1_000_000
+            assert not authorizer.allows(ALICE, HERE, Operation.READ, ResourceType.TOPIC, long)
+            assert authorizer.allows(
+                ALICE, HERE, Operation.READ, ResourceType.TOPIC, long.lstrip("0123456789")
+            )
+            assert len(refusal_of(ALICE, Operation.READ, ResourceType.TOPIC, long)) < 5_000
+        del long
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_decision_takes_microseconds_with_ten_thousand_rules() -> None:

@@ -23,7 +23,7 @@ from kafkalite.errors import (
     PolicyViolationError,
     UnknownTopicOrPartitionError,
 )
-from kafkalite.limits import MAX_RESOURCES_PER_REQUEST
+from kafkalite.limits import MAX_PARTITIONS_PER_REQUEST, MAX_RESOURCES_PER_REQUEST
 from kafkalite.metadata.quota_commands import find_quotas
 from kafkalite.metadata.records import BROKER, TOPIC
 from kafkalite.metadata.topic_config import BROKER_DEFAULT_OPTIONS, TOPIC_OPTIONS, topic_settings, value_text
@@ -128,8 +128,10 @@ def over_mutation_quota(
     """Return the refusal of a request that creates or deletes partitions beyond the client's
     controller_mutation_rate, or None if the quota admits it.
 
-    Deviation from Kafka: a request is admitted or refused as a whole, and each broker counts for itself.
+    Deviation from Kafka: a request is admitted or refused as a whole, and each broker counts for itself. A
+    request with more partitions than any request may have, which is refused later, counts as that many.
     """
+    partition_count = min(partition_count, MAX_PARTITIONS_PER_REQUEST)
     quotas = services.quotas
     if not quotas.has_quotas or client.node_id is not None:
         return None

@@ -71,6 +71,9 @@ REQUEST_COST: Final = 20
 #: wait.
 HEAVY_COST: Final = 2_000
 HEAVY_SECONDS: Final = 0.1
+#: A connection with a longer throttle time can become idle: the broker does not read from it, so it does not
+#: notice that the client has closed it.
+MAX_BRIEF_THROTTLE_S: Final = 600
 #: A connection beyond connection_creation_rate is closed after its throttle time, at most this.
 MAX_CONNECTION_THROTTLE_MS: Final = 1_000
 
@@ -632,13 +635,21 @@ class Connection(SecuredProtocol):
         unsent_bytes = 0 if self._is_writable else self._transport.get_write_buffer_size()
         transferred = (self.received_bytes, unsent_bytes)
         if (
-            transferred != self._transferred or self._muting or (self._queue and self._is_writable)
+            transferred != self._transferred
+            or self._is_briefly_muted()
+            or (self._queue and self._is_writable)
         ):  # the peer waits for the broker
             self._transferred = transferred
             self._moved_ms = now_ms
         elif 0 <= idle_ms <= now_ms - self._moved_ms:
             return f"nothing moved for {now_ms - self._moved_ms} ms"
         return None
+
+    def _is_briefly_muted(self) -> bool:
+        return (
+            self._muting is not None
+            and self._muting.when() - asyncio.get_running_loop().time() <= MAX_BRIEF_THROTTLE_S
+        )
 
     def idle_ms(self, now_ms: int, max_idle_ms: int) -> float:
         """Return for how many ms this connection cannot become overdue if it has no traffic.

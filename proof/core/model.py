@@ -105,7 +105,7 @@ class RandomWorld(World):
         super().on_fetched(broker, position, answer, data)
         if broker.log.recovery_point.truncations != truncations:
             broker.truncated_names |= before - broker.segment_names()
-            if broker.truncated_names and self.fsync and self.rng.random() < 0.3:
+            if broker.truncated_names and self.fsync and self.rng.random() < 0.8:
                 self.crash(broker, "power")
 
     def crash(self, broker: Broker, kind: str) -> None:
@@ -148,6 +148,13 @@ class RandomWorld(World):
 
     def _step_report(self) -> None:
         self.report(self._any())
+
+    def publish(self, broker: Broker, number: int) -> None:
+        """Let a broker replay metadata. Often consumers turn to a new leader at once (R10, R11)."""
+        led = broker.leads
+        super().publish(broker, number)
+        if broker.leads and not led and self.rng.random() < 0.5:
+            self.consume()
 
     def _step_move(self) -> None:
         self.move_leader(self._any().node_id)

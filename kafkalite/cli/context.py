@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -53,7 +53,7 @@ def add(name: str, replace: bool, offline: bool) -> None:
         raise ExistsAlreadyError(f"there is a context {name!r}", hint="--replace replaces it")
     servers = current.bootstrap_servers if offline else ",".join(connect.ask_admin(_addresses))
     properties = {
-        key: os.path.abspath(value) if key.endswith(".location") and value else value
+        key: str(Path(value).absolute()) if key.endswith(".location") and value else value
         for key, value in current.properties.items()
     }
     known.known[name] = contexts.Context(servers, properties)

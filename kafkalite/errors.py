@@ -25,7 +25,9 @@
     │   ├── ClientClosedError
     │   ├── ForkedClientError        a blocking client is used in a process forked from its own
     │   ├── ConnectionFailedError    no broker could be reached
-    │   │   └── SslAuthenticationError ... because client and broker did not agree on TLS and certificates
+    │   │   └── AuthenticationError
+    │   │       ├── SslAuthenticationError ... because client and broker did not agree on TLS and certificates
+    │   │       └── SaslAuthenticationError ... because the broker refused the login, or requires one
     │   ├── RequestTimeoutError
     │   ├── DeliveryTimeoutError     delivery.timeout.ms passed; the outcome is unknown
     │   ├── DeliveryFailedError      flush() or close() found records that were not delivered
@@ -82,6 +84,7 @@ class ErrorCode(enum.IntEnum):
     GROUP_AUTHORIZATION_FAILED = 30
     CLUSTER_AUTHORIZATION_FAILED = 31
     INVALID_TIMESTAMP = 32
+    UNSUPPORTED_SASL_MECHANISM = 33
     ILLEGAL_SASL_STATE = 34
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
@@ -291,14 +294,25 @@ class ConnectionFailedError(ClientError): ...
 
 
 #: The hint of an error that is caused by plain text where TLS is expected, or by TLS where it is not.
-TLS_HINT: Final = "security.protocol of the client must be that of the listener: SSL or PLAINTEXT"
+TLS_HINT: Final = (
+    "security.protocol of the client must be that of the listener: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL"
+)
 
 
-class SslAuthenticationError(ConnectionFailedError):
-    """The TLS handshake failed: one side refused the other's certificate, or does not speak TLS.
+class AuthenticationError(ConnectionFailedError):
+    """Client and broker do not accept each other. The base of the errors of TLS and of logins.
 
-    A client that opens raises it at once. An open client tries again: certificates may be renewed.
+    A client that opens raises it at once. An open client tries again: certificates may be renewed, and users
+    added.
     """
+
+
+class SslAuthenticationError(AuthenticationError):
+    """The TLS handshake failed: one side refused the other's certificate, or does not speak TLS."""
+
+
+class SaslAuthenticationError(AuthenticationError):
+    """The broker refused the login of this client, or requires a login, or offers none."""
 
 
 class RequestTimeoutError(ClientError): ...
@@ -547,10 +561,15 @@ class ResourceNotFoundError(BrokerError, hint="'kl user list' shows the users"):
 class UnacceptableCredentialError(BrokerError): ...
 
 
+class UnsupportedSaslMechanismError(
+    BrokerError, hint="set sasl.mechanism to one of sasl.enabled.mechanisms of the brokers"
+): ...
+
+
 class IllegalSaslStateError(BrokerError): ...
 
 
-class SaslAuthenticationFailedError(BrokerError): ...
+class SaslAuthenticationFailedError(BrokerError, hint="check sasl.username and sasl.password"): ...
 
 
 class OutOfOrderSequenceNumberError(

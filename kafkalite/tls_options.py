@@ -1,4 +1,4 @@
-"""The ``ssl.*`` options that brokers and clients have in common, with Kafka's names and defaults.
+"""The security options that brokers and clients have in common, with Kafka's names and defaults.
 
 Certificates and keys are PEM files, Kafka's ``ssl.keystore.type=PEM`` (KIP-651).
 """
@@ -13,12 +13,18 @@ from typing import Any, Final, Literal, Protocol
 from kafkalite.errors import ConfigError
 from kafkalite.options import Option, OptionRegistry
 
-SecurityProtocol = Literal["PLAINTEXT", "SSL"]
+SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 ClientAuth = Literal["none", "requested", "required"]
 CLIENT_AUTH: Final = ("none", "requested", "required")
 PLAINTEXT: Final = "PLAINTEXT"
 SSL: Final = "SSL"
-SECURITY_PROTOCOLS: Final = (PLAINTEXT, SSL)
+SASL_PLAINTEXT: Final = "SASL_PLAINTEXT"
+SASL_SSL: Final = "SASL_SSL"
+SECURITY_PROTOCOLS: Final = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
+#: The mechanisms of logins.
+SASL_MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
+WITH_TLS: Final = frozenset({SSL, SASL_SSL})
+WITH_LOGIN: Final = frozenset({SASL_PLAINTEXT, SASL_SSL})
 
 TLS_VERSIONS: Final = ("TLSv1.2", "TLSv1.3")
 

@@ -8,18 +8,22 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kafkalite.errors import ConfigError
-from kafkalite.tls_options import PLAINTEXT, SECURITY_PROTOCOLS, SSL
-from kafkalite.transport import SSL_SCHEME, has_own_name, without_tls
+from kafkalite.tls_options import PLAINTEXT, SECURITY_PROTOCOLS, WITH_LOGIN
+from kafkalite.transport import has_own_name, without_security
 
 WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "[::]"})
 ADDRESS_WORDS: Final = (
     "host:port (for example 127.0.0.1:9092 or [::1]:9092) with or without the listener's name before it"
-    " (PLAINTEXT://, SSL:// or one of listener.security.protocol.map), or inproc://name"
+    " (PLAINTEXT://, SSL://, SASL_PLAINTEXT://, SASL_SSL:// or one of listener.security.protocol.map), or"
+    " inproc://name"
 )
 
 CONTROLLER: Final = "CONTROLLER"
 #: {name of a listener: its protocol} without ``listener.security.protocol.map``.
-DEFAULT_PROTOCOLS: Final[Mapping[str, str]] = {PLAINTEXT: PLAINTEXT, SSL: SSL, CONTROLLER: PLAINTEXT}
+DEFAULT_PROTOCOLS: Final[Mapping[str, str]] = {
+    **{name: name for name in SECURITY_PROTOCOLS},
+    CONTROLLER: PLAINTEXT,
+}
 
 
 def split_list(text: str) -> tuple[str, ...]:
@@ -27,13 +31,20 @@ def split_list(text: str) -> tuple[str, ...]:
 
 
 def parse_protocol_map(entries: Iterable[str]) -> dict[str, str]:
-    """Return {name of a listener: PLAINTEXT or SSL} for texts ``NAME:PROTOCOL``. Raises ConfigError."""
+    """Return {name of a listener: its protocol} for texts ``NAME:PROTOCOL``. Raises ConfigError."""
     protocols = dict(DEFAULT_PROTOCOLS)
     for entry in entries:
         name, colon, protocol = entry.upper().partition(":")
         if not colon or not name or protocol not in SECURITY_PROTOCOLS:
             key = "listener.security.protocol.map"
-            raise ConfigError(key=key, value=entry, allowed="NAME:PLAINTEXT or NAME:SSL, separated by commas")
+            allowed = f"NAME:PROTOCOL, separated by commas; protocols are {', '.join(SECURITY_PROTOCOLS)}"
+            raise ConfigError(key=key, value=entry, allowed=allowed)
+        if name == CONTROLLER and protocol in WITH_LOGIN:
+            key = "listener.security.protocol.map"
+            allowed = (
+                "CONTROLLER:PLAINTEXT or CONTROLLER:SSL: controllers prove that they know cluster.secret"
+            )
+            raise ConfigError(key=key, value=entry, allowed=allowed)
         protocols[name] = protocol
     return protocols
 
@@ -43,9 +54,9 @@ def parse_address(
 ) -> str:
     """Return the address of a listener: ``0.0.0.0:9092`` for ``PLAINTEXT://:9092``. Raises ConfigError.
 
-    The address of a listener with TLS begins with ``SSL://``. ``key`` is the option that contains ``text``,
-    for the error message; ``protocols`` are the protocols of named listeners, and ``default`` is the name of
-    a listener whose address has none.
+    The address of a listener with TLS or logins begins with ``SSL://``, ``SASL_SSL://`` or
+    ``SASL_PLAINTEXT://``. ``key`` is the option that contains ``text``, for the error message; ``protocols``
+    are the protocols of named listeners, and ``default`` is the name of a listener whose address has none.
     """
     scheme, separator, rest = ("", "", text) if has_own_name(text) else text.partition("://")
     name, address = (scheme.upper(), rest) if separator else (default, text)
@@ -56,7 +67,7 @@ def parse_address(
         if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
             raise ConfigError(key=key, value=text, allowed=ADDRESS_WORDS)
         address = f"{host or '0.0.0.0'}:{int(port)}"
-    return f"{SSL_SCHEME}{address}" if protocols[name] == SSL else address
+    return address if protocols[name] == PLAINTEXT else f"{protocols[name]}://{address}"
 
 
 def parse_voters(voters: Iterable[str], protocols: Mapping[str, str] = DEFAULT_PROTOCOLS) -> dict[int, str]:
@@ -83,5 +94,5 @@ def parse_voters(voters: Iterable[str], protocols: Mapping[str, str] = DEFAULT_P
 
 def is_wildcard(address: str) -> bool:
     """Whether ``address`` means all interfaces of its node, so that other nodes cannot connect to it."""
-    address = without_tls(address)
+    address = without_security(address)
     return not has_own_name(address) and address.rpartition(":")[0] in WILDCARD_HOSTS

@@ -39,6 +39,7 @@ from kafkalite.broker.quotas.quota_manager import QuotaManager
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.descriptors import current_limits
 from kafkalite.broker.server.dispatch import Dispatcher, Interceptor
+from kafkalite.broker.server.logins import Logins
 from kafkalite.broker.server.metrics import BrokerStatistics, Metrics
 from kafkalite.broker.server.responses import Pending, Refusal, Reply, Response
 from kafkalite.broker.server.server import Server
@@ -63,7 +64,7 @@ from kafkalite.storage import layout
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.log_store import LogStore
 from kafkalite.storage.sync_work import run_together
-from kafkalite.transport import SSL_SCHEME, is_tls, transport_for, without_tls
+from kafkalite.transport import security_scheme, transport_for, without_security
 from kafkalite.transport.tls_context import TlsContext
 
 if TYPE_CHECKING:
@@ -542,6 +543,7 @@ class Broker:
             marker_writer=marker_writer,
             transactions=transactions,
             quotas=self._quotas,
+            logins=Logins(config, self._clock, lambda: controller.image.credentials),
             on_broken=self.fail,
             request_stop=self._request_stop,
             authenticator=authenticator or self._own_authenticator(),
@@ -658,6 +660,7 @@ class Broker:
             activity=self._activity,
             tls=TlsContext(config, client_auth=config.ssl_client_auth),
             principals=PrincipalMapping(config.ssl_principal_mapping_rules),
+            new_login=self._services.logins.new,
         )
         self._enforce_quotas(self._services.controller.image)
         if self._dispatcher.authorizer is not None:
@@ -670,12 +673,13 @@ class Broker:
         advertised_addresses = config.advertised_listeners or (None,) * len(config.listeners)
         registered: list[str] = []
         for address, advertised in zip(config.listeners, advertised_addresses, strict=True):
-            resolved = await self._server.listen(address, advertised and without_tls(advertised))
-            registered.append(advertised or (f"{SSL_SCHEME}{resolved}" if is_tls(address) else resolved))
+            resolved = await self._server.listen(address, advertised and without_security(advertised))
+            registered.append(advertised or f"{security_scheme(address)}{resolved}")
         self._registered_addresses = tuple(registered)
-        self._addresses = tuple(map(without_tls, registered))
+        self._addresses = tuple(map(without_security, registered))
 
     async def _close_server(self) -> None:
+        self._services.logins.close()
         if not self._is_clean:
             await self._server.abort()
             return
@@ -739,7 +743,7 @@ class Broker:
 
 
 async def _is_refused(address: str) -> bool:
-    address = without_tls(address)
+    address = without_security(address)
     return await transport_for(address).is_refused(address)
 
 

@@ -44,9 +44,17 @@ from kafkalite.metadata.topic_config import (
 from kafkalite.options import Option, option_field, options_of
 from kafkalite.security.acls import check_principal
 from kafkalite.security.principal_mapping import DEFAULT_RULES, PrincipalMapping
+from kafkalite.security.sasl import REVEALING, SCRAM
 from kafkalite.suggestions import did_you_mean
-from kafkalite.tls_options import CLIENT_AUTH, PLAINTEXT, ClientAuth, check_versions, tls_field
-from kafkalite.transport import is_tls
+from kafkalite.tls_options import (
+    CLIENT_AUTH,
+    PLAINTEXT,
+    SASL_MECHANISMS,
+    ClientAuth,
+    check_versions,
+    tls_field,
+)
+from kafkalite.transport import is_tls, needs_login, security_scheme
 
 ENVIRONMENT_PREFIX: Final = "KAFKALITE_"
 DEFAULT_LISTENERS: Final = ("127.0.0.1:9092",)
@@ -74,6 +82,7 @@ _LISTS: Final = (
     "group_consumer_assignors",
     "listener_security_protocol_map",
     "ssl_enabled_protocols",
+    "sasl_enabled_mechanisms",
 )
 _TOPIC_DEFAULTS: Final = tuple(name for name in BROKER_DEFAULT_NAMES if name not in _COARSE)
 
@@ -322,7 +331,8 @@ class BrokerConfig:
     listeners: tuple[str, ...] = option_field(
         DEFAULT_LISTENERS,
         "Where to listen: host:port (port 0: the system chooses one; no host: every interface), "
-        "or inproc://name inside the process (inproc:// generates a name). SSL://host:port speaks TLS.",
+        "or inproc://name inside the process (inproc:// generates a name). SSL://host:port speaks TLS, "
+        "SASL_PLAINTEXT://host:port requires a login, and SASL_SSL://host:port both.",
     )
     advertised_listeners: tuple[str, ...] = option_field(
         (),
@@ -331,9 +341,9 @@ class BrokerConfig:
     )
     listener_security_protocol_map: tuple[str, ...] = option_field(
         (),
-        "The protocols of named listeners, NAME:PLAINTEXT or NAME:SSL, separated by commas. CONTROLLER:SSL"
-        " encrypts the connections of controllers, on every node. The names PLAINTEXT, SSL and CONTROLLER"
-        " (PLAINTEXT) are known.",
+        "The protocols of named listeners, such as NAME:SSL, separated by commas. CONTROLLER:SSL encrypts the"
+        " connections of controllers, on every node. The names of the protocols (PLAINTEXT, SSL,"
+        " SASL_PLAINTEXT, SASL_SSL) and CONTROLLER (PLAINTEXT) are known.",
     )
     ssl_keystore_location: str | None = tls_field("ssl.keystore.location")
     ssl_keystore_type: str = tls_field("ssl.keystore.type")
@@ -345,13 +355,35 @@ class BrokerConfig:
     ssl_client_auth: ClientAuth = option_field(  # noqa: RUF009
         "none",
         "Whether listeners with TLS ask connecting clients and nodes for a certificate that"
-        " ssl.truststore.location trusts: none, requested (accept clients without one), required.",
+        " ssl.truststore.location trusts: none, requested (accept clients without one), required. Listeners"
+        " that require logins ask for none.",
         choices=CLIENT_AUTH,
     )
     ssl_principal_mapping_rules: str = option_field(
         DEFAULT_RULES,
         "How the name in a client's certificate becomes its principal: RULE:pattern/replacement/[LU] and"
         " DEFAULT (the distinguished name), separated by commas; the first that matches.",
+    )
+    sasl_enabled_mechanisms: tuple[str, ...] = option_field(
+        tuple(SCRAM),
+        "The mechanisms of logins that SASL_SSL:// and SASL_PLAINTEXT:// listeners offer: SCRAM-SHA-256,"
+        " SCRAM-SHA-512, PLAIN.",
+    )
+    sasl_allow_plain_without_tls: bool = option_field(
+        False, "Whether SASL_PLAINTEXT:// listeners offer PLAIN, which sends the password itself. For tests."
+    )
+    connections_max_reauth_ms: int = option_field(
+        0,
+        "How long a connection may be used after a login before its client must log in again (KIP-368). 0: no"
+        " limit.",
+        minimum=0,
+        maximum=_MAX_INT32,
+    )
+    connection_failed_authentication_delay_ms: int = option_field(
+        100,
+        "How long the answer to a failed login is delayed, which limits the guessing of passwords.",
+        minimum=0,
+        maximum=5_000,
     )
     authorizer_class_name: str = option_field(
         "",
@@ -496,6 +528,7 @@ class BrokerConfig:
         self._check_cluster()
         self._check_coordinators()
         self._check_tls()
+        self._check_logins()
         self._check_super_users()
         self._require(not self.is_broker or bool(self.listeners), "listeners", "at least one address")
         self._require(
@@ -570,7 +603,8 @@ class BrokerConfig:
         PrincipalMapping(self.ssl_principal_mapping_rules)  # raises ConfigError
         for address, advertised in zip(self.listeners, self.advertised_listeners, strict=False):
             allowed = f"addresses with the protocols of listeners, which has {address}"
-            self._require(is_tls(address) == is_tls(advertised), "advertised.listeners", allowed)
+            is_same = security_scheme(address) == security_scheme(advertised)
+            self._require(is_same, "advertised.listeners", allowed)
         listening = (*(self.listeners if self.is_broker else ()), *self.controller_addresses)
         if not any(map(is_tls, listening)):
             return
@@ -582,6 +616,28 @@ class BrokerConfig:
         )
         is_met = self.ssl_client_auth == "none" or self.ssl_truststore_location is not None
         self._require(is_met, "ssl.truststore.location", allowed)
+
+    def _check_logins(self) -> None:
+        for address in self.controller_listeners:
+            allowed = "PLAINTEXT:// or SSL://: controllers prove that they know cluster.secret"
+            self._require(not needs_login(address), "controller.listeners", allowed)
+        allowed = f"one or more of {', '.join(SASL_MECHANISMS)}"
+        is_known = set(self.sasl_enabled_mechanisms) <= set(SASL_MECHANISMS)
+        self._require(is_known, "sasl.enabled.mechanisms", allowed)
+        for address in filter(needs_login, self.listeners):
+            allowed = (
+                f"a mechanism that the listener {address} can offer; PLAIN sends passwords, so it needs"
+                " SASL_SSL, or sasl.allow.plain.without.tls=true"
+            )
+            offered = self.offered_mechanisms(is_encrypted=is_tls(address))
+            self._require(bool(offered), "sasl.enabled.mechanisms", allowed)
+
+    def offered_mechanisms(self, *, is_encrypted: bool) -> tuple[str, ...]:
+        """Return the mechanisms that a listener with logins offers, with or without TLS."""
+        enabled = dict.fromkeys(self.sasl_enabled_mechanisms)
+        if is_encrypted or self.sasl_allow_plain_without_tls:
+            return tuple(enabled)
+        return tuple(name for name in enabled if name not in REVEALING)
 
     def _check_roles(self) -> None:
         roles = self.process_roles

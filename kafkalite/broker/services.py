@@ -19,6 +19,7 @@ from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.waiters import Waiters
 from kafkalite.broker.quotas.quota_manager import QuotaManager
 from kafkalite.broker.server.client import Client
+from kafkalite.broker.server.logins import Logins
 from kafkalite.broker.server.metrics import Metrics
 from kafkalite.clock import Clock
 from kafkalite.raft.controller_node import ControllerNode
@@ -48,6 +49,7 @@ class Services:
     marker_writer: MarkerWriter
     transactions: Transactions
     quotas: QuotaManager
+    logins: Logins
     on_broken: Callable[[BaseException], None]  #: called when an invariant is violated; stops the broker
     request_stop: Callable[[], object]  #: begins an orderly stop and returns at once
     authenticator: Authenticator | None = None  #: None in a single-node cluster

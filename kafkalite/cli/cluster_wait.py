@@ -24,6 +24,7 @@ from kafkalite.errors import KafkaliteError
 if TYPE_CHECKING:
     from kafkalite.broker.config import BrokerConfig
     from kafkalite.client.admin.cluster_health import ClusterView, RequestedState
+    from kafkalite.client.cluster.login import Login
     from kafkalite.transport.tls_context import TlsContext
 
 DEFAULT_PATIENCE_MS: Final = 60_000
@@ -78,7 +79,7 @@ def wait(
 
     current = invocation.current()
     requested = RequestedState(broker_count or 1, whole, node_id, frozenset(topics))
-    addresses, tls = secured_servers(current)
+    addresses, tls, login = secured_servers(current)
     config = _own_config() if this_node else None
     if config is not None:
         tls = TlsContext(config)
@@ -91,7 +92,9 @@ def wait(
             address = config.voters[config.node_id]
             invocation.run(lambda: _until_answered(address, tls, progress), timeout_ms=patience_ms)
             return
-        view = invocation.run(lambda: _until(addresses, tls, requested, progress), timeout_ms=patience_ms)
+        view = invocation.run(
+            lambda: _until(addresses, tls, login, requested, progress), timeout_ms=patience_ms
+        )
     except TimedOutError:
         raise TimedOutError(
             f"not ready after {patience_ms / 1000:g} s: {progress.last or 'no response'}",
@@ -117,12 +120,12 @@ def _own_config() -> BrokerConfig:
 def _own_address(config: BrokerConfig) -> str:
     """Return the address at which processes on this machine reach the node of ``config``."""
     from kafkalite.broker.addresses import is_wildcard
-    from kafkalite.transport import SSL_SCHEME, is_tls
+    from kafkalite.transport import security_scheme
 
     address = config.listeners[0]
     if not is_wildcard(address):
         return address
-    return f"{SSL_SCHEME if is_tls(address) else ''}127.0.0.1:{address.rpartition(':')[2]}"
+    return f"{security_scheme(address)}127.0.0.1:{address.rpartition(':')[2]}"
 
 
 class _Reasons:
@@ -168,7 +171,11 @@ async def _until_answered(address: str, tls: TlsContext | None, progress: _Reaso
 
 
 async def _until(
-    addresses: Sequence[str], tls: TlsContext | None, requested: RequestedState, progress: _Reasons
+    addresses: Sequence[str],
+    tls: TlsContext | None,
+    login: Login | None,
+    requested: RequestedState,
+    progress: _Reasons,
 ) -> ClusterView:
     """Poll until the cluster is in the requested state, without a time limit. Return its view."""
     import asyncio
@@ -177,7 +184,7 @@ async def _until(
 
     while True:
         try:
-            view = await look_from(addresses, timeout_ms=_ANSWER_TIMEOUT_MS, tls=tls)
+            view = await look_from(addresses, timeout_ms=_ANSWER_TIMEOUT_MS, tls=tls, login=login)
         except KafkaliteError as error:
             progress.tell([error.message])
         else:

@@ -17,6 +17,7 @@ from kafkalite.suggestions import did_you_mean
 if TYPE_CHECKING:
     from kafkalite.client.admin.admin import Admin
     from kafkalite.client.cluster.client import ClusterClient
+    from kafkalite.client.cluster.login import Login
     from kafkalite.client.consumer.consumer import Consumer
     from kafkalite.client.producer.producer import Producer
     from kafkalite.options import OptionRegistry
@@ -67,13 +68,13 @@ def _check_known(name: str) -> None:
     )
 
 
-def secured_servers(invocation: Invocation) -> tuple[list[str], TlsContext | None]:
-    """Return the addresses of the command's brokers as ``connect`` expects them, and how to encrypt."""
+def secured_servers(invocation: Invocation) -> tuple[list[str], TlsContext | None, Login | None]:
+    """Return the addresses of the command's brokers as ``connect`` expects them, the TLS and the login."""
     from kafkalite.client.cluster.client import ClusterClient
     from kafkalite.client.config import ADMIN_OPTIONS, admin_config
 
     client = ClusterClient(admin_config(_config(invocation, ADMIN_OPTIONS, {})))
-    return list(map(client.secured, client.config.bootstrap_servers)), client.tls
+    return list(map(client.secured, client.config.bootstrap_servers)), client.tls, client.login
 
 
 def cluster_secret(file: Path | None) -> str:

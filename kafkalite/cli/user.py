@@ -26,7 +26,7 @@ _STDIN: Final = "-"
 
 @click.group(cls=Group)
 def user() -> None:
-    """Users and their passwords. Brokers offer no login yet."""
+    """Users and their passwords, for listeners that require logins (SASL_SSL, SASL_PLAINTEXT)."""
 
 
 def _password_options(function: Any) -> Any:

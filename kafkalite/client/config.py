@@ -19,7 +19,15 @@ from kafkalite.model import Acks, IsolationLevel
 from kafkalite.options import OptionRegistry, option_field, options_of
 from kafkalite.records.header import Codec
 from kafkalite.suggestions import did_you_mean
-from kafkalite.tls_options import PLAINTEXT, SECURITY_PROTOCOLS, SecurityProtocol, check_versions, tls_field
+from kafkalite.tls_options import (
+    PLAINTEXT,
+    SASL_MECHANISMS,
+    SECURITY_PROTOCOLS,
+    WITH_LOGIN,
+    SecurityProtocol,
+    check_versions,
+    tls_field,
+)
 
 _MAX_INT: Final = 2**31 - 1
 _MAX_LONG: Final = 2**63 - 1
@@ -57,7 +65,8 @@ class CommonConfig:
     metadata_max_age_ms: int = option_field(300_000, "Metadata older than this is fetched again.", minimum=1)
     security_protocol: str = option_field(
         PLAINTEXT,
-        "How to talk to brokers: PLAINTEXT, or SSL for TLS. The listeners of the brokers decide which.",
+        "How to talk to brokers: PLAINTEXT, SSL (TLS), SASL_PLAINTEXT (with a login), or SASL_SSL (both). The"
+        " listeners of the brokers decide which.",
         choices=SECURITY_PROTOCOLS,
     )
     ssl_keystore_location: str | None = tls_field("ssl.keystore.location")
@@ -67,6 +76,16 @@ class CommonConfig:
     ssl_truststore_type: str = tls_field("ssl.truststore.type")
     ssl_enabled_protocols: tuple[str, ...] = tls_field("ssl.enabled.protocols")
     ssl_endpoint_identification_algorithm: str = tls_field("ssl.endpoint.identification.algorithm")
+    sasl_mechanism: str = option_field(
+        "SCRAM-SHA-512",
+        "How to log in with security.protocol=SASL_…. PLAIN sends the password itself, so it needs SASL_SSL.",
+        choices=SASL_MECHANISMS,
+        aliases=("sasl.mechanisms",),
+    )
+    sasl_username: str | None = option_field(None, "The user to log in as.", aliases=("sasl.plain.username",))
+    sasl_password: str | None = option_field(
+        None, "The password of sasl.username. Never shown.", is_secret=True, aliases=("sasl.plain.password",)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +281,9 @@ class CommonSettings(TypedDict, total=False):
     ssl_truststore_type: Literal["PEM"]
     ssl_enabled_protocols: str | Sequence[str]
     ssl_endpoint_identification_algorithm: Literal["https", ""]
+    sasl_mechanism: Literal["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"]
+    sasl_username: str | None
+    sasl_password: str | None
 
 
 class ProducerSettings(CommonSettings, total=False):
@@ -332,6 +354,7 @@ _ARGUMENTS: Final = (
 _ELSEWHERE: Final = {
     "brokers": "set bootstrap.servers",
     "servers": "set bootstrap.servers",
+    "sasl.jaas.config": "set sasl.username and sasl.password",
     "session.timeout.ms": "the brokers set it for all members (KIP-848); change "
     "group.consumer.session.timeout.ms in the settings of the brokers, by default 45 s",
     "heartbeat.interval.ms": "the brokers set it for all members (KIP-848); change "
@@ -486,6 +509,10 @@ def _by_python_name(registry: OptionRegistry, settings: Mapping[str, Any], sourc
     given = {name: value for name, value in settings.items() if value is not None}
     parsed = registry.defaults() | registry.parse(given, source=source)
     check_versions(parsed["ssl.enabled.protocols"], source=source)
+    if parsed["security.protocol"] in WITH_LOGIN:
+        for key in ("sasl.username", "sasl.password"):
+            allowed = f"required with security.protocol={parsed['security.protocol']}"
+            _check(bool(parsed[key]), key, None, allowed, source)
     allowed = "at least one host:port or inproc://name"
     _check(bool(parsed["bootstrap.servers"]), "bootstrap.servers", "", allowed, source)
     for address in parsed["bootstrap.servers"]:

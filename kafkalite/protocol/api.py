@@ -22,6 +22,7 @@ class ApiKey(enum.IntEnum):
     OFFSET_FETCH = 9
     FIND_COORDINATOR = 10
     LIST_GROUPS = 16
+    SASL_HANDSHAKE = 17
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
@@ -37,6 +38,7 @@ class ApiKey(enum.IntEnum):
     DELETE_ACLS = 31
     DESCRIBE_CONFIGS = 32
     DESCRIBE_LOG_DIRS = 35
+    SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
     ELECT_LEADERS = 43
@@ -90,6 +92,19 @@ CLUSTER_APIS: Final = frozenset(
         ApiKey.FETCH_METADATA,
         ApiKey.ADD_PARTITIONS_TO_TXN,
         ApiKey.WRITE_TXN_MARKERS,
+    }
+)
+
+
+#: Served before the login on a connection whose listener requires one (S1). A node of the cluster may prove
+#: that it knows the cluster's secret instead of a login (S10).
+LOGIN_APIS: Final = frozenset(
+    {
+        ApiKey.API_VERSIONS,
+        ApiKey.SASL_HANDSHAKE,
+        ApiKey.SASL_AUTHENTICATE,
+        ApiKey.CLUSTER_HELLO,
+        ApiKey.CLUSTER_PROOF,
     }
 )
 

@@ -52,6 +52,7 @@ ANY_REQUEST: Final = _codes(
     TOPIC_AUTHORIZATION_FAILED="no access control rule allows it, likewise below",
     GROUP_AUTHORIZATION_FAILED="",
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED="",
+    ILLEGAL_SASL_STATE="the listener requires a login, or the session has expired; the broker closes",
     SHUTTING_DOWN="the broker stops",
     UNKNOWN_SERVER_ERROR="a bug; the broker's log has the traceback",
 )
@@ -224,6 +225,20 @@ API_ERRORS: Final[Mapping[ApiKey, ApiErrors]] = MappingProxyType(
         ),
         ApiKey.DESCRIBE_LOG_DIRS: ApiErrors(_NO_CODES, _NO_CODES),
         # --- security
+        ApiKey.SASL_HANDSHAKE: ApiErrors(
+            _codes(
+                ILLEGAL_SASL_STATE="the listener requires no login, or a login has begun; the broker closes",
+                UNSUPPORTED_SASL_MECHANISM="the broker closes",
+            ),
+            _NO_CODES,
+        ),
+        ApiKey.SASL_AUTHENTICATE: ApiErrors(
+            _codes(
+                ILLEGAL_SASL_STATE="no SaslHandshake came before; the broker closes",
+                SASL_AUTHENTICATION_FAILED="sent after a delay; the broker closes",
+            ),
+            _NO_CODES,
+        ),
         ApiKey.CREATE_ACLS: ApiErrors(
             _codes(CONTROLLER, INVALID_REQUEST="too many ACLs"),
             _codes(

@@ -102,7 +102,8 @@ class RequestError(Struct):
 class ServerConnection:
     """The server's end of a connection.
 
-    ``max_envelope_bytes`` and ``max_payload_bytes`` (inclusive) apply after the client has sent ApiVersions.
+    ``max_envelope_bytes`` and ``max_payload_bytes`` (inclusive) apply after the client has sent ApiVersions;
+    if ``needs_login``, after ``open_limits`` was called.
     ``max_partitions`` (inclusive) limits the partitions that one request may name. So that no call takes
     long, ``buffer_updated`` returns at most ``requests_per_turn`` requests and decodes only a part of a large
     one. If ``has_more``, ``next_requests`` returns further requests, with the same limits.
@@ -114,6 +115,7 @@ class ServerConnection:
         "_max_envelope_bytes",
         "_max_partitions",
         "_max_payload_bytes",
+        "_needs_login",
         "_reader",
         "_turn",
         "_unread",
@@ -129,7 +131,9 @@ class ServerConnection:
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         max_partitions: int = MAX_ITEMS_PER_REQUEST,
         requests_per_turn: int = sys.maxsize,
+        needs_login: bool = False,
     ) -> None:
+        self._needs_login = needs_login
         self._turn = range(requests_per_turn)
         #: Complete frames after the last returned request; the last item may be the error that ends the
         #: stream.
@@ -292,7 +296,9 @@ class ServerConnection:
             self._unread = self._understand_in_turns(head, api, frame)
             return None
         if not self.has_handshake:
-            self._open_limits()
+            self.has_handshake = True
+            if not self._needs_login:
+                self.open_limits()
         return _new(Request, (key, version, correlation_id, client_id, message, payload))
 
     def _understand_in_turns(
@@ -310,8 +316,8 @@ class ServerConnection:
         except RemoteProtocolError as error:
             yield _bad(head, ErrorCode.INVALID_REQUEST, error.message)
 
-    def _open_limits(self) -> None:
-        self.has_handshake = True
+    def open_limits(self) -> None:
+        """Apply the limits of a client that has sent ApiVersions and logged in, if it must."""
         self._reader.max_envelope_bytes = self._max_envelope_bytes
         self._reader.max_payload_bytes = self._max_payload_bytes
 

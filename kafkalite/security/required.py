@@ -312,6 +312,8 @@ REQUIRED: Final[Mapping[int, Requirement]] = MappingProxyType(
                 Need(_Op.ALTER, USER, _each("deletions", "user"), "`deletions`", (_Op.ALTER, CLUSTER)),
             )
         ),
+        ApiKey.SASL_HANDSHAKE: _OPEN,
+        ApiKey.SASL_AUTHENTICATE: _OPEN,
         # groups
         ApiKey.FIND_COORDINATOR: Requirement(
             (

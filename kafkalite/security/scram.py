@@ -125,6 +125,9 @@ class ScramServer:
     returns a decoy, so that the response and its cost are the same.
     """
 
+    is_slow: Final = False
+    lifetime_ms: Final = None
+
     def __init__(
         self, mechanism: Mechanism, find: Callable[[str], tuple[Credential, bool]], nonce: str
     ) -> None:
@@ -207,9 +210,21 @@ class ScramServer:
 
 
 class ScramClient:
-    """The client's end of one login. The constructor raises InvalidRequestError for what SASLprep refuses."""
+    """The client's end of one login. The constructor raises InvalidRequestError for what SASLprep refuses.
 
-    def __init__(self, mechanism: Mechanism, username: str, password: str, nonce: str) -> None:
+    ``salt_password`` is ``salted_password``, or a function that remembers its results.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        username: str,
+        password: str,
+        nonce: str,
+        *,
+        salt_password: Callable[[Mechanism, str, bytes, int], bytes] = salted_password,
+    ) -> None:
+        self._salt_password = salt_password
         self._mechanism = mechanism
         self._username = saslprep(username, "a user name")
         self._password = saslprep(password, "a password")
@@ -256,7 +271,7 @@ class ScramClient:
                 f" {MIN_ITERATIONS} to {MAX_ITERATIONS} iterations and a salt are accepted"
             )
         mechanism = self._mechanism
-        salted = salted_password(mechanism, self._password, salt, iterations)
+        salted = self._salt_password(mechanism, self._password, salt, iterations)
         client_key = _hmac(mechanism, salted, b"Client Key")
         stored_key = hashlib.new(mechanism.digest, client_key).digest()
         without_proof = f"c={_base64(_GS2_NO_BINDING.encode())},r={nonce}"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -30,12 +31,14 @@ from kafkalite.broker.partitions.hosted_partition import HostedPartition
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.metrics import BrokerStatistics
 from kafkalite.broker.server.responses import Pending, Response
+from kafkalite.client.config import admin_config
 from kafkalite.clock import Clock, SystemClock
-from kafkalite.errors import ConfigError, InvalidReplicationFactorError
+from kafkalite.errors import ConfigError, InvalidReplicationFactorError, broker_error
 from kafkalite.metadata.records import ProducerIdsRecord
 from kafkalite.protocol.api import ApiKey
 from kafkalite.protocol.connection import Request
 from kafkalite.rng import Rng, seeded_rng
+from kafkalite.security.scram import MIN_ITERATIONS
 from kafkalite.storage.disk import RealFileSystem
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.memory_filesystem import MemoryFileSystem
@@ -44,8 +47,7 @@ from kafkalite.testing.faults import Aim, Fault, Faults
 from kafkalite.testing.requests import RequestLog, api_key_of, name_of, names_in
 from kafkalite.testing.snapshots import Restoration, Snapshot, take
 from kafkalite.testing.virtual_clock import VirtualClock
-from kafkalite.tls_options import SECURITY_PROTOCOLS, SSL, SecurityProtocol
-from kafkalite.transport import SSL_SCHEME
+from kafkalite.tls_options import PLAINTEXT, SECURITY_PROTOCOLS, WITH_LOGIN, WITH_TLS, SecurityProtocol
 from kafkalite.transport.dev_certificates import CA_CERTIFICATE, make_dev_certificates
 from kafkalite.transport.free_ports import free_ports
 
@@ -66,6 +68,9 @@ FEW_COORDINATORS: Final[dict[str, Any]] = {
     "transaction_state_log_num_partitions": 4,
 }
 
+#: The cluster's secret, and the user of its clients if they log in.
+DEFAULT_SECRET: Final = "a secret of this test cluster"
+CLIENT_USER: Final = "client"
 
 #: How long ``create_topic`` waits for running brokers that are fenced. They send heartbeats all the time.
 UNFENCED_WITHIN_MS: Final = 5_000
@@ -107,7 +112,9 @@ class Cluster(Clients):
     Otherwise, there are ``controllers`` separate controllers with node ids from 101.
 
     With ``security_protocol="SSL"``, clients, brokers and controllers connect over TLS, with certificates
-    that ``start`` makes; ``client_settings`` are those of clients. Needs the package ``cryptography``.
+    that ``start`` makes; ``client_settings`` are those of clients. Needs the package ``cryptography``. With
+    ``"SASL_SSL"`` or ``"SASL_PLAINTEXT"``, clients log in as the user ``client``, or as a user that
+    ``add_user`` has added: ``cluster.producer(**cluster.login("alice"))``.
 
     With ``storage="memory"``, ``crash`` loses unsynced data. With ``"disk"``, the data is in a temporary
     directory. Other keywords are settings of every node, by Python name. With several brokers, election and
@@ -142,7 +149,7 @@ class Cluster(Clients):
                 "security_protocol",
                 security_protocol,
                 security_protocol in SECURITY_PROTOCOLS,
-                "PLAINTEXT or SSL",
+                ", ".join(SECURITY_PROTOCOLS),
             ),
         ):
             if not is_allowed:
@@ -157,7 +164,11 @@ class Cluster(Clients):
         self._name = f"cluster-{os.getpid()}-{next(_names)}"
         self._is_memory = storage == "memory"
         self._is_inproc = transport == "inproc"
-        self._is_encrypted = security_protocol == SSL
+        self._protocol = security_protocol
+        self._scheme = "" if security_protocol == PLAINTEXT else f"{security_protocol}://"
+        self._passwords: dict[str, str] = {}  # by user
+        if security_protocol in WITH_LOGIN:
+            settings = {"cluster_secret": DEFAULT_SECRET, **settings}
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._certificates: tempfile.TemporaryDirectory[str] | None = None
         self._faults = Faults(seeded_rng(seed))
@@ -165,7 +176,7 @@ class Cluster(Clients):
         self.requests = RequestLog()
         self.nodes: dict[int, Node] = {}  #: by node id
         #: The ``cluster.secret`` of a multi-node cluster. Requests such as ControlledShutdown need it.
-        self.secret = str(settings.get("cluster_secret", "a secret of this test cluster"))
+        self.secret = str(settings.get("cluster_secret", DEFAULT_SECRET))
         if brokers == 1 and controllers == 0:
             node_id = int(settings.get("node_id", 1))
             first = {"listeners": self._address(""), **settings}
@@ -177,6 +188,8 @@ class Cluster(Clients):
             raise ConfigError(key="clock", value=clock, allowed=allowed)
         else:
             self._plan(brokers, controllers, seed, settings)
+        for node in self.nodes.values():
+            node.settings["listeners"] = f"{self._scheme}{node.settings['listeners']}"
 
     def _plan(self, brokers: int, controllers: int, seed: int, settings: dict[str, Any]) -> None:
         """Create the nodes of a multi-node cluster, with the settings that connect them to each other."""
@@ -225,7 +238,7 @@ class Cluster(Clients):
     async def start(self, *node_ids: int) -> None:
         """Start the nodes ``node_ids`` (default: all). Nodes that run already are skipped. A restarted node
         has its former addresses."""
-        if self._is_encrypted and self._certificates is None:
+        if self._protocol in WITH_TLS and self._certificates is None:
             self._make_certificates()
         starting = [
             asyncio.ensure_future(self._start(node)) for node in self._named(node_ids) if not node.is_running
@@ -237,6 +250,43 @@ class Cluster(Clients):
                 task.cancel()
             await asyncio.gather(*starting, return_exceptions=True)
             raise
+        if self._protocol in WITH_LOGIN and not self._passwords:
+            await self.add_user(CLIENT_USER)
+
+    async def add_user(self, name: str, password: str = "") -> None:
+        """Add a user, or set another password (default: a random one). ``login`` has the user's settings."""
+        from kafkalite.client.admin.credentials import MECHANISMS, salted_passwords
+        from kafkalite.client.cluster.authentication import OPERATOR_ID, Authenticator
+        from kafkalite.protocol.messages.security import (
+            AlterUserScramCredentialsRequest,
+            ScramCredentialUpsertion,
+        )
+        from kafkalite.transport.tls_context import TlsContext
+
+        password = password or secrets.token_urlsafe()
+        broker = self.broker
+        upsertions = [
+            ScramCredentialUpsertion(*one)
+            for one in salted_passwords(name, password, MECHANISMS, MIN_ITERATIONS)
+        ]
+        tls = TlsContext(admin_config(self._tls_settings))
+        operator = Authenticator(self.secret, broker.cluster_id, OPERATOR_ID, os.urandom, tls=tls)
+        address = f"{self._scheme}{broker.addresses[0]}"
+        node_id = broker.config.node_id
+        connection = await operator.dial(address, node_id, client_id="users", timeout_ms=10_000)
+        try:
+            request = AlterUserScramCredentialsRequest([], upsertions)
+            response = await connection.call(request, timeout_ms=10_000)
+        finally:
+            connection.close()
+        for each in response.message.users:
+            if each.error_code:
+                raise broker_error(each.error_code, each.error_message or "")
+        self._passwords[name] = password
+
+    def login(self, name: str) -> dict[str, Any]:
+        """Return the settings of clients that log in as a user that ``add_user`` has added."""
+        return {**self.client_settings, "sasl_username": name, "sasl_password": self._passwords[name]}
 
     def _make_certificates(self) -> None:
         """Issue certificates for the nodes and for clients, and let every node use them."""
@@ -249,15 +299,22 @@ class Cluster(Clients):
                 "ssl_truststore_location": f"{directory}/{CA_CERTIFICATE}",
                 "listener_security_protocol_map": "CONTROLLER:SSL",
                 **node.settings,
-                "listeners": f"{SSL_SCHEME}{node.settings['listeners']}",
             }
 
     @property
     def client_settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = {**self._tls_settings}
+        if self._scheme:
+            settings["security_protocol"] = self._protocol
+        if CLIENT_USER in self._passwords:
+            settings.update(sasl_username=CLIENT_USER, sasl_password=self._passwords[CLIENT_USER])
+        return settings
+
+    @property
+    def _tls_settings(self) -> dict[str, Any]:
         if self._certificates is None:
             return {}
         return {
-            "security_protocol": SSL,
             "ssl_keystore_location": f"{self._certificates.name}/client.pem",
             "ssl_truststore_location": f"{self._certificates.name}/{CA_CERTIFICATE}",
         }
@@ -274,8 +331,7 @@ class Cluster(Clients):
         broker.intercept(lambda request, client: self._intercepted(node, request, client))
         node.broker = broker
         if node.is_broker:
-            scheme = SSL_SCHEME if self._is_encrypted else ""
-            node.settings["listeners"] = tuple(f"{scheme}{address}" for address in broker.addresses)
+            node.settings["listeners"] = tuple(f"{self._scheme}{address}" for address in broker.addresses)
 
     async def stop(self, *node_ids: int) -> None:
         """Shut down the nodes ``node_ids`` (default: all) in an orderly way. Their storage is kept."""

@@ -15,20 +15,27 @@ from kafkalite.transport.seam import Transport as Transport
 
 __all__ = [
     "INPROC_SCHEME",
+    "SASL_PLAINTEXT_SCHEME",
+    "SASL_SSL_SCHEME",
     "SSL_SCHEME",
     "Listener",
     "ProtocolFactory",
     "Transport",
     "has_own_name",
     "is_tls",
+    "needs_login",
     "register_scheme",
+    "security_scheme",
     "transport_for",
-    "without_tls",
+    "without_security",
 ]
 
 INPROC_SCHEME = "inproc://"
 #: Begins the address of a listener that speaks TLS, as in Kafka's ``listeners``.
 SSL_SCHEME = "SSL://"
+#: Begin the addresses of listeners that require a login, with TLS and in plain text.
+SASL_SSL_SCHEME = "SASL_SSL://"
+SASL_PLAINTEXT_SCHEME = "SASL_PLAINTEXT://"
 
 
 def _inproc() -> Transport:
@@ -52,13 +59,24 @@ def has_own_name(address: str) -> bool:
 
 
 def is_tls(address: str) -> bool:
-    """Whether the listener at ``address`` speaks TLS: the address begins with ``SSL://``."""
-    return address.startswith(SSL_SCHEME)
+    """Whether the listener at ``address`` speaks TLS: it begins with ``SSL://`` or ``SASL_SSL://``."""
+    return address.startswith((SSL_SCHEME, SASL_SSL_SCHEME))
 
 
-def without_tls(address: str) -> str:
-    """Return ``address`` as transports expect it: without ``SSL://``."""
-    return address.removeprefix(SSL_SCHEME)
+def needs_login(address: str) -> bool:
+    """Whether the listener at ``address`` requires a login."""
+    return address.startswith((SASL_SSL_SCHEME, SASL_PLAINTEXT_SCHEME))
+
+
+def security_scheme(address: str) -> str:
+    """Return ``SSL://``, ``SASL_SSL://`` or ``SASL_PLAINTEXT://`` if ``address`` begins with it, else ""."""
+    schemes = (SSL_SCHEME, SASL_SSL_SCHEME, SASL_PLAINTEXT_SCHEME)
+    return next((scheme for scheme in schemes if address.startswith(scheme)), "")
+
+
+def without_security(address: str) -> str:
+    """Return ``address`` as transports expect it: without its ``security_scheme``."""
+    return address.removeprefix(security_scheme(address))
 
 
 def transport_for(address: str) -> Transport:

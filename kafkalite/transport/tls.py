@@ -186,7 +186,7 @@ class TlsEnd(StreamEnd, asyncio.BufferedProtocol):
             self._below.write(_NOT_TLS_ALERT)
             error = "the client does not speak TLS, which this listener requires"
             self._fail_handshake(
-                SslAuthenticationError(error, hint="set security.protocol=SSL in the client")
+                SslAuthenticationError(error, hint="security.protocol of the client must be SSL or SASL_SSL")
             )
         else:
             error = "the server does not speak TLS"

@@ -35,6 +35,10 @@ class TlsContext:
         self._stamp: list[tuple[str, int, int, int]] = []
         self._context: ssl.SSLContext | None = None
 
+    def for_logins(self) -> TlsContext:
+        """Return the context of a listener that requires logins: it asks clients for no certificate."""
+        return TlsContext(self._config, client_auth="none")
+
     def current(self) -> ssl.SSLContext:
         """Return the context for a new connection, from the present contents of the files.
 

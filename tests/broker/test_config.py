@@ -68,7 +68,7 @@ def test_listeners_in_every_spelling(given: Any, listeners: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize(
-    "address", ["localhost", "SASL_SSL://x:1", "SSL://x", "host:port", "host:70000", "host:-1"]
+    "address", ["localhost", "SASL_SSL://x", "TLS://x:1", "SSL://x", "host:port", "host:70000", "host:-1"]
 )
 def test_an_invalid_listener_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=r"listeners is .* but must be host:port"):
@@ -301,8 +301,25 @@ def test_the_protocol_of_controllers() -> None:
             "advertised.listeners",
             "the protocols of listeners",
         ),
-        ({"listener.security.protocol.map": "A:SASL"}, "listener.security.protocol.map", "NAME:SSL"),
-        ({"listener.security.protocol.map": "SSL"}, "listener.security.protocol.map", "NAME:SSL"),
+        ({"listener.security.protocol.map": "A:SASL"}, "listener.security.protocol.map", "NAME:PROTOCOL"),
+        ({"listener.security.protocol.map": "SSL"}, "listener.security.protocol.map", "NAME:PROTOCOL"),
+        (
+            {"listener.security.protocol.map": "CONTROLLER:SASL_SSL"},
+            "listener.security.protocol.map",
+            "controllers prove that they know cluster.secret",
+        ),
+        (
+            {"controller.listeners": "SASL_PLAINTEXT://:1"},
+            "controller.listeners",
+            "controllers prove that they know cluster.secret",
+        ),
+        ({"listeners": "SASL_SSL://:1"}, "ssl.keystore.location", "required by a listener with TLS"),
+        ({"sasl.enabled.mechanisms": "GSSAPI"}, "sasl.enabled.mechanisms", "SCRAM-SHA-256"),
+        (
+            {"listeners": "SASL_PLAINTEXT://:1", "sasl.enabled.mechanisms": "PLAIN"},
+            "sasl.enabled.mechanisms",
+            "PLAIN sends passwords",
+        ),
         ({"listeners": "OTHER://:1"}, "listeners", "one of listener.security.protocol.map"),
         ({"ssl.enabled.protocols": "SSLv3"}, "ssl.enabled.protocols", "TLSv1.2, TLSv1.3, or both"),
         ({"ssl.enabled.protocols": ""}, "ssl.enabled.protocols", "TLSv1.2, TLSv1.3, or both"),

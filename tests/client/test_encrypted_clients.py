@@ -194,5 +194,5 @@ def test_blocking_clients(dev_certificates: DevCertificates, tmp_path: Path) -> 
 def test_versions_are_checked_with_the_settings(dev_certificates: DevCertificates) -> None:
     with pytest.raises(ConfigError, match=r"ssl\.enabled\.protocols is 'TLSv1\.1', but must be TLSv1\.2"):
         kafkalite.Producer("localhost:1", **dev_certificates.client(ssl_enabled_protocols="TLSv1.1"))
-    with pytest.raises(ConfigError, match=r"security\.protocol is 'SASL_SSL', but must be one of"):
-        kafkalite.Producer("localhost:1", security_protocol="SASL_SSL")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"security\.protocol is 'TLS', but must be one of"):
+        kafkalite.Producer("localhost:1", security_protocol="TLS")  # type: ignore[arg-type]

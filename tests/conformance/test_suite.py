@@ -70,7 +70,8 @@ def handshake_not_required(patch: Patch) -> None:
 
     def open_at_once(self: ServerConnection, **options: Any) -> None:
         init(self, **options)
-        self._open_limits()
+        self.has_handshake = True
+        self.open_limits()
 
     patch.setattr(ServerConnection, "__init__", open_at_once)
 

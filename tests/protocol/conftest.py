@@ -253,6 +253,16 @@ def _examples_of_security() -> dict[int, tuple[Struct, Struct]]:
             ),
             security.AlterUserScramCredentialsResponse(*ok, [security.AlteredUser("alice", *ok)]),
         ),
+        ApiKey.SASL_HANDSHAKE: (
+            security.SaslHandshakeRequest("SCRAM-SHA-256"),
+            security.SaslHandshakeResponse(*ok, ["SCRAM-SHA-256", "SCRAM-SHA-512"]),
+        ),
+        ApiKey.SASL_AUTHENTICATE: (
+            security.SaslAuthenticateRequest(b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"),
+            security.SaslAuthenticateResponse(
+                *ok, b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=", 3_600_000
+            ),
+        ),
     }
 
 

@@ -32,12 +32,7 @@ ROOMS = (
     "transactions",
 )
 #: Codes that no response of this version has: Kafka's, which old clients or later versions may use.
-UNUSED = {
-    ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
-    ErrorCode.ILLEGAL_SASL_STATE,  # raised by the SCRAM login, which no api offers yet
-    ErrorCode.SASL_AUTHENTICATION_FAILED,  # likewise
-    ErrorCode.TRANSACTION_ABORTABLE,
-}
+UNUSED = {ErrorCode.DUPLICATE_SEQUENCE_NUMBER, ErrorCode.TRANSACTION_ABORTABLE}
 
 
 def _handler(key: ApiKey) -> Any:

@@ -65,6 +65,8 @@ HANDLERS: Final[dict[int, Callable[[Services, Request, Client], HandlerResult]]]
     ApiKey.DESCRIBE_RECOVERY: metadata.describe_recovery,
     ApiKey.FETCH_METADATA: cluster.fetch_metadata,
     # security
+    ApiKey.SASL_HANDSHAKE: security.sasl_handshake,
+    ApiKey.SASL_AUTHENTICATE: security.sasl_authenticate,
     ApiKey.CREATE_ACLS: security.change_security,
     ApiKey.DELETE_ACLS: security.change_security,
     ApiKey.DESCRIBE_ACLS: security.describe_acls,

@@ -87,7 +87,7 @@ def cluster_proof(_services: Services, request: Request, client: Client) -> Resp
     if challenge is None or not challenge.is_met_by(request.message):
         logger.warning("node refused %s", Fields(peer=client.peer, reason="it does not know the secret"))
         return Refusal(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "the proof is wrong", closes=True)
-    client.node_id = challenge.node_id
+    client.authenticate(node_id=challenge.node_id)
     return Reply(ClusterProofResponse(0, None, challenge.node_id))
 
 

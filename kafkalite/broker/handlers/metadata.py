@@ -38,7 +38,7 @@ from kafkalite.protocol.messages.metadata import (
     TopicMetadata,
 )
 from kafkalite.security.acls import Operation
-from kafkalite.transport import without_tls
+from kafkalite.transport import without_security
 from kafkalite.version import VERSION
 
 SOFTWARE_NAME: Final = "kafkalite"
@@ -171,7 +171,7 @@ def address_for(node_id: int, broker: BrokerState, client: Client) -> str:
         return client.address
     if not broker.addresses:
         return ""
-    return without_tls(broker.addresses[min(client.listener, len(broker.addresses) - 1)])
+    return without_security(broker.addresses[min(client.listener, len(broker.addresses) - 1)])
 
 
 def describe_cluster(services: Services, _request: Request, client: Client) -> Reply:
@@ -211,7 +211,7 @@ def describe_quorum(services: Services, request: Request, _client: Client) -> Ha
         nodes = [
             QuorumNode(
                 node.node_id,
-                without_tls(voters.get(node.node_id, "")),
+                without_security(voters.get(node.node_id, "")),
                 node.node_id in voters,
                 node.match_offset,
                 node.last_contact_ms,

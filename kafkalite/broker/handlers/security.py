@@ -1,4 +1,4 @@
-"""Handlers for access control rules and users' SCRAM credentials.
+"""Handlers for logins, access control rules and users' SCRAM credentials.
 
 The active controller decides every change. The response is sent when this broker's image shows it.
 """
@@ -11,7 +11,7 @@ import os
 from typing import Final
 
 from kafkalite.broker.server.client import Client
-from kafkalite.broker.server.responses import Reply, Response
+from kafkalite.broker.server.responses import Pending, Reply, Response
 from kafkalite.broker.services import Services
 from kafkalite.errors import ErrorCode, InvalidRequestError
 from kafkalite.limits import KIB, MAX_ENVELOPE_BYTES
@@ -26,6 +26,8 @@ from kafkalite.protocol.messages.security import (
     DescribeAclsResponse,
     DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,
+    SaslAuthenticateRequest,
+    SaslHandshakeRequest,
     ScramCredentialUpsertion,
     ScramMechanismInfo,
     UserScramCredentials,
@@ -33,6 +35,26 @@ from kafkalite.protocol.messages.security import (
 from kafkalite.security.scram import DEFAULT_ITERATIONS, MIN_SALT_BYTES, Mechanism
 
 _ACL_BYTES: Final = 16  # of a rule in a response, beside its texts
+
+
+def sasl_handshake(services: Services, request: Request, client: Client) -> Response:
+    """Begin a login with the mechanism that the client chooses, or another login before the session ends.
+
+    Errors: ILLEGAL_SASL_STATE (the listener requires no login, or a login has begun),
+    UNSUPPORTED_SASL_MECHANISM. Each closes the connection.
+    """
+    message: SaslHandshakeRequest = request.message
+    return services.logins.begin(client, message.mechanism)
+
+
+def sasl_authenticate(services: Services, request: Request, client: Client) -> Response | Pending:
+    """Pass the client's next message to its login, and return the server's. The last one logs it in.
+
+    Errors: ILLEGAL_SASL_STATE (no SaslHandshake came before), SASL_AUTHENTICATION_FAILED (after a delay).
+    Each closes the connection.
+    """
+    message: SaslAuthenticateRequest = request.message
+    return services.logins.step(client, message.auth_bytes)
 
 
 async def change_security(services: Services, request: Request, _client: Client) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,6 +12,7 @@ from kafkalite.errors import TopicAuthorizationFailedError
 from kafkalite.log_fields import Fields
 from kafkalite.protocol.messages.cluster import ClusterProofRequest
 from kafkalite.security.acls import ANONYMOUS, Authorizer, Operation, ResourceType, label, refusal_of
+from kafkalite.security.sasl import Login
 
 audit = logging.getLogger("kafkalite.audit")  # a line for each denied and each administrative request
 
@@ -33,6 +35,8 @@ class Client:
     principal: str = ANONYMOUS  #: who the client has proved to be, such as ``User:alice``; its quotas apply
     listener: int = 0  #: the number of the listener that accepted the connection
     node_id: int | None = None  #: the cluster node that the client has proved to be
+    login: Login | None = None  #: None if the listener requires no login
+    on_authenticated: Callable[[], None] | None = None  #: called after each login, and each proof of a node
     challenge: Challenge | None = None  #: the challenge that the next proof must match
     number: int = 0  #: of the connection; increases with each connection that this broker accepts
     is_session: bool = False  #: whether this connection received a broker's newest heartbeat
@@ -44,6 +48,20 @@ class Client:
 
     def __post_init__(self) -> None:
         self.host = self.peer.rpartition(":")[0].strip("[]").removesuffix("://") or self.peer
+
+    @property
+    def login_problem(self) -> str | None:
+        """Why the client may send nothing but messages of a login now; None if it may."""
+        return None if self.login is None or self.node_id is not None else self.login.problem
+
+    def authenticate(self, *, principal: str | None = None, node_id: int | None = None) -> None:
+        """Record who the client has proved to be: a principal, or a node of the cluster."""
+        if principal is not None:
+            self.principal = principal
+        if node_id is not None:
+            self.node_id = node_id
+        if self.on_authenticated is not None:
+            self.on_authenticated()
 
     @property
     def user(self) -> str:

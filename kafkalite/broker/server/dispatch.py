@@ -16,7 +16,7 @@ from kafkalite.broker.server.responses import SHUTTING_DOWN, HandlerResult, Pend
 from kafkalite.broker.tasks import TaskSet
 from kafkalite.errors import ErrorCode
 from kafkalite.log_fields import Fields
-from kafkalite.protocol.api import CLUSTER_APIS, ApiKey
+from kafkalite.protocol.api import CLUSTER_APIS, LOGIN_APIS, ApiKey
 from kafkalite.protocol.connection import BadRequest, Request
 from kafkalite.security.acls import Authorizer, Operation, label, refusal_of
 from kafkalite.security.required import ERRORS, REQUIRED, Denial, denials, permitted, visible
@@ -67,8 +67,12 @@ class Dispatcher(Generic[S]):
 
     def dispatch(self, request: Request | BadRequest, client: Client) -> Response | Pending:
         """Return the response to one request. Never raises."""
+        problem = None if client.login is None else client.login_problem
         if isinstance(request, BadRequest):
-            return self._refuse(request, client)
+            refused = self._refuse(request, client)
+            return refused if problem is None else refused._replace(closes=True)
+        if problem is not None and request.api_key not in LOGIN_APIS:
+            return self._refuse_before_login(request, client, problem)
         if self.interceptor is not None:
             intercepted = self.interceptor(request, client)
             if intercepted is not None:
@@ -167,6 +171,14 @@ class Dispatcher(Generic[S]):
             "request refused %s", Fields(peer=client.peer, api_key=request.api_key, reason="no proof")
         )
         return FORBIDDEN
+
+    def _refuse_before_login(self, request: Request, client: Client, problem: str) -> Refusal:
+        """Return the refusal of a request before the login or after its session, and close (S1, S8)."""
+        self._services.metrics.failed_requests += 1
+        logger.info(
+            "request refused %s", Fields(peer=client.peer, api_key=request.api_key, reason="no login")
+        )
+        return Refusal(ErrorCode.ILLEGAL_SASL_STATE, problem, closes=True)
 
     def _failed(self, error: Exception) -> Refusal:
         self._services.metrics.failed_requests += 1

@@ -42,7 +42,8 @@ from kafkalite.protocol.connection import BadRequest, Request, ServerConnection
 from kafkalite.protocol.messages.data import FetchResponse
 from kafkalite.security.principal_mapping import KEY as RULES_KEY
 from kafkalite.security.principal_mapping import PrincipalMapping
-from kafkalite.transport import Listener, has_own_name, is_tls, transport_for, without_tls
+from kafkalite.security.sasl import Login
+from kafkalite.transport import Listener, has_own_name, is_tls, needs_login, transport_for, without_security
 from kafkalite.transport.seam import SecuredProtocol
 from kafkalite.transport.tls import TlsTransport, peer_subject
 from kafkalite.transport.tls_context import TlsContext
@@ -111,13 +112,16 @@ class Connection(SecuredProtocol):
     have begun, then those in ``_backlog``, which have not.
     """
 
-    def __init__(self, server: Server, advertised: str | None, listener: int = 0) -> None:
+    def __init__(
+        self, server: Server, advertised: str | None, listener: int = 0, login: Login | None = None
+    ) -> None:
         self._server = server
         self._dispatch = server.dispatch
         self._wire = ServerConnection(
             max_payload_bytes=server.max_request_bytes,
             max_partitions=server.max_request_partitions,
             requests_per_turn=REQUESTS_PER_TURN,
+            needs_login=login is not None,
         )
         self.get_buffer = self._wire.get_buffer  # type: ignore[assignment]  # one call less per read
         self._transport: Any = None
@@ -140,6 +144,7 @@ class Connection(SecuredProtocol):
         self._frame_requests = self._frame_bytes = 0  # received when it was first seen incomplete
         self._advertised = advertised
         self._listener = listener
+        self._login = login
         self._muting: asyncio.TimerHandle | None = None  # ends the throttle time of a client over its quota
         self._metered_ns: int | None = None  # when the metered callback began, or its last response
         self._unbilled_ns = 0  # for which earlier callbacks used the event loop after their last response
@@ -162,6 +167,8 @@ class Connection(SecuredProtocol):
         peer = _socket_address(transport.get_extra_info("peername"))
         local = _socket_address(transport.get_extra_info("sockname"))
         self.client = Client(peer, self._advertised or local, listener=self._listener)
+        if self._login is not None:
+            self.client.login, self.client.on_authenticated = self._login, self._wire.open_limits
         socket = transport.get_extra_info("socket")
         if not self._server.admit(self, None if socket is None else socket.fileno()):
             self._is_lost = True
@@ -179,7 +186,12 @@ class Connection(SecuredProtocol):
         self._transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)
 
     def connection_secured(self) -> None:
-        """Derive the principal from the certificate of the client. Refuse a client that no rule covers."""
+        """Derive the principal from the certificate of the client. Refuse a client that no rule covers.
+
+        A client that must log in has no principal before.
+        """
+        if self._login is not None:
+            return
         subject = peer_subject(self._transport)
         principal = self._server.principals.principal(subject)
         if principal is None:
@@ -617,12 +629,11 @@ class Connection(SecuredProtocol):
 
         Each call compares counters with those of the previous call, so that requests need no timers.
         """
-        server = self._server
         if now_ms - self._made_ms >= HANDSHAKE_DEADLINE_MS:
             if not self._wire.has_handshake:
                 return f"no handshake in {HANDSHAKE_DEADLINE_MS} ms"
-            if server.max_unproven_bytes is not None and self.client.node_id is None:
-                return f"no proof in {HANDSHAKE_DEADLINE_MS} ms"
+            if not self._has_proof:
+                return f"no {'proof' if self._login is None else 'login'} in {HANDSHAKE_DEADLINE_MS} ms"
         if not self._is_reading or not self._is_mid_frame():
             self._frame_ms = None
         elif self._frame_ms is None or self._frame_requests != self.received_requests:
@@ -656,10 +667,18 @@ class Connection(SecuredProtocol):
 
         Call it after ``overdue`` has returned None.
         """
-        is_proven = self._server.max_unproven_bytes is None or self.client.node_id is not None
-        if not self._wire.has_handshake or not is_proven or self._frame_ms is not None:
+        if not self._wire.has_handshake or not self._has_proof or self._frame_ms is not None:
             return 0
         return math.inf if max_idle_ms < 0 else self._moved_ms + max_idle_ms - now_ms
+
+    @property
+    def _has_proof(self) -> bool:
+        """Whether the peer has proved who it is, if it must: as a node of the cluster, or by a login."""
+        if self.client.node_id is not None:
+            return True
+        return self._server.max_unproven_bytes is None and (
+            self._login is None or self._login.username is not None
+        )
 
     def _is_mid_frame(self) -> bool:
         try:
@@ -689,9 +708,12 @@ class Server:
         activity: Activity | None = None,
         tls: TlsContext | None = None,
         principals: PrincipalMapping | None = None,
+        new_login: Callable[[bool], Login] | None = None,
     ) -> None:
-        """``tls`` is required if a listener's address begins with ``SSL://``. ``principals`` derives the
-        principals of clients from their certificates; None uses the distinguished name.
+        """``tls`` is required if a listener's address begins with ``SSL://`` or ``SASL_SSL://``, and
+        ``new_login`` if a listener requires logins: its argument is whether the listener speaks TLS.
+        ``principals`` derives the principals of clients from their certificates; None uses the distinguished
+        name.
 
         ``on_closed`` is called with the client of each connection that was served, after it has closed.
 
@@ -712,6 +734,7 @@ class Server:
         self.refusal: Refusal | None = None  #: the response to every connection until ``open``
         self._tls = tls
         self.principals = principals or PrincipalMapping()
+        self._new_login = new_login
         self._max_connections = max_connections
         self._max_descriptor = sys.maxsize if max_descriptor is None else max_descriptor
         self._max_idle_ms = max_idle_ms
@@ -740,22 +763,25 @@ class Server:
         return len(self._connections)
 
     async def listen(self, address: str, advertised: str | None) -> str:
-        """Open a listener and return its address with its actual port, without ``SSL://``.
+        """Open a listener and return its address with its actual port, without ``SSL://`` and the like.
 
         Raises ListenError, and ConfigError if the certificates of a listener with TLS cannot be used.
         """
         listener: Listener | None = None
-        is_encrypted, address = is_tls(address), without_tls(address)
+        is_encrypted, has_logins, address = is_tls(address), needs_login(address), without_security(address)
         transport = transport_for(address)
         if is_encrypted:
-            assert self._tls is not None, "SSL:// needs a TLS context"
-            transport = TlsTransport(transport, self._tls)
+            assert self._tls is not None, "a listener with TLS needs a TLS context"
+            transport = TlsTransport(transport, self._tls.for_logins() if has_logins else self._tls)
+        new_login = self._new_login if has_logins else None
+        assert new_login is not None or not has_logins, "a listener with logins needs new_login"
         number = len(self._listeners)
 
         def accept() -> Connection:
             assert listener is not None
             own_name = listener.address if has_own_name(listener.address) else None
-            return Connection(self, advertised or own_name, number)
+            login = None if new_login is None else new_login(is_encrypted)
+            return Connection(self, advertised or own_name, number, login)
 
         listener = await transport.listen(address, accept)
         self._listeners.append(listener)

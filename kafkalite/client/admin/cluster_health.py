@@ -32,6 +32,7 @@ from kafkalite.protocol.messages.metadata import (
 )
 
 if TYPE_CHECKING:
+    from kafkalite.client.cluster.login import Login
     from kafkalite.transport.tls_context import TlsContext
 
 #: If a controller is silent for longer, the leader considers it unavailable. Controllers send messages many
@@ -182,25 +183,25 @@ async def look_at_recovery(client: ClusterClient) -> list[RecoveringPartition]:
 
 
 async def look_from(
-    addresses: Iterable[str], *, timeout_ms: int, tls: TlsContext | None = None
+    addresses: Iterable[str], *, timeout_ms: int, tls: TlsContext | None = None, login: Login | None = None
 ) -> ClusterView:
     """Return a snapshot of the cluster from the first of ``addresses`` that responds.
 
-    ``tls`` is needed for addresses that begin with ``SSL://``. Each address has ``timeout_ms`` to respond.
+    ``tls`` and ``login`` are those of ``connect``. Each address has ``timeout_ms`` to respond.
     Other brokers of the cluster are not tried. Raises the last ConnectionFailedError or RequestTimeoutError,
     and any error in a response.
     """
     problem: KafkaliteError = ConnectionFailedError("no address was given")
     for address in addresses:
         try:
-            return await _look_at(address.strip(), timeout_ms, tls)
+            return await _look_at(address.strip(), timeout_ms, tls, login)
         except (ConnectionFailedError, RequestTimeoutError) as error:
             problem = error
     raise problem
 
 
-async def _look_at(address: str, timeout_ms: int, tls: TlsContext | None) -> ClusterView:
-    connection = await connect(address, client_id="kl", timeout_ms=timeout_ms, tls=tls)
+async def _look_at(address: str, timeout_ms: int, tls: TlsContext | None, login: Login | None) -> ClusterView:
+    connection = await connect(address, client_id="kl", timeout_ms=timeout_ms, tls=tls, login=login)
     try:
         cluster = await connection.call(DescribeClusterRequest(), timeout_ms=timeout_ms)
         topics = await connection.call(MetadataRequest(None, False), timeout_ms=timeout_ms)

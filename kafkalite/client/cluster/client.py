@@ -38,21 +38,22 @@ from kafkalite.client.cluster.signal import Signal
 from kafkalite.client.config import CommonConfig
 from kafkalite.errors import (
     TLS_HINT,
+    AuthenticationError,
     ClientClosedError,
     ConnectionFailedError,
     ErrorCode,
     KafkaliteError,
     RequestTimeoutError,
-    SslAuthenticationError,
     broker_error,
 )
 from kafkalite.log_fields import Fields
 from kafkalite.protocol.messages.metadata import MetadataRequest
 from kafkalite.rng import Rng, system_rng
-from kafkalite.tls_options import SSL
+from kafkalite.tls_options import WITH_LOGIN, WITH_TLS
 from kafkalite.transport import SSL_SCHEME
 
 if TYPE_CHECKING:
+    from kafkalite.client.cluster.login import Login
     from kafkalite.transport.tls_context import TlsContext
 
 logger = logging.getLogger(__name__)
@@ -145,11 +146,19 @@ class _Link:
 
 
 def _tls_of(config: CommonConfig) -> TlsContext | None:
-    if config.security_protocol != SSL:
+    if config.security_protocol not in WITH_TLS:
         return None
     from kafkalite.transport.tls_context import TlsContext
 
     return TlsContext(config)
+
+
+def _login_of(config: CommonConfig) -> Login | None:
+    if config.security_protocol not in WITH_LOGIN:
+        return None
+    from kafkalite.client.cluster.login import Login
+
+    return Login(config)
 
 
 class ClusterClient:
@@ -172,6 +181,7 @@ class ClusterClient:
         self.config = config
         self.metadata = MetadataCache()
         self.tls = _tls_of(config)  #: None if this client connects in plain text
+        self.login = _login_of(config)  #: None if this client does not log in
         self.rng = rng or system_rng()
         self.allow_auto_topic_creation = allow_auto_topic_creation
         #: The maximum time that a broker may hold the response to a long poll, in ms by purpose.
@@ -235,7 +245,7 @@ class ClusterClient:
                 was_accepted = was_accepted or error.hint not in _NO_BROKER_HINTS
                 pause_ms = self._reconnect_backoff.delay_ms(failures, self.rng.random())
                 is_hopeless = failures == BOOTSTRAP_ROUNDS and not was_accepted
-                is_final = not is_retriable(error) or isinstance(error, SslAuthenticationError)
+                is_final = not is_retriable(error) or isinstance(error, AuthenticationError)
                 if is_final or is_hopeless or self.now_ms() + pause_ms >= deadline_ms:
                     raise
                 self.setbacks.note("metadata", error, self.now_ms())
@@ -371,7 +381,11 @@ class ClusterClient:
     async def dial(self, address: str, timeout_ms: int) -> Connection:
         """Return a new connection that the caller must close. Raises the same errors as ``connect``."""
         return await connect(
-            self.secured(address), client_id=self.config.client_id, timeout_ms=timeout_ms, tls=self.tls
+            self.secured(address),
+            client_id=self.config.client_id,
+            timeout_ms=timeout_ms,
+            tls=self.tls,
+            login=self.login,
         )
 
     def secured(self, address: str) -> str:
@@ -685,7 +699,7 @@ class ClusterClient:
         known = list(dict.fromkeys((*self.metadata.addresses.values(), *self.config.bootstrap_servers)))
         addresses = [address for address in known if address not in tried] or known
         failures: dict[str, str] = {}
-        refused: SslAuthenticationError | None = None
+        refused: AuthenticationError | None = None
         hint = _NO_CLUSTER_HINT
         dials: dict[asyncio.Task[Connection], str] = {}
         try:
@@ -709,7 +723,7 @@ class ClusterClient:
                         return self._bootstrap
                     if not isinstance(error, ConnectionFailedError):
                         raise error
-                    if isinstance(error, SslAuthenticationError):
+                    if isinstance(error, AuthenticationError):
                         refused = error
                     failures[address] = error.message
                     if error.hint in {CLOSED_AT_ONCE_HINT, REFUSED_HINT, FOREIGN_HINT, TLS_HINT}:

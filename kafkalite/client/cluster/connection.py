@@ -18,16 +18,19 @@ from kafkalite.errors import (
     BrokerError,
     ClientClosedError,
     ConnectionFailedError,
+    ErrorCode,
     KafkaliteError,
     ProtocolError,
     RequestTimeoutError,
+    SaslAuthenticationError,
     broker_error,
 )
 from kafkalite.log_fields import Fields
 from kafkalite.protocol.connection import ClientConnection
-from kafkalite.transport import is_tls, transport_for, without_tls
+from kafkalite.transport import is_tls, transport_for, without_security
 
 if TYPE_CHECKING:
+    from kafkalite.client.cluster.login import Login
     from kafkalite.transport.tls_context import TlsContext
 
 logger = logging.getLogger(__name__)
@@ -55,6 +58,9 @@ OnResponse = Callable[[Any, memoryview, Exception | None], None]
 
 _NOTHING: Final = memoryview(b"")
 
+#: A client logs in again after this part of its session, as Kafka's do (KIP-368).
+RENEWAL_FACTOR: Final = 0.85
+
 
 # (on_response, deadline on the loop's clock in seconds, timeout_ms)
 _Pending = tuple[OnResponse, float, int]
@@ -65,8 +71,13 @@ _Held = tuple[Any, OnResponse, float, Sequence[Buffer]]
 class Connection(asyncio.BufferedProtocol):
     """A connection to one broker. Invariant: the callback of each accepted request is called exactly once."""
 
-    def __init__(self, *, client_id: str, address: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, *, client_id: str, address: str, loop: asyncio.AbstractEventLoop, login: Login | None = None
+    ) -> None:
         self.address = address
+        self._login = login
+        self._renewal: asyncio.TimerHandle | None = None  # logs in again before the session ends
+        self._renewing: asyncio.Task[None] | None = None
         self._loop = loop
         self._protocol = ClientConnection(client_id)
         self._transport: asyncio.Transport | None = None
@@ -152,6 +163,45 @@ class Connection(asyncio.BufferedProtocol):
         self.pending[correlation_id] = (partial(_resolve, greeted), deadline_s, timeout_ms)
         transport.writelines(buffers)
         await greeted
+
+    async def _log_in(self, timeout_ms: int) -> None:
+        """Log in, also again before the session ends. Raises SaslAuthenticationError and as ``call`` does."""
+        from kafkalite.client.cluster.login import REFUSALS, raise_refusal
+
+        assert self._login is not None, "there is a login"
+        steps = self._login.steps()
+        try:
+            request = next(steps)
+            while True:
+                request = steps.send((await self.call(request, timeout_ms=timeout_ms)).message)
+        except StopIteration as complete:
+            lifetime_ms: int = complete.value
+        except REFUSALS as error:
+            raise_refusal(self.address, error)
+        if lifetime_ms and self.is_open:
+            delay_s = lifetime_ms * RENEWAL_FACTOR / 1000
+            self._renewal = self._loop.call_later(delay_s, self._renew, timeout_ms)
+
+    def _renew(self, timeout_ms: int) -> None:
+        async def renew() -> None:
+            try:
+                await self._log_in(timeout_ms)
+            except KafkaliteError as error:
+                self._fail(error)
+
+        self._renewing = self._loop.create_task(renew(), name=f"login at {self.address}")
+
+    def _refused(self, error: BrokerError) -> KafkaliteError:
+        """Return the error of a response, and close the connection if the broker will: it requires a login,
+        or the session of the last one has ended."""
+        if self._login is None:
+            reason: KafkaliteError = SaslAuthenticationError(f"{self.address}: {error.message}")
+        elif self._renewing is None and self._renewal is None:
+            return error  # of a login
+        else:
+            reason = ConnectionFailedError(f"{self.address}: {error.message}")
+        self._fail(reason)
+        return reason
 
     # --- throttling
 
@@ -284,9 +334,11 @@ class Connection(asyncio.BufferedProtocol):
                 self._begin_throttle(throttle_ms)
             if pending is None:
                 continue
-            error = None
+            error: KafkaliteError | None = None
             if message.error_code:
                 error = broker_error(message.error_code, message.error_message or "")
+                if message.error_code == ErrorCode.ILLEGAL_SASL_STATE:
+                    error = self._refused(error)
             self._call_back(pending[0], message, payload, error)
 
     def eof_received(self) -> bool:
@@ -296,6 +348,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self.is_open = False
+        if self._renewal is not None:
+            self._renewal.cancel()
         if self._reason is None and isinstance(exc, ConnectionFailedError):  # TLS knows the reason
             self._reason = type(exc)(f"{self.address}: {exc.message}", hint=exc.hint)
         elif self._reason is None:
@@ -336,31 +390,38 @@ REFUSED_HINT: Final = "a broker runs there; its log says more"
 
 
 async def connect(
-    address: str, *, client_id: str, timeout_ms: int, tls: TlsContext | None = None
+    address: str,
+    *,
+    client_id: str,
+    timeout_ms: int,
+    tls: TlsContext | None = None,
+    login: Login | None = None,
 ) -> Connection:
-    """Connect to ``address`` and negotiate API versions.
+    """Connect to ``address``, negotiate API versions, and log in if there is a ``login``.
 
-    An address that begins with ``SSL://`` needs ``tls``. Raises SslAuthenticationError if a side refuses the
-    other's certificate, ConnectionFailedError for every other failure, and ConfigError if the files of
-    ``tls`` cannot be used.
+    An address that begins with ``SSL://`` or ``SASL_SSL://`` needs ``tls``. Raises SslAuthenticationError if
+    a side refuses the other's certificate, SaslAuthenticationError if the broker refuses the login,
+    ConnectionFailedError for every other failure, and ConfigError if the files of ``tls`` cannot be used.
     """
     loop = asyncio.get_running_loop()
-    is_encrypted, address = is_tls(address), without_tls(address)
+    is_encrypted, address = is_tls(address), without_security(address)
     transport = transport_for(address)
     if is_encrypted:
         from kafkalite.transport.tls import TlsTransport
 
-        assert tls is not None, "SSL:// needs a TLS context"
+        assert tls is not None, "TLS needs a context"
         transport = TlsTransport(transport, tls)
 
     def make() -> Connection:
-        return Connection(client_id=client_id, address=address, loop=loop)
+        return Connection(client_id=client_id, address=address, loop=loop, login=login)
 
     connection: Connection | None = None
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             connection = cast(Connection, await transport.connect(address, make))
             await connection._handshake(timeout_ms)
+            if login is not None:
+                await connection._log_in(timeout_ms)
     except BaseException as error:
         if connection is not None:
             connection.close()

@@ -1,10 +1,37 @@
-"""Requests for access control rules and for users' SCRAM credentials, with Kafka's numbers."""
+"""Requests for logins, access control rules, and users' SCRAM credentials, with Kafka's numbers."""
 
 # Tests: tests/protocol/test_golden.py
 
 from __future__ import annotations
 
 from kafkalite.protocol.structs import ApiResponse, Struct
+
+
+class SaslHandshakeRequest(Struct):
+    mechanism: str  #: "SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN" or "OAUTHBEARER"
+
+
+class SaslHandshakeResponse(ApiResponse):
+    mechanisms: list[str]  #: those of the listener
+
+
+class SaslAuthenticateRequest(Struct):
+    """The client's next message of a login. ``repr`` does not show it: it may be a password (S19)."""
+
+    auth_bytes: bytes
+
+    def __repr__(self) -> str:
+        return f"SaslAuthenticateRequest({len(self.auth_bytes)} bytes)"
+
+
+class SaslAuthenticateResponse(ApiResponse):
+    auth_bytes: bytes  #: the server's next message of the login
+    #: How long the connection may be used before the next login on it, in ms. 0: no limit, or the login is
+    #: not complete.
+    session_lifetime_ms: int
+
+    def __repr__(self) -> str:
+        return f"SaslAuthenticateResponse({self.error_code}, {len(self.auth_bytes)} bytes)"
 
 
 class Acl(Struct):

@@ -262,6 +262,9 @@ Examples:
 )
 @click.argument("name", required=False, shell_complete=complete_topics)
 @invocation.number_option("-p", "--partitions", help="The new number, above the current one.")
+@invocation.number_option(
+    "-r", "--replication-factor", help="Refused if it differs: the number of replicas is fixed at creation."
+)
 @_config_option("Change a setting.")
 @click.option(
     "--unset",
@@ -273,21 +276,42 @@ Examples:
 @click.option("--dry-run", is_flag=True, help="Let the broker check the request, change nothing.")
 @client_options
 def alter(
-    name: str | None, partitions: int | None, configs: tuple[str, ...], unset: tuple[str, ...], dry_run: bool
+    name: str | None,
+    partitions: int | None,
+    replication_factor: int | None,
+    configs: tuple[str, ...],
+    unset: tuple[str, ...],
+    dry_run: bool,
 ) -> None:
     """Change a topic's settings or its number of partitions."""
     (wanted,) = topic_names((name,) if name else ())
     changes = invocation.parse_changes(configs, unset, "-c retention.ms=7d")
-    if partitions is None and not changes:
+    if partitions is None and replication_factor is None and not changes:
         raise UsageError("nothing to change: give -c NAME=VALUE, --unset NAME or -p COUNT")
-    connect.ask_admin(lambda admin: _alter(admin, wanted, partitions, changes, dry_run=dry_run))
+    connect.ask_admin(
+        lambda admin: _alter(admin, wanted, partitions, replication_factor, changes, dry_run=dry_run)
+    )
 
 
 async def _alter(
-    admin: Admin, name: str, partitions: int | None, changes: dict[str, str | None], *, dry_run: bool
+    admin: Admin,
+    name: str,
+    partitions: int | None,
+    replication_factor: int | None,
+    changes: dict[str, str | None],
+    *,
+    dry_run: bool,
 ) -> None:
     would = " (dry run)" if dry_run else ""
     (before,) = await admin.describe_topics([name])
+    current_factor = len(before.partitions[0].replicas)
+    if replication_factor not in (None, current_factor):
+        raise UsageError(
+            f"the replication factor of {name} is {current_factor} and can't be changed to "
+            f"{replication_factor}: replicas are assigned when a topic is created",
+            hint=f"create another topic with -r {replication_factor}, and copy the records: "
+            f"kl consume {name} -e -o jsonl | kl produce OTHER -i jsonl",
+        )
     if changes:
         old = await admin.describe_configs("topic", name)
         await admin.alter_configs("topic", name, changes, validate_only=dry_run)
@@ -297,7 +321,7 @@ async def _alter(
             now = value if dry_run and value is not None else new[key].value if key in new else "-"
             click.echo(f"{name}: {key} {was} -> {now}{would}")
             if key == _MIN_INSYNC:
-                _warn_if_unreachable(name, now, len(before.partitions[0].replicas))
+                _warn_if_unreachable(name, now, current_factor)
     if partitions is not None:
         await admin.create_partitions(name, partitions, validate_only=dry_run)
         click.echo(f"{name}: partitions {len(before.partitions)} -> {partitions}{would}")

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from kafkalite.testing import SyncCluster
+
 Kl = Callable[..., Any]
 
 
@@ -254,3 +256,25 @@ def test_logs_of_a_topic_or_broker_that_does_not_exist_are_no_empty_list(at: Kl)
     assert (missing.code, missing.text) == (4, "")
     missing = at("log", "dirs", "--broker", "7")
     assert (missing.code, missing.told) == (4, "kl: there is no broker '7'\n    hint: the node ids are: 1\n")
+
+
+def test_the_replication_factor_cannot_be_lowered(kl: Kl) -> None:
+    """Also not with the options of kafka-topics.sh. The other changes of a refused command are not made."""
+    with SyncCluster(brokers=2, transport="tcp") as cluster:
+        servers = ("-b", cluster.bootstrap_servers)
+        assert kl("topic", "create", "orders", "-r", "2", *servers).code == 0
+        for change in (
+            ("alter", "orders", "-r", "1"),
+            ("alter", "orders", "-r", "1", "-p", "2", "-c", "retention.ms=7d"),
+            ("--alter", "--topic", "orders", "--replication-factor", "1"),
+        ):
+            refused = kl("topic", *change, *servers)
+            assert refused.code == 2, refused
+            assert "the replication factor of orders is 2 and can't be changed to 1" in refused.told
+            assert "hint: create another topic with -r 1, and copy the records" in refused.told
+        (described,) = json.loads(kl("topic", "describe", "orders", "-o", "json", *servers).out)
+        assert [sorted(each["replicas"]) for each in described["partitions"]] == [[1, 2]]
+        assert "retention.ms" not in str(described["configs"])
+        same = kl("topic", "alter", "orders", "-r", "2", "-p", "2", *servers)
+        assert same.code == 0
+        assert "partitions 1 -> 2" in same.text

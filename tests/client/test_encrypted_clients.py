@@ -106,6 +106,23 @@ async def test_a_wrong_host(dev_certificates: DevCertificates) -> None:
         assert "certificate is not valid for '127.0.0.1'" in error.message
 
 
+async def test_a_slow_broker_over_tls_is_not_lost(
+    dev_certificates: DevCertificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe that explains a slow response speaks TLS too: in plain text, it would reach no node."""
+    monkeypatch.setattr("kafkalite.client.cluster.client.PROBE_MS", 60_000)  # machines may be busy
+    async with (
+        kafkalite.Broker(**dev_certificates.broker()) as broker,
+        kafkalite.Producer(broker.address, **dev_certificates.client()) as producer,
+    ):
+        await producer.send("orders", b"a")
+        cluster = producer._sender.cluster
+        monkeypatch.setattr(cluster, "_open_connections", lambda: [])  # so it needs a new connection
+        assert await cluster._accepts(broker.address)
+        await cluster._probe()
+        assert cluster._lost_nodes() == []
+
+
 async def test_protocols_that_do_not_match(
     dev_certificates: DevCertificates, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -260,7 +260,7 @@ def test_logs_of_a_topic_or_broker_that_does_not_exist_are_no_empty_list(at: Kl)
 
 def test_the_replication_factor_cannot_be_lowered(kl: Kl) -> None:
     """Also not with the options of kafka-topics.sh. The other changes of a refused command are not made."""
-    with SyncCluster(brokers=2, transport="tcp") as cluster:
+    with SyncCluster(brokers=2, transport="tcp", broker_session_timeout_ms=60_000) as cluster:
         servers = ("-b", cluster.bootstrap_servers)
         assert kl("topic", "create", "orders", "-r", "2", *servers).code == 0
         for change in (

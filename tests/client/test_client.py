@@ -357,3 +357,10 @@ async def test_outdated_metadata_is_used_if_no_other_broker_can_be_reached(fake_
     await client.start()
     assert client.metadata.addresses
     await client.close()
+
+
+async def test_a_client_that_knows_no_broker_does_not_warn_of_lost_ones(caplog: Any) -> None:
+    client = _client("127.0.0.1:1")
+    client._note_lost_majority()
+    assert not client.setbacks
+    assert caplog.messages == []

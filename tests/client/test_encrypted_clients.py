@@ -117,7 +117,7 @@ async def test_a_slow_broker_over_tls_is_not_lost(
     ):
         await producer.send("orders", b"a")
         cluster = producer._sender.cluster
-        monkeypatch.setattr(cluster, "_open_connections", lambda: [])  # so it needs a new connection
+        monkeypatch.setattr(cluster, "_open_connections", list)  # so it needs a new connection
         assert await cluster._accepts(broker.address)
         await cluster._probe()
         assert cluster._lost_nodes() == []

@@ -35,6 +35,9 @@ MAX_NESTING: Final = 16  # levels of nested msgpack arrays; the deepest message 
 RECORD_BATCH_HEADER_BYTES: Final = 61
 MAX_RECORDS_PER_BATCH: Final = 1_000_000
 MAX_HEADERS_PER_RECORD: Final = 1_000
+# ``max.message.bytes`` of internal topics. Each decision, such as an assignment of 10,000 partitions, is one
+# batch.
+MAX_INTERNAL_BATCH_BYTES: Final = 32 * MIB
 # The largest decompressed size of a batch. Builders store larger bodies uncompressed, so no valid batch is
 # refused, and a decompression bomb allocates this much at most.
 MAX_DECOMPRESSED_BYTES: Final = 16 * MIB

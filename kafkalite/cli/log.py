@@ -145,7 +145,7 @@ _FILE_COLUMNS: Final = (
 _ACCEPTED_COLUMNS: Final = (
     Column("topic", "TOPIC"),
     Column("partition", "PARTITION"),
-    Column("lost_records", "LOST"),
+    Column("lost_records", "LOST", show=lambda count: "unknown" if count is None else str(count)),
     Column("unknown_transactions", "UNKNOWN TXNS", show=lambda found: str(len(found))),
     Column("corrected_batches", "CORRECTED"),
     Column("log_start_offset", "START"),
@@ -536,10 +536,11 @@ def accept_loss(paths: tuple[Path, ...], yes: bool, leader_epoch: int | None) ->
     Stop the broker first. PATH is the directory of a log. Every intact record keeps its offset, consumers
     skip the others, and the damaged files are kept as *.damaged-N. A transaction whose marker is lost counts
     as aborted, and is named. If the end of the log is lost after a kill, offsets of the last second are used
-    again. If PATH is the __cluster_metadata of a node that refuses it as an older copy, the node starts with
-    that copy, and skips leader epochs and producer ids.
+    again. If PATH is the __cluster_metadata of a single node that refuses it as damaged, missing or older,
+    its intact part is kept, topics that it lacks are made from their logs, and leader epochs and producer
+    ids are skipped.
     """
-    from kafkalite.raft.older_metadata import accept_older_metadata
+    from kafkalite.raft.older_metadata import accept_older_metadata, expected_metadata_loss
     from kafkalite.rng import system_rng
     from kafkalite.storage.accept_loss import accept_loss as repair  # R45
     from kafkalite.storage.accept_loss import expected_loss
@@ -558,7 +559,8 @@ def accept_loss(paths: tuple[Path, ...], yes: bool, leader_epoch: int | None) ->
             )
     for directory in directories:
         if name_of(directory) == METADATA_POINT:
-            invocation.say(f"{directory}: the node starts with this copy, even if it is an older one")
+            for note in expected_metadata_loss(filesystem, directory).notes:
+                invocation.say(note)
             continue
         if not filesystem.exists(directory):
             invocation.say(f"{directory}: the directory is missing: all records of the log are lost")
@@ -584,9 +586,15 @@ def accept_loss(paths: tuple[Path, ...], yes: bool, leader_epoch: int | None) ->
     rows, damages = [], []
     for directory in directories:
         if name_of(directory) == METADATA_POINT:
-            done = accept_older_metadata(filesystem, directory, system_rng())
-        else:
-            done = repair(filesystem, directory, leader_epoch)
+            accepted = accept_older_metadata(filesystem, directory, system_rng())
+            rows.append(
+                dict.fromkeys(column.key for column in _ACCEPTED_COLUMNS)
+                | {"topic": METADATA_POINT, "unknown_transactions": [], "open_transactions": []}
+                | {"log_end_offset": accepted.known_offset}
+                | pick(accepted, "lost_records", "created", "directory", "kept")
+            )
+            continue
+        done = repair(filesystem, directory, leader_epoch)
         damages += [done.damage] if done.damage is not None else []
         _say_outcomes(Path(directory), done.unknown_transactions, done.open_transactions)
         topic, partition = _home(Path(directory))

@@ -11,6 +11,7 @@ acknowledged. A damaged frame before an intact frame is corruption (R24, R25).
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgpack
@@ -39,23 +40,36 @@ def read_frames(data: bytes, path: str) -> tuple[list[tuple[int, list[Any]]], in
     Bytes after that position are a torn tail. Raises CorruptLogError if the first frame is damaged, if an
     intact frame follows a damaged one, or if a payload is not a msgpack array.
     """
-    values: list[tuple[int, list[Any]]] = []
-    position = 0
-    while position < len(data):
-        payload = _payload_at(data, position)
-        if payload is None:
-            later = next(
-                (at for at in range(position + 1, len(data)) if _payload_at(data, at) is not None), None
-            )
-            if later is not None:
-                expected = f"an intact frame, because the one at {later} was written after it"
-                raise corrupt(path, position, expected, "a bad checksum")
-            break
-        values.append((position, _unpack(payload, path, position)))
-        position += _HEADER.size + len(payload)
+    values, position = read_intact_frames(data, path)
+    later, _ = next(frames_after(data, position + 1), (None, b""))
+    if later is not None:
+        expected = f"an intact frame, because the one at {later} was written after it"
+        raise corrupt(path, position, expected, "a bad checksum")
     if not values:
         raise corrupt(path, 0, "an intact header", "none")
     return values, position
+
+
+def read_intact_frames(data: bytes, path: str) -> tuple[list[tuple[int, list[Any]]], int]:
+    """Return (position, array) of each frame before the first damaged one, and the position after them.
+
+    Raises CorruptLogError if a payload is not a msgpack array.
+    """
+    values: list[tuple[int, list[Any]]] = []
+    position = 0
+    while (payload := _payload_at(data, position)) is not None:
+        values.append((position, _unpack(payload, path, position)))
+        position += _HEADER.size + len(payload)
+    return values, position
+
+
+def frames_after(data: bytes, position: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (position, payload) of each intact frame from ``position`` on."""
+    while position < len(data):
+        payload = _payload_at(data, position)
+        if payload is not None:
+            yield position, payload
+        position += 1 if payload is None else _HEADER.size + len(payload)
 
 
 def read_single_frame(data: bytes, path: str) -> list[Any]:

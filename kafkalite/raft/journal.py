@@ -34,6 +34,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, overload
 
+import msgpack
+
 from kafkalite.errors import (
     CorruptLogError,
     DataDirectoryError,
@@ -45,7 +47,7 @@ from kafkalite.errors import (
 from kafkalite.log_fields import Fields
 from kafkalite.raft.eligibility import BootstrapVoters
 from kafkalite.raft.entries import Entry
-from kafkalite.raft.frames import check_version, corrupt, frame, read_frames
+from kafkalite.raft.frames import check_version, corrupt, frame, frames_after, read_frames, read_intact_frames
 from kafkalite.records.checksum import crc32c
 from kafkalite.storage.filesystem import FileSystem
 from kafkalite.storage.layout import join, parent
@@ -174,6 +176,35 @@ class Journal:
             _log.warning("truncated the torn tail of the metadata journal %s", fields)
         self.size_bytes = end
         self._note_end()
+
+    def read_intact(self, node_id: int) -> tuple[CorruptLogError | None, int]:
+        """Load the changes before the first damage, without changing the file. Return (the damage or None,
+        the last index of all intact entries, also of those after the damage; 0 if there is none).
+
+        If the header is damaged, nothing is loaded. Raises DataDirectoryError for the journal of another
+        node, StorageError for another version, OSError.
+        """
+        data = self._filesystem.read_bytes(self._path)
+        damage: CorruptLogError | None = None
+        newest = 0
+        try:
+            frames, end = read_intact_frames(data, self._path)
+            if not frames:
+                raise corrupt(self._path, 0, "an intact header", "none")
+            (_, header), *frames = frames
+            self._header_crc = crc32c(data[: frames[0][0] if frames else end])
+            self._read_header(header, node_id)
+            for position, changes in frames:
+                for change in changes:
+                    self._replay(change, position)
+            newest = self._log[-1][1] if self._log else 0
+            read_frames(data, self._path)
+            self._check_end(end)
+        except CorruptLogError as error:
+            damage = error
+            for _, payload in frames_after(data, 0):
+                newest = max(newest, *_indexes(payload))
+        return damage, newest
 
     def _check_end(self, end: int) -> int:
         """Return the position up to which the frames were synced; 0 if that is not known.
@@ -448,6 +479,16 @@ class Journal:
         """Return the entry at ``index``, or None if the log does not contain it."""
         at = index - self._log[0][1]
         return self._log[at] if 0 <= at < len(self._log) else None
+
+
+def _indexes(payload: bytes) -> list[int]:
+    """Return the indexes of the entries in a frame, and 0."""
+    try:
+        changes = msgpack.unpackb(payload)
+    except (ValueError, msgpack.UnpackException):
+        return [0]
+    entries = [one for one in changes if isinstance(one, list) and len(one) == 4 and one[0] == _ENTRY]
+    return [0, *(int(one[1]) for one in entries)]
 
 
 def _bootstrap_voters(pairs: list[Any]) -> BootstrapVoters:

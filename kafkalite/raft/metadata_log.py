@@ -17,18 +17,19 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from kafkalite.errors import DataDirectoryError
+from kafkalite.errors import CorruptLogError, DataDirectoryError
 from kafkalite.log_fields import Fields
 from kafkalite.raft import legacy_journal
 from kafkalite.raft.entries import FIRST_ENTRY, NO_OP, Entry
 from kafkalite.raft.frames import REPAIR_HINT
+from kafkalite.raft.intact_metadata import in_doubt, read_intact_metadata
 from kafkalite.raft.journal import JOURNAL_FILE, Identity, Journal
 from kafkalite.raft.snapshot_store import SNAPSHOT_FILE, Snapshot, SnapshotStore
 from kafkalite.storage.filesystem import FileSystem
 
 DIRECTORY_ID_BYTES: Final = 16
 
-_FIRST_TERM: Final = 1  # the term of a single node, which always leads
+FIRST_TERM: Final = 1  # the term of a single node, which always leads
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class MetadataLog:
         self._directory = directory
         self._node_id = node_id
         self._voters = None if voters is None else sorted(voters)
+        self._is_alone = self._voters is None or self._voters == [node_id]
 
     def open(
         self, new_directory_id: bytes, *, allow_new: bool = True, known_offset: int | None = None
@@ -61,9 +63,35 @@ class MetadataLog:
 
         If ``allow_new`` is False, a directory without a journal is refused. ``known_offset``, if given, is
         the offset that a single-node cluster had reached before: a log that ends below it is an older
-        copy, and is refused (R25). Raises CorruptLogError, StorageError, DataDirectoryError,
-        StorageExhaustedError, LogOfflineError.
+        copy, and is refused (R25). If this node is the only voter, the hint of a refusal has the number of
+        records in doubt and the command that accepts their loss (R45).
+
+        Raises CorruptLogError, StorageError, DataDirectoryError, StorageExhaustedError, LogOfflineError.
         """
+        try:
+            self._open(new_directory_id, known_offset, allow_new=allow_new)
+        except CorruptLogError as error:
+            if self._is_alone:
+                error.hint = self._way_out(known_offset)
+            raise
+        last, path = self.journal.last_index, self._directory
+        if known_offset is not None and last < known_offset:
+            raise DataDirectoryError(
+                f"the metadata in {path} ends at offset {last}, but this node had it up to {known_offset}: it"
+                f" is an older copy, {in_doubt(known_offset - last)}",
+                hint=self._way_out(known_offset),
+            )
+
+    def _way_out(self, known_offset: int | None) -> str:
+        state = read_intact_metadata(self._filesystem, self._directory, self._node_id)
+        count = in_doubt(state.records_in_doubt(known_offset or 0))
+        path = self._directory
+        return (
+            f"{count}: restore the newest copy of {path}, or accept the loss with 'kl log accept-loss"
+            f" {path}': the intact metadata is kept, and the topics that it lacks are made from their logs"
+        )
+
+    def _open(self, new_directory_id: bytes, known_offset: int | None, *, allow_new: bool) -> None:
         journal, snapshots = self.journal, self.snapshots
         if journal.exists:
             journal.open(self._node_id)
@@ -71,7 +99,7 @@ class MetadataLog:
         elif legacy_journal.exists(self._filesystem, self._directory):
             self._convert(new_directory_id)
         else:
-            self._create(new_directory_id, allow_new=allow_new)
+            self._create(new_directory_id, known_offset, allow_new=allow_new)
         self._check_bootstrap_voters()
         snapshots.open()
         if snapshots.current is not None:
@@ -79,27 +107,18 @@ class MetadataLog:
         elif journal.first_index != FIRST_ENTRY[1]:
             raise DataDirectoryError(
                 f"{self._directory} has a {JOURNAL_FILE} from {journal.first_index} on, and no snapshot",
-                hint=REPAIR_HINT,
-            )
-        if known_offset is not None and journal.last_index < known_offset:
-            last, path = journal.last_index, self._directory
-            raise DataDirectoryError(
-                f"the metadata in {path} ends at offset {last}, but this node had it up to {known_offset}: it"
-                f" is an older copy, at least {known_offset - last} records in doubt",
-                hint=f"restore the newest copy, or accept the loss with 'kl log accept-loss {path}': topics"
-                " and settings are then those of the older copy, and the logs of later topics stay untouched",
+                hint=self._way_out(known_offset) if self._is_alone else REPAIR_HINT,
             )
 
-    def _create(self, directory_id: bytes, *, allow_new: bool) -> None:
+    def _create(self, directory_id: bytes, known_offset: int | None, *, allow_new: bool) -> None:
         if self.snapshots.exists or not allow_new:
             found = (
                 f"{SNAPSHOT_FILE} without {JOURNAL_FILE}" if self.snapshots.exists else f"no {JOURNAL_FILE}"
             )
-            if self._voters is None:  # a single node must not start over its logs (R25)
+            if self._is_alone:  # a single node must not start over its logs (R25)
                 raise DataDirectoryError(
                     f"{self._directory} has {found}, but the data directory has logs of an earlier session",
-                    hint=f"restore {self._directory}; without it the topics of the logs are not known, and"
-                    " the logs stay untouched",
+                    hint=self._way_out(known_offset),
                 )
             raise DataDirectoryError(
                 f"{self._directory} has {found}, though this node has voted before",
@@ -115,7 +134,7 @@ class MetadataLog:
     def _create_alone(self, directory_id: bytes, entries: list[Entry]) -> None:
         own = {self._node_id: directory_id}
         identity = Identity(self._node_id, directory_id, is_voter=True, bootstrap_voters=own)
-        self.journal.create(identity, entries, term=_FIRST_TERM, vote=self._node_id)
+        self.journal.create(identity, entries, term=FIRST_TERM, vote=self._node_id)
 
     def _convert(self, directory_id: bytes) -> None:
         """Store the state of a legacy journal as a snapshot with the same offset.
@@ -125,7 +144,7 @@ class MetadataLog:
         offset, records = legacy_journal.read(self._filesystem, self._directory)
         entries: list[Entry] = [FIRST_ENTRY]
         if offset > 0:
-            entries = [(bytes((NO_OP,)), index, _FIRST_TERM) for index in (offset, offset + 1)]
+            entries = [(bytes((NO_OP,)), index, FIRST_TERM) for index in (offset, offset + 1)]
             self.snapshots.store(Snapshot(entries[0], entries[1], offset, records))
         self._create_alone(directory_id, entries)
         legacy_journal.remove(self._filesystem, self._directory)

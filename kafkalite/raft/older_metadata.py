@@ -1,31 +1,47 @@
-"""Accept an older copy of a single node's metadata, for ``kl log accept-loss`` (R25, R45).
+"""Accept the loss of metadata of a single node, for ``kl log accept-loss`` (R25, R45).
 
-The records that the copy lacks cannot be known, but some of them were used: leader epochs are in the batches
-of the logs, and producer ids are in the hands of clients. An entry that is appended to the copy skips them,
-so that no log is ahead of its metadata, and no producer id is assigned twice.
+The metadata is damaged, missing, or an older copy. The intact entries are kept. The records that they lack
+cannot be known, but some of them were used: leader epochs are in the batches of the logs, and producer ids
+are in the hands of clients. One more entry skips them, so that no log is ahead of its metadata, and no
+producer id is assigned twice. That entry also creates the topics and partitions that only the logs know.
 
-Blocking. Needs a directory that no broker uses. If it is interrupted, it can be repeated.
+Blocking. Needs a directory that no broker uses. If it is interrupted, it can be repeated: damaged files are
+copied first, and the entries take effect with the atomic replacement of the journal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
-from kafkalite.errors import CorruptLogError, DataDirectoryError
+from kafkalite.errors import CorruptLogError, DataDirectoryError, WrongFileTypeError
+from kafkalite.limits import MAX_INTERNAL_BATCH_BYTES
+from kafkalite.metadata import record_codec
 from kafkalite.metadata.delta import Delta
 from kafkalite.metadata.image import EMPTY, ClusterImage
-from kafkalite.metadata.records import MetadataRecord, PartitionRecord, ProducerIdsRecord
-from kafkalite.model import NO_EPOCH
-from kafkalite.raft.metadata_log import DIRECTORY_ID_BYTES
-from kafkalite.raft.single_quorum import SingleNodeLog
+from kafkalite.metadata.records import (
+    TOPIC,
+    ConfigRecord,
+    MetadataRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from kafkalite.model import INTERNAL_PREFIX, NO_EPOCH, topic_name_problem
+from kafkalite.raft import legacy_journal
+from kafkalite.raft.entries import REGULAR, change_after, effective_records
+from kafkalite.raft.intact_metadata import IntactMetadata, check_alone, in_doubt, read_intact_metadata
+from kafkalite.raft.journal import JOURNAL_FILE, Identity, Journal
+from kafkalite.raft.metadata_log import DIRECTORY_ID_BYTES, FIRST_TERM, MetadataLog
+from kafkalite.raft.snapshot_store import SNAPSHOT_FILE
 from kafkalite.rng import Rng
 from kafkalite.storage import layout
-from kafkalite.storage.accept_loss import AcceptedLoss
-from kafkalite.storage.checkpoints import RecoveryPoint, decode_leader_epochs
-from kafkalite.storage.filesystem import FileSystem
+from kafkalite.storage.checkpoints import NodeIdentity, RecoveryPoint, decode_leader_epochs, decode_partition
+from kafkalite.storage.filesystem import FileSystem, set_aside
 from kafkalite.storage.log_store import METADATA_POINT, read_identity
-from kafkalite.storage.recovery_points import RecoveryPointsFile
+from kafkalite.storage.recovery_points import RecoveryPointsFile, read_points
 
 #: At least so many producer ids are skipped. A block of 1,000 takes a metadata record, so no copy lacks more.
 MIN_SKIPPED_PRODUCER_IDS: Final = 1 << 32
@@ -37,38 +53,222 @@ RANDOM_PRODUCER_IDS: Final = 1 << 48
 SKIPPED_LEADER_EPOCHS: Final = 1_000
 
 
-def accept_older_metadata(fs: FileSystem, directory: str, rng: Rng) -> AcceptedLoss:
-    """Make the metadata in ``directory`` usable if it is older than this node has recorded. Metadata that is
-    not older stays as it is. ``log_end_offset`` of the result is the recorded metadata offset.
+#: Nothing of a topic that was created again from its logs is deleted before an operator sets its retention.
+_UNLIMITED: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
+_INTERNAL: Final = {
+    "cleanup.policy": "compact",
+    "max.message.bytes": str(MAX_INTERNAL_BATCH_BYTES),
+    "min.insync.replicas": "1",
+    "unclean.leader.election.enable": "false",
+}
 
-    Raises DataDirectoryError if the data directory is in use or not formatted, or if ``directory`` has no
-    metadata of a single node; CorruptLogError, StorageError, StorageExhaustedError, OSError.
+
+class MetadataLoss(NamedTuple):
+    """The loss of the metadata in ``directory``.
+
+    ``lost_records``: how many records are in doubt; None if that is not known. ``known_offset``: the metadata
+    offset that the node had reached. ``created``: the topics that were created from logs, or got partitions
+    from them. ``kept``: paths of the damaged files.
     """
+
+    directory: str
+    lost_records: int | None
+    known_offset: int
+    notes: Sequence[str] = ()
+    created: Sequence[str] = ()
+    kept: Sequence[str] = ()
+
+
+def expected_metadata_loss(fs: FileSystem, directory: str) -> MetadataLoss:
+    """Return what ``accept_older_metadata`` would lose, and notes on it. Nothing is changed. Raises as it
+    does, except if the data directory is in use."""
     data_directory = layout.parent(directory)
+    identity = _identity(fs, data_directory)
+    point = read_points(fs, data_directory).get(METADATA_POINT, RecoveryPoint())
+    return _expected(fs, directory, identity, point.recovery_point)[1]
+
+
+def _identity(fs: FileSystem, data_directory: str) -> NodeIdentity:
     identity = read_identity(fs, data_directory)
     if identity is None:
         raise DataDirectoryError(f"{data_directory} is not formatted", hint="name a directory in log.dirs")
+    return identity
+
+
+def _expected(
+    fs: FileSystem, directory: str, identity: NodeIdentity, known_offset: int
+) -> tuple[IntactMetadata, MetadataLoss]:
+    data_directory, node_id = layout.parent(directory), identity.node_id
+    state = read_intact_metadata(fs, directory, node_id)
+    check_alone(fs, data_directory, node_id, state.identity)
+    count = state.records_in_doubt(known_offset)
+    notes = [f"{path}: {problem}" for path, problem in state.damage.items()]
+    if state.damage or count:
+        notes.append(f"{directory}: {in_doubt(count)}: the intact metadata ends at offset {state.last_index}")
+        created = _names(_missing_topics(fs, data_directory, node_id, _image(state)))
+        settings = "settings, ACLs, users and quotas"
+        if state.last_index == 1:
+            notes.append(f"{directory}: no metadata is left: all {settings} are lost, and must be set again")
+        else:
+            notes.append(f"{directory}: changes of {settings} after that offset are lost")
+        if created:
+            notes.append(
+                f"{directory}: from their logs, with default settings and unlimited retention: "
+                + ", ".join(created)
+            )
+    else:
+        notes.append(f"{directory}: no damage was found, and nothing is lost")
+    return state, MetadataLoss(directory, count, known_offset, notes)
+
+
+def accept_older_metadata(fs: FileSystem, directory: str, rng: Rng) -> MetadataLoss:
+    """Make the metadata in ``directory`` usable if it is damaged, missing, or older than this node has
+    recorded. Other metadata stays as it is.
+
+    Raises DataDirectoryError if the data directory is in use, not formatted, or that of a node of a cluster;
+    StorageError for another version; StorageExhaustedError, LogOfflineError, OSError.
+    """
+    data_directory = layout.parent(directory)
+    identity = _identity(fs, data_directory)
     lock = fs.lock(layout.join(data_directory, layout.LOCK_FILE))
     try:
         points = RecoveryPointsFile(fs, data_directory)
         points.open()
         known_offset = points.points.get(METADATA_POINT, RecoveryPoint()).recovery_point
-        new_directory_id = rng.randbytes(DIRECTORY_ID_BYTES)
-        log = SingleNodeLog(fs, directory, identity.node_id, new_directory_id, known_offset=0)
-        recovered = log.open()
-        try:
-            last_index = log.journal.last_index
-            if last_index < known_offset:
-                image = Delta.to_snapshot(EMPTY, recovered.snapshot_records).apply(recovered.snapshot_offset)
-                for offset, records in recovered.entries:
-                    image = Delta(image).replay_all(records).apply(offset)
-                log.append([(last_index + 1, list(_skip(fs, data_directory, image, rng)))])
-        finally:
-            log.close()
+        _convert(fs, directory, identity.node_id, rng)
+        state, loss = _expected(fs, directory, identity, known_offset)
+        if state.damage or state.is_older_than(known_offset):
+            kept = [kept for path in _damaged_files(fs, directory, state) if (kept := _keep(fs, path))]
+            created = _write(fs, directory, identity.node_id, state, rng)
+            snapshot = layout.join(directory, SNAPSHOT_FILE)
+            if state.snapshot is None and fs.exists(snapshot):  # damaged, and kept under another name
+                fs.unlink(snapshot)
+                fs.sync_dir(directory)
+            loss = loss._replace(created=created, kept=kept)
         points.write({METADATA_POINT: None})
     finally:
         lock.release()
-    return AcceptedLoss(directory, 0, known_offset, 0, [])
+    return loss
+
+
+def _convert(fs: FileSystem, directory: str, node_id: int, rng: Rng) -> None:
+    """Convert intact metadata of an older version."""
+    if legacy_journal.exists(fs, directory) and not fs.exists(layout.join(directory, JOURNAL_FILE)):
+        log = MetadataLog(fs, directory, node_id=node_id)
+        try:
+            log.open(rng.randbytes(DIRECTORY_ID_BYTES), allow_new=False)
+        except CorruptLogError:
+            return  # it is damaged
+        log.journal.close()
+
+
+def _damaged_files(fs: FileSystem, directory: str, state: IntactMetadata) -> list[str]:
+    names = [JOURNAL_FILE, SNAPSHOT_FILE, legacy_journal.LOG_FILE, legacy_journal.SNAPSHOT_FILE]
+    paths = [layout.join(directory, name) for name in names]
+    is_legacy = any(path in state.damage for path in paths[2:])
+    wanted = [*filter(state.damage.__contains__, paths[:2]), *(paths[2:] if is_legacy else [])]
+    return [path for path in wanted if fs.exists(path)]
+
+
+def _keep(fs: FileSystem, path: str) -> str:
+    """Copy the file at ``path`` to a name with ``.damaged-N``, unless there is one. Return that name."""
+    try:
+        data = fs.read_bytes(path)
+    except WrongFileTypeError:
+        return set_aside(fs, path)
+    number = 1
+    while fs.exists(kept := f"{path}{layout.DAMAGED_SUFFIX}{number}"):
+        if fs.read_bytes(kept) == data:
+            return kept
+        number += 1
+    fs.write_atomically(kept, data)
+    return kept
+
+
+def _write(fs: FileSystem, directory: str, node_id: int, state: IntactMetadata, rng: Rng) -> list[str]:
+    """Replace the journal by one with the intact entries, and one that makes them usable. Return the topics
+    that it creates."""
+    image = _image(state)
+    data_directory = layout.parent(directory)
+    missing = list(_missing_topics(fs, data_directory, node_id, image))
+    offset = image.metadata_offset
+    image = Delta(image).replay_all(missing).apply(offset)
+    records = [*missing, *_skip(fs, data_directory, image, rng)]
+    term = max(state.term, state.entries[-1][2], FIRST_TERM)
+    command = bytes((REGULAR,)) + change_after(offset, record_codec.to_bytes(records))
+    directory_id = state.identity.directory if state.identity else rng.randbytes(DIRECTORY_ID_BYTES)
+    identity = Identity(node_id, directory_id, is_voter=True, bootstrap_voters={node_id: directory_id})
+    journal = Journal(fs, directory)
+    entries = [*state.entries, (command, state.last_index + 1, term)]
+    journal.create(identity, entries, term=term, vote=node_id)
+    journal.close()
+    return _names(missing)
+
+
+def _image(state: IntactMetadata) -> ClusterImage:
+    image, offset, snapshot_index = EMPTY, 0, 0
+    if state.snapshot is not None:
+        snapshot_index, offset = state.snapshot.last_index, state.snapshot.offset
+        records = record_codec.from_bytes(state.snapshot.records)
+        image = Delta.to_snapshot(EMPTY, records).apply(offset)
+    for command, index, _ in state.entries:
+        if index > snapshot_index and command[0] == REGULAR:
+            encoded = effective_records(command[1:], offset)
+            if encoded is not None:
+                image = Delta(image).replay_all(record_codec.from_bytes(encoded)).apply(index)
+                offset = index
+    return image
+
+
+def _names(records: Sequence[MetadataRecord] | Iterator[MetadataRecord]) -> list[str]:
+    return sorted(one.name for one in records if isinstance(one, TopicRecord))
+
+
+def _missing_topics(
+    fs: FileSystem, data_directory: str, node_id: int, image: ClusterImage
+) -> Iterator[MetadataRecord]:
+    """Yield the records that create the topics and partitions that have logs in ``data_directory``, and are
+    not in ``image``. A topic of the image without any log gives way to one of the same name with logs."""
+    partitions: dict[str, list[int]] = {}
+    names: dict[str, Counter[str]] = {}
+    for entry in fs.list_dir(data_directory):
+        log = layout.parse_log_directory_name(entry)
+        if log is not None:
+            partitions.setdefault(log.topic_id, []).append(log.partition)
+            name = _topic_of(fs, layout.join(data_directory, entry))
+            names.setdefault(log.topic_id, Counter()).update([name] if name else [])
+    taken = {topic.name for topic_id, topic in image.topics_by_id.items() if topic_id in partitions}
+    for topic_id, numbers in sorted(partitions.items(), key=lambda one: (-len(one[1]), one[0])):
+        if (topic := image.topics_by_id.get(topic_id)) is not None:
+            yield from _partitions(topic_id, range(len(topic.partitions), max(numbers) + 1), node_id)
+            continue
+        found = [name for name, _ in names[topic_id].most_common(1) if name not in taken]
+        for name in found:  # if it is not known, the logs stay untouched
+            taken.add(name)
+            if name in image.topics:
+                yield RemoveTopicRecord(image.topics[name].topic_id)
+            yield TopicRecord(topic_id, name)
+            yield from _partitions(topic_id, range(max(numbers) + 1), node_id)
+            configs = _INTERNAL if name.startswith(INTERNAL_PREFIX) else _UNLIMITED
+            for key, value in configs.items():
+                yield ConfigRecord(TOPIC, name, key, value)
+
+
+def _partitions(topic_id: str, numbers: range, node_id: int) -> Iterator[MetadataRecord]:
+    for number in numbers:
+        yield PartitionRecord(topic_id, number, (node_id,), (node_id,), node_id, 0, 0)
+
+
+def _topic_of(fs: FileSystem, directory: str) -> str | None:
+    """Return the topic in a log's ``partition.json``; None if the file is missing, damaged or of another
+    log."""
+    try:
+        found = decode_partition(fs.read_bytes(layout.join(directory, layout.PARTITION_FILE)))
+    except OSError:
+        return None
+    if found is None or f"{found.topic_id}-{found.partition}" != layout.name_of(directory):
+        return None
+    return None if topic_name_problem(found.topic) else found.topic
 
 
 def _skip(fs: FileSystem, data_directory: str, image: ClusterImage, rng: Rng) -> Iterator[MetadataRecord]:

@@ -160,6 +160,8 @@ def check_node_files(fs: FileSystem, directory: str) -> DirectoryVerdict:
         findings = [one._replace(is_damage=True) if one.path in points else one for one in findings]
     if layout.METADATA_DIRECTORY not in names and _had_metadata(names, listed):
         problem = "the directory is missing, so that the node refuses to start; restore it from a backup"
+        if layout.VOTERS_FILE not in names:
+            problem += f", or run 'kl log accept-loss {path_of(layout.METADATA_DIRECTORY)}'"
         findings.append(Finding(path_of(layout.METADATA_DIRECTORY), 0, problem))
     for name in sorted(listed):
         if layout.parse_log_directory_name(name) and name not in names:

@@ -8,7 +8,8 @@
 There is no other copy, so records may be lost, but never silently. Each log is repaired, or it is offline,
 and then the error of a producer or a reader states the cause, the number of records in doubt, and the command
 that accepts the loss. Sound records stay readable before and after that command. The node refuses to start
-only with a reason.
+only with a reason; if its metadata is damaged, also with the number of records in doubt and the command after
+which it starts with all sound records.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from kafkalite.testing.process_cluster import NodeFailedError, ProcessCluster
 from proof.console import tell
 from proof.damage.kinds import (
     LOG_KINDS,
+    METADATA,
     NODE,
     NODE_KINDS,
     OLDER,
@@ -73,6 +75,8 @@ DURABLE_S: Final = 1.5
 START_LIMIT_S: Final = 30.0
 READ_LIMIT_S: Final = 10.0
 CLIENTS: Final = 12  #: at a time
+
+OF_METADATA: Final = (METADATA, "journal")
 
 REPAIRED, OFFLINE, REFUSED = ("repaired", "offline", "refused")
 _IN_DOUBT: Final = re.compile(r"(\d+|an unknown number of) records? in doubt")
@@ -182,6 +186,8 @@ class Programme:
         except (NodeFailedError, TimeoutError) as error:
             for case in life.cases:
                 self.verdicts[case] = _refusal(case, cluster, error)
+                if case.kind.file in OF_METADATA and self.verdicts[case].problem is None:
+                    self.verdicts[case].problem = await self._accept_refused(cluster, life, case)
             return
         turns = asyncio.Semaphore(CLIENTS)
 
@@ -201,6 +207,22 @@ class Programme:
                 self.verdicts[case].problem = "the node has logged a traceback"
         self._compare_verified(life, verified)
         await self._accept_losses(cluster, life)
+
+    async def _accept_refused(self, cluster: ProcessCluster, life: Life, case: Case) -> str | None:
+        """Run the command that the refusal named. Return what the node lacks afterwards, or None."""
+        text = cluster.nodes[1].tail(6)
+        command = _COMMAND.search(text)
+        if command is None or _IN_DOUBT.search(text) is None:
+            return f"no number in doubt or no command: {text}"
+        output = await kl(*command[1].split(), "--yes", command[2])
+        await cluster.start_node(1)
+        try:
+            await cluster.wait(limit_s=START_LIMIT_S)
+        except (NodeFailedError, TimeoutError):
+            return f"the node refuses again: {cluster.nodes[1].tail(6)}; the command printed {output[-300:]}"
+        verdict = await self._judge(cluster, life, life.keys[case])
+        await self._judge_offsets(cluster, verdict)
+        return verdict.problem if verdict.outcome == REPAIRED else f"{verdict.outcome}: {verdict.detail}"
 
     async def _prepare(self, cluster: ProcessCluster, life: Life) -> None:
         logs = [case for case in life.cases if not case.is_of_node]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,11 +180,34 @@ def test_accepting_an_older_copy_of_the_metadata(kl: Kl, data: Path) -> None:
     metadata = data / "__cluster_metadata"
     asked = kl("log", "accept-loss", metadata)
     assert asked.code != 0
-    assert "the node starts with this copy" in asked.told
+    assert "no damage was found" in asked.told
     (row,) = rows(kl, "accept-loss", metadata, "--yes")
     assert (row["directory"], row["lost_records"]) == (str(metadata), 0)
     missing = kl("log", "accept-loss", data.parent / "__cluster_metadata", "--yes")
     assert (missing.code != 0, "is not formatted" in missing.told) == (True, True)
+
+
+@pytest.mark.parametrize("damage", ["flip", "older", "missing"])
+def test_lost_metadata_is_verified_announced_and_accepted(kl: Kl, data: Path, damage: str) -> None:
+    """R45: verify and accept-loss count the same records in doubt as the start that refuses them."""
+    journal = data / "__cluster_metadata" / "raft.log"
+    content = bytearray(journal.read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "older":
+        del content[len(content) // 2 :]
+        (journal.parent / "raft.end").unlink()
+    journal.write_bytes(content)
+    if damage == "missing":
+        shutil.rmtree(journal.parent)
+    verified = kl("log", "verify", data)
+    assert (verified.code, "kl log accept-loss" in verified.told) == (9, damage != "flip")
+    asked = kl("log", "accept-loss", journal.parent)
+    found = re.search(r"at least (\d+) records? in doubt", asked.told)
+    assert found is not None
+    (row,) = rows(kl, "accept-loss", journal.parent, "--yes")
+    assert (row["lost_records"], row["topic"]) == (int(found[1]), "__cluster_metadata")
+    assert kl("log", "verify", data).code == 0
+    assert rows(kl, "accept-loss", journal.parent, "--yes")[0]["lost_records"] == 0
 
 
 def test_accepting_a_loss_announces_what_it_does(kl: Kl, data: Path) -> None:

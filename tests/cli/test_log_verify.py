@@ -121,8 +121,7 @@ def test_damaged_metadata_is_a_failed_check(kl: Kl, source: Path, tmp_path: Path
         (line,) = [one for one in result.text.splitlines() if one.startswith("__cluster_metadata")]
         assert "damaged" in line
     file.unlink()
-    result = kl("log", "verify", path)
-    assert (result.code == CHECK_FAILED) is (name == "raft.log")
+    assert kl("log", "verify", path).code == CHECK_FAILED
 
 
 def test_missing_metadata_is_a_failed_check(kl: Kl, source: Path, tmp_path: Path) -> None:

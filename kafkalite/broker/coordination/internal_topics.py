@@ -11,7 +11,7 @@ from kafkalite.broker.tasks import SharedTasks
 from kafkalite.clock import Clock
 from kafkalite.coordinator_types import TopicShape
 from kafkalite.errors import CoordinatorNotAvailableError, ErrorCode, InvalidTopicError, KafkaliteError
-from kafkalite.limits import MIB
+from kafkalite.limits import MAX_INTERNAL_BATCH_BYTES
 from kafkalite.metadata.image import ClusterImage, TopicImage
 from kafkalite.model import INTERNAL_PREFIX
 from kafkalite.protocol.messages.admin import CreateTopicsRequest, CreateTopicsResponse, NewTopic
@@ -30,9 +30,6 @@ KINDS: Final[Mapping[str, int]] = {name: kind for kind, name in TOPICS.items()}
 
 #: The default number of partitions on a broker without a data directory.
 MEMORY_PARTITIONS: Final = 4
-#: ``max.message.bytes`` of internal topics. Each decision, such as an assignment of 10,000 partitions, is one
-#: batch.
-MAX_BATCH_BYTES: Final = 32 * MIB
 CREATE_TIMEOUT_MS: Final = 15_000
 #: A client may look for a coordinator before all brokers of a starting cluster are up. A topic created then
 # would permanently have too few replicas, so its creation waits this long for the other brokers.
@@ -75,7 +72,7 @@ def new_topic(kind: int, config: BrokerConfig, live_broker_count: int) -> NewTop
     configs = {
         "cleanup.policy": "compact",
         "segment.bytes": str(segment_bytes),
-        "max.message.bytes": str(MAX_BATCH_BYTES),
+        "max.message.bytes": str(MAX_INTERNAL_BATCH_BYTES),
         "min.insync.replicas": str(min(config.transaction_state_log_min_isr, replication_factor)),
         "unclean.leader.election.enable": "false",
     }

@@ -90,6 +90,12 @@ def expected_metadata_loss(fs: FileSystem, directory: str) -> MetadataLoss:
 
 def _identity(fs: FileSystem, data_directory: str) -> NodeIdentity:
     identity = read_identity(fs, data_directory)
+    names = fs.list_dir(data_directory) if identity is None and fs.exists(data_directory) else []
+    if any(map(layout.parse_log_directory_name, names)):
+        raise DataDirectoryError(
+            f"{data_directory} has the data of a node, but no {layout.NODE_FILE}",
+            hint=f"restore {layout.NODE_FILE} or the whole directory from a backup",
+        )
     if identity is None:
         raise DataDirectoryError(f"{data_directory} is not formatted", hint="name a directory in log.dirs")
     return identity

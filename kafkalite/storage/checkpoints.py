@@ -393,25 +393,33 @@ def decode_node(data: bytes, path: str) -> NodeIdentity:
     """
     try:
         fields = json.loads(data)
-        version = fields["format_version"]
-        identity = NodeIdentity(
-            str(fields["cluster_id"]), int(fields["node_id"]), str(fields["directory_id"])
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataDirectoryError(
-            f"{path} cannot be read: {error!r}", hint="restore it; the data directory was not touched"
-        ) from error
+    except ValueError:
+        problem = f"it begins with {data[:40]!r}, which is not JSON" if data else "it is empty"
+        raise _damaged_node(path, problem) from None
+    if not isinstance(fields, dict):
+        raise _damaged_node(path, f"it is {str(fields)[:40]}, not a JSON object")
+    names = ("format_version", *NodeIdentity._fields)
+    if missing := [name for name in names if name not in fields]:
+        raise _damaged_node(path, f"it has no {', '.join(missing)}")
+    version, node_id = fields["format_version"], fields["node_id"]
+    if type(node_id) is not int:
+        raise _damaged_node(path, f"its node_id is {str(node_id)[:40]!r}, not a whole number")
+    identity = NodeIdentity(str(fields["cluster_id"]), node_id, str(fields["directory_id"]))
     if version != FORMAT_VERSION:
         raise DataDirectoryError(
-            f"{path} has format version {version!r}; this program supports {FORMAT_VERSION}",
+            f"{path} has format version {str(version)[:40]}; this program supports {FORMAT_VERSION}",
             hint="use the version of kafkalite that wrote it",
         )
     if fields.get("crc32c", _identity_crc(identity)) != _identity_crc(identity):
-        raise DataDirectoryError(
-            f"{path} is damaged: its ids do not match its crc32c",
-            hint="restore the file; the data directory was not touched",
-        )
+        raise _damaged_node(path, "its ids do not match its crc32c")
     return identity
+
+
+def _damaged_node(path: str, problem: str) -> DataDirectoryError:
+    return DataDirectoryError(
+        f"{path} is damaged: {problem}",
+        hint="restore the file from a backup; the data directory was not touched",
+    )
 
 
 def encode_partition(topic: str, topic_id: str, partition: int) -> bytes:

@@ -16,7 +16,7 @@ from kafkalite.errors import DataDirectoryError, StorageError
 from kafkalite.raft.journal import JOURNAL_FILE
 from kafkalite.raft.older_metadata import SKIPPED_LEADER_EPOCHS, MetadataLoss, accept_older_metadata
 from kafkalite.storage.disk import RealFileSystem
-from kafkalite.storage.layout import LEADER_EPOCHS_FILE, METADATA_DIRECTORY, VOTERS_FILE
+from kafkalite.storage.layout import LEADER_EPOCHS_FILE, METADATA_DIRECTORY, NODE_FILE, VOTERS_FILE
 
 Work = Callable[[Broker], Awaitable[Any]]
 
@@ -165,6 +165,11 @@ async def test_an_accepted_loss_needs_metadata_of_a_single_node(node: Node) -> N
         node.accept()
     await node.run(create, produce)
     shutil.rmtree(node.metadata)
+    identity = (node.data / NODE_FILE).read_bytes()
+    (node.data / NODE_FILE).unlink()
+    with pytest.raises(DataDirectoryError, match=r"has the data of a node, but no node\.json"):
+        node.accept()
+    (node.data / NODE_FILE).write_bytes(identity)
     (node.data / VOTERS_FILE).write_text("1,2,3\n")
     with pytest.raises(DataDirectoryError, match="not the directory of a single node") as caught:
         node.accept()

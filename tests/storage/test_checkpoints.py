@@ -109,10 +109,24 @@ def test_a_node_file_is_read_back() -> None:
     assert c.decode_node(c.encode_node(identity), "p") == identity
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format_version": 1}', b"\xff"])
-def test_a_node_file_that_cannot_be_read_is_named(data: bytes) -> None:
-    with pytest.raises(DataDirectoryError, match=r"node\.json"):
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "it is empty"),
+        (b"[]", "it is [], not a JSON object"),
+        (b'{"format_version": 1}', "it has no cluster_id, node_id, directory_id"),
+        (b"\xff" * 1_000, "which is not JSON"),
+        (
+            b'{"format_version": 1, "cluster_id": "c", "node_id": "x", "directory_id": "d"}',
+            "its node_id is 'x'",
+        ),
+    ],
+)
+def test_a_node_file_that_cannot_be_read_is_named_with_cause_and_remedy(data: bytes, problem: str) -> None:
+    with pytest.raises(DataDirectoryError, match=r"node\.json is damaged") as caught:
         c.decode_node(data, "node.json")
+    text = str(caught.value)
+    assert (problem in text, "restore" in text, "Error" in text, len(text) < 300) == (True, True, False, True)
 
 
 def test_a_changed_bit_of_a_node_file_changes_no_id() -> None:

@@ -108,7 +108,7 @@ def _expected(
     state = read_intact_metadata(fs, directory, node_id)
     check_alone(fs, data_directory, node_id, state.identity)
     count = state.records_in_doubt(known_offset)
-    notes = [f"{path}: {problem}" for path, problem in state.damage.items()]
+    notes = [one if one.startswith(path) else f"{path}: {one}" for path, one in state.damage.items()]
     if state.damage or count:
         notes.append(f"{directory}: {in_doubt(count)}: the intact metadata ends at offset {state.last_index}")
         created = _names(_missing_topics(fs, data_directory, node_id, _image(state)))

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from kafkalite.broker.quotas.address_limits import KEY as OVERRIDES_KEY
+from kafkalite.broker.quotas.address_limits import canonical
 from kafkalite.errors import ConfigError
 from kafkalite.tls_options import PLAINTEXT, SECURITY_PROTOCOLS, WITH_LOGIN
 from kafkalite.transport import has_own_name, without_security
@@ -96,3 +99,17 @@ def is_wildcard(address: str) -> bool:
     """Whether ``address`` means all interfaces of its node, so that other nodes cannot connect to it."""
     address = without_security(address)
     return not has_own_name(address) and address.rpartition(":")[0] in WILDCARD_HOSTS
+
+
+def resolve_overrides(overrides: Mapping[str, int]) -> dict[str, int]:
+    """Return {address: limit}, with all addresses of host names. Raises ConfigError for unknown names."""
+    found: dict[str, int] = {}
+    for host, limit in overrides.items():
+        try:
+            addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        except (OSError, UnicodeError):
+            raise ConfigError(
+                key=OVERRIDES_KEY, value=host, allowed="an address, or a name that is known"
+            ) from None
+        found |= {canonical(address): limit for address in addresses}
+    return found

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from kafkalite.broker.activity import Activity
+from kafkalite.broker.addresses import resolve_overrides
 from kafkalite.broker.cluster.controller_channel import ControllerChannel
 from kafkalite.broker.cluster.node_state import NodeState
 from kafkalite.broker.cluster.registration import Registration
@@ -35,6 +36,7 @@ from kafkalite.broker.partitions.inline_executor import InlineExecutor
 from kafkalite.broker.partitions.partitions import Partitions
 from kafkalite.broker.partitions.sync_scheduler import SyncScheduler
 from kafkalite.broker.partitions.waiters import Waiters
+from kafkalite.broker.quotas.address_limits import AddressLimits, parse_overrides
 from kafkalite.broker.quotas.quota_manager import QuotaManager
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.descriptors import current_limits
@@ -653,6 +655,10 @@ class Broker:
             self._metrics,
             max_connections=descriptors.max_connections,
             max_descriptor=descriptors.max_client_descriptor,
+            address_limits=AddressLimits(
+                config.max_connections_per_ip,
+                resolve_overrides(parse_overrides(config.max_connections_per_ip_overrides)),
+            ),
             max_idle_ms=config.connections_max_idle_ms,
             max_request_bytes=config.socket_request_max_bytes,
             max_request_partitions=config.max_request_partition_size_limit,

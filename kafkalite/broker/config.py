@@ -23,6 +23,7 @@ from kafkalite.broker.addresses import (
     parse_voters,
     split_list,
 )
+from kafkalite.broker.quotas.address_limits import parse_overrides
 from kafkalite.client.config import CLIENT_VARIABLES
 from kafkalite.errors import ConfigError, InvalidRequestError
 from kafkalite.limits import (
@@ -403,6 +404,18 @@ class BrokerConfig:
         " file descriptors that the process may open.",
         minimum=1,
     )
+    max_connections_per_ip: int = option_field(
+        2**31 - 1,
+        "The maximum number of open connections from one address; further ones are closed at once. 0 allows"
+        " only the addresses in max.connections.per.ip.overrides. Other nodes of the cluster count, too.",
+        minimum=0,
+    )
+    max_connections_per_ip_overrides: tuple[str, ...] = option_field(
+        (),
+        "Limits of single addresses in place of max.connections.per.ip: 10.0.0.7:100,10.0.0.8:0. A host name"
+        " stands for all of its addresses at the start of the broker.",
+        kind="list",
+    )
     connections_max_idle_ms: int = option_field(
         600_000, "A connection without traffic for this long is closed. -1: never.", minimum=-1
     )
@@ -601,6 +614,7 @@ class BrokerConfig:
     def _check_tls(self) -> None:
         check_versions(self.ssl_enabled_protocols)
         PrincipalMapping(self.ssl_principal_mapping_rules)  # raises ConfigError
+        parse_overrides(self.max_connections_per_ip_overrides)
         for address, advertised in zip(self.listeners, self.advertised_listeners, strict=False):
             allowed = f"addresses with the protocols of listeners, which has {address}"
             is_same = security_scheme(address) == security_scheme(advertised)

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from kafkalite.broker.activity import Activity
+from kafkalite.broker.quotas.address_limits import AddressLimits
 from kafkalite.broker.quotas.quota_manager import QuotaManager
 from kafkalite.broker.server.client import Client
 from kafkalite.broker.server.heap import release_free_memory
@@ -145,6 +146,7 @@ class Connection(SecuredProtocol):
         self._advertised = advertised
         self._listener = listener
         self._login = login
+        self.host: str | None = None  #: the peer's address, or None without a socket
         self._muting: asyncio.TimerHandle | None = None  # ends the throttle time of a client over its quota
         self._metered_ns: int | None = None  # when the metered callback began, or its last response
         self._unbilled_ns = 0  # for which earlier callbacks used the event loop after their last response
@@ -166,6 +168,9 @@ class Connection(SecuredProtocol):
         self._transport = transport
         peer = _socket_address(transport.get_extra_info("peername"))
         local = _socket_address(transport.get_extra_info("sockname"))
+        match transport.get_extra_info("peername"):
+            case (str() as host, int(), *_):
+                self.host = host
         self.client = Client(peer, self._advertised or local, listener=self._listener)
         if self._login is not None:
             self.client.login, self.client.on_authenticated = self._login, self._wire.open_limits
@@ -704,6 +709,7 @@ class Server:
         max_request_partitions: int = MAX_ITEMS_PER_REQUEST,
         max_unproven_bytes: int | None = None,
         max_descriptor: int | None = None,
+        address_limits: AddressLimits | None = None,
         on_closed: Callable[[Client], None] | None = None,
         activity: Activity | None = None,
         tls: TlsContext | None = None,
@@ -720,6 +726,7 @@ class Server:
         ``max_unproven_bytes`` limits the frames of a peer until it has proved to be a node of the cluster
         (S1, S3), which it must do within HANDSHAKE_DEADLINE_MS. None requires no proof.
         A connection whose descriptor is ``max_descriptor`` or above is refused (R55); None allows any.
+        ``address_limits`` limits the connections of each address; None does not.
         """
         self.dispatch = dispatch
         self._on_closed = on_closed
@@ -737,6 +744,7 @@ class Server:
         self._new_login = new_login
         self._max_connections = max_connections
         self._max_descriptor = sys.maxsize if max_descriptor is None else max_descriptor
+        self._address_limits = address_limits
         self._max_idle_ms = max_idle_ms
         #: The number of bytes that unfinished frames of all connections may still use.
         self.free_bytes = max_queued_bytes
@@ -810,6 +818,8 @@ class Server:
             reason = f"{self._max_connections} connections are open; raise max.connections or 'ulimit -n'"
         elif descriptor is not None and descriptor >= self._max_descriptor:
             reason = "the other descriptors are reserved; raise 'ulimit -n'"
+        elif not self._admits_address(connection.host):
+            reason = f"all connections of {connection.host} are open; raise max.connections.per.ip"
         if reason is not None:
             self.metrics.connections_refused += 1
             logger.warning("connection refused %s", Fields(peer=connection.client.peer, reason=reason))
@@ -821,6 +831,10 @@ class Server:
         self.has_connections.set()
         self._has_none.clear()
         return True
+
+    def _admits_address(self, host: str | None) -> bool:
+        """Count a connection from ``host`` and return True, or return False if its limit is reached."""
+        return self._address_limits is None or host is None or self._address_limits.admit(host)
 
     def connection_throttle_ms(self, peer: object) -> int:
         """Return 0 if connection_creation_rate admits a connection from the socket address ``peer``.
@@ -889,7 +903,10 @@ class Server:
                     self._busy.append(connection)
 
     def forget(self, connection: Connection) -> None:
+        was_admitted = connection in self._connections
         self._connections.pop(connection, None)
+        if was_admitted and self._address_limits is not None and connection.host is not None:
+            self._address_limits.forget(connection.host)
         if self._last_heavy is connection:
             self._last_heavy = None
         if self._on_closed is not None:

@@ -569,8 +569,11 @@ class ClusterClient:
     def _note_lost_majority(self) -> None:
         """Record that there is no controller, and warn if that lasts.
 
-        If half of the brokers can't be reached, warns at once: then the cause is not a short election.
+        If half of the brokers can't be reached, warns at once: then the cause is not a short election. Does
+        nothing as long as no broker has said which brokers there are.
         """
+        if not self.metadata.addresses:
+            return
         is_half = 2 * len(self._lost_nodes()) >= len(self.metadata.addresses)
         late_ms = 0 if is_half else LATE_MS
         self.setbacks.note("controller", self._lost_majority(), self.now_ms(), late_ms=late_ms)

@@ -193,12 +193,13 @@ def _status_document(
 def _print_status(view: ClusterView, found: list[str]) -> None:
     controller = "none" if view.controller_id < 0 else f"node {view.controller_id}"
     internal = sum(each.name.topic in view.internal_topics for each in view.partitions)
+    as_of = "; before the controller was lost: " if view.controller_id < 0 else ", "
     lines = [
         f"cluster     {view.cluster_id}",
         f"controller  {controller}, metadata offset {view.metadata_offset:,}",
         f"brokers     {len(view.live)} of {len(view.brokers)} live",
         f"partitions  {plural(len(view.partitions) - internal, 'partition')} of "
-        f"{plural(view.topic_count - len(view.internal_topics), 'topic')} and {internal:,} internal, "
+        f"{plural(view.topic_count - len(view.internal_topics), 'topic')} and {internal:,} internal{as_of}"
         f"{len(view.leaderless):,} without a leader, {len(view.under_replicated):,} under-replicated, "
         f"{len(view.led_by_others):,} not led by the preferred replica",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import subprocess
@@ -10,11 +11,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from kafkalite.cli.client_warnings import installed
+from kafkalite.cli.cluster import _print_status
 from kafkalite.cli.metadata import changes
 from kafkalite.client.admin.cluster_health import (
     ClusterView,
@@ -23,6 +26,7 @@ from kafkalite.client.admin.cluster_health import (
     counted,
     describe_recovery,
     load_of,
+    look_at_disks,
     problems,
     unmet_conditions,
 )
@@ -95,6 +99,27 @@ def test_nodes_that_cannot_be_reached_are_named_with_the_majority_that_they_take
     assert unmet_conditions(lost, RequestedState(3)) == ["no controller", "1 of 3 brokers live"]
 
 
+def test_leaders_are_those_before_the_controller_was_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    _print_status(view(partition(0, 1, [1]), controller=-1), ["no partition is served"])
+    assert "internal; before the controller was lost: 0 without a leader, " in capsys.readouterr().out
+    _print_status(view(partition(0, 1, [1])), [])
+    assert "internal, 0 without a leader, " in capsys.readouterr().out
+
+
+def test_refusing_logs_are_counted() -> None:
+    async def refusals(count: int) -> list[str]:
+        offline = [SimpleNamespace(offline_reason="no space left")] * count
+        response = SimpleNamespace(message=SimpleNamespace(partitions=offline))
+
+        async def call(_request: Any, *, node_id: int) -> Any:
+            return response
+
+        return await look_at_disks(cast(Any, SimpleNamespace(call=call)), replace(WHOLE, brokers=[broker(2)]))
+
+    assert asyncio.run(refusals(1)) == ["broker 2 refuses records in 1 log: no space left"]
+    assert asyncio.run(refusals(2)) == ["broker 2 refuses records in 2 logs: no space left"]
+
+
 @pytest.mark.slow
 def test_commands_name_the_dead_nodes_of_a_lost_majority(kl: Kl) -> None:
     with SyncCluster(brokers=3, transport="tcp") as cluster:
@@ -108,6 +133,7 @@ def test_commands_name_the_dead_nodes_of_a_lost_majority(kl: Kl) -> None:
             time.sleep(0.1)
         status = kl("cluster", "status", "-b", servers).text
         assert "brokers     1 of 3 live" in status
+        assert "before the controller was lost: 0 without a leader" in status
         assert "the quorum of controllers is lost: 1 of 3 nodes can be reached" in status
         assert all(address in status for address in dead)
         assert kl("cluster", "brokers", "-b", servers).text.count("unreachable") == 2

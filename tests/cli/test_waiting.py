@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -148,6 +149,27 @@ def test_a_lost_quorum_is_the_first_reason_that_every_command_names(
             assert "longer --timeout" not in done.told
         status = json.loads(kl("cluster", "status", "-b", servers, "-o", "json").out)
         assert any("the quorum of controllers is lost" in problem for problem in status["problems"])
+
+
+def test_a_group_without_a_coordinator_names_the_lost_quorum_first(
+    kl: Kl, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The remaining broker can't create __consumer_offsets, and that is not the reason to name."""
+    caplog.set_level(logging.CRITICAL, "kafkalite.broker")  # the brokers log in this process
+    with SyncCluster(brokers=3) as cluster:
+        cluster.produce("t", [b"x"])
+        *_, left = cluster.bootstrap_servers.split(",")
+        cluster.stop(1, 2)  # in order, so that the last broker knows that they have left
+        while json.loads(kl("cluster", "status", "-b", left, "-o", "json").out)["controller_id"] is not None:
+            time.sleep(0.1)
+        if handler := installed():
+            logging.getLogger("kafkalite").removeHandler(handler)
+        done = kl("consume", "t", "-e", "-g", "g", "-b", left, "--timeout", "4s")
+    assert done.code == 7
+    last = [line for line in done.told.splitlines() if "hint:" not in line][-1]
+    assert "the last error: no broker reaches a controller" in last, done.told
+    assert "start the controllers" in last
+    assert "__consumer_offsets" not in last
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from kafkalite.errors import (
     ClientClosedError,
     ClientError,
     ConnectionFailedError,
+    CoordinatorNotAvailableError,
     ErrorCode,
     NotEnoughReplicasError,
     RequestTimeoutError,
@@ -64,10 +65,15 @@ def test_a_known_cause_replaces_errors_that_it_explains_and_no_others(
 ) -> None:
     setbacks = Setbacks(lambda: "the majority is lost")
     for number, error in enumerate(
-        (ConnectionFailedError("refused"), RequestTimeoutError("late"), NotEnoughReplicasError("too few"))
+        (
+            ConnectionFailedError("refused"),
+            RequestTimeoutError("late"),
+            CoordinatorNotAvailableError("__consumer_offsets needs 3 replicas"),
+            NotEnoughReplicasError("too few"),
+        )
     ):
         setbacks.note(number, error, REPEAT_MS * 2 * number, late_ms=0)
-    assert told(caplog) == ["waiting: the majority is lost"] * 2 + ["waiting: too few"]
+    assert told(caplog) == ["waiting: the majority is lost"] * 3 + ["waiting: too few"]
 
 
 async def test_a_slow_start_leaves_no_setback(

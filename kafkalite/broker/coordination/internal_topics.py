@@ -106,8 +106,9 @@ class TopicCreation:
         wanted = new_topic(kind, self._config, expected_brokers(self._config, image)).replication_factor
         waited_ms = now_ms - self._asked_ms.setdefault(kind, now_ms)
         if topic.replication_factor < wanted and waited_ms < GATHERING_MS:
+            alive = "1 broker is alive" if live_count == 1 else f"{live_count} brokers are alive"
             raise CoordinatorNotAvailableError(
-                f"{TOPICS[kind]} needs {wanted} replicas, and {live_count} brokers are alive;"
+                f"{TOPICS[kind]} needs {wanted} replicas, and {alive};"
                 f" after {GATHERING_MS} ms it is created with fewer"
             )
         command = CreateTopicsRequest(0, False, [topic])

@@ -327,7 +327,7 @@ async def look_at_disks(client: ClusterClient, view: ClusterView) -> list[str]:
             return []
         reasons = Counter(each.offline_reason for each in response.partitions if each.offline_reason)
         return [
-            f"broker {node_id} refuses records in {count:,} logs: {reason}"
+            f"broker {node_id} refuses records in {count:,} {'log' if count == 1 else 'logs'}: {reason}"
             for reason, count in reasons.most_common(3)
         ]
 

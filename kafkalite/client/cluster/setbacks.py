@@ -14,7 +14,13 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final, NamedTuple
 
-from kafkalite.errors import ClientClosedError, ConnectionFailedError, KafkaliteError, RequestTimeoutError
+from kafkalite.errors import (
+    ClientClosedError,
+    ConnectionFailedError,
+    CoordinatorNotAvailableError,
+    KafkaliteError,
+    RequestTimeoutError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +33,8 @@ SILENT_MS: Final = 1_000
 REPEAT_MS: Final = 10_000
 #: If the last failure of some work is older than this, the next failure counts as its first.
 _FORGOTTEN_MS: Final = 5_000
+#: Errors that a lost quorum causes. Without it, no coordinator is elected and no internal topic is created.
+_CAUSED: Final = (ConnectionFailedError, RequestTimeoutError, CoordinatorNotAvailableError)
 
 
 def lost_quorum(lost: Sequence[str], node_count: int, *, is_certain: bool = True) -> str:
@@ -55,8 +63,8 @@ class _Setback(NamedTuple):
 class Setbacks:
     """Tracks the pieces of work that have failed and are being retried. ``bool`` is False if there are none.
 
-    ``cause`` returns the probable cause of lost connections and missing responses, which is logged in their
-    place, or the empty string. All times are milliseconds of the client's monotonic clock.
+    ``cause`` returns the probable cause of lost connections, missing responses and missing coordinators, or
+    the empty string. It is logged in their place. All times are milliseconds of the client's monotonic clock.
     """
 
     def __init__(self, cause: Callable[[], str] = str) -> None:
@@ -79,7 +87,7 @@ class Setbacks:
         first_ms = now_ms if is_new or known is None else known.first_ms
         self._failing[work] = _Setback(first_ms, now_ms)
         if now_ms - first_ms >= late_ms:
-            cause = self._cause() if isinstance(error, ConnectionFailedError | RequestTimeoutError) else ""
+            cause = self._cause() if isinstance(error, _CAUSED) else ""
             self.warn(cause or (error.message if isinstance(error, KafkaliteError) else str(error)), now_ms)
 
     def clear(self, work: Hashable) -> None:

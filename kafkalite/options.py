@@ -45,15 +45,24 @@ class Option:
         if self.choices is not None:
             return "one of " + ", ".join(str(choice) or "nothing" for choice in self.choices)
         if self.kind in {"int", "float"}:
-            noun = "a whole number" if self.kind == "int" else "a number"
-            if self.minimum is not None and self.maximum is not None:
-                return f"{noun} from {self.minimum} to {self.maximum}"
-            if self.minimum is not None:
-                return f"{noun}, {self.minimum} or more"
-            if self.maximum is not None:
-                return f"{noun}, {self.maximum} or less"
-            return noun
+            return self._allowed_numbers + (", or a time such as 90s or 7d" if self._may_have_unit else "")
         return {"bool": "true or false", "string": "text", "list": "a comma-separated list"}[self.kind]
+
+    @property
+    def _allowed_numbers(self) -> str:
+        noun = "a whole number" if self.kind == "int" else "a number"
+        if self.minimum is not None and self.maximum is not None:
+            return f"{noun} from {self.minimum} to {self.maximum}"
+        if self.minimum is not None:
+            return f"{noun}, {self.minimum} or more"
+        if self.maximum is not None:
+            return f"{noun}, {self.maximum} or less"
+        return noun
+
+    @property
+    def _may_have_unit(self) -> bool:
+        """Whether durations with a unit, such as ``7d``, are allowed beside milliseconds."""
+        return self.kind == "int" and self.name.endswith(".ms")
 
     def parse(self, value: Any, *, source: str = "") -> Any:
         """Convert ``value`` (text, or already typed) to this option's type. Raises ConfigError.
@@ -83,7 +92,7 @@ class Option:
         match self.kind:
             case "int":
                 number = _as_number(int, value)
-                return _as_ms(value) if number is None and self.name.endswith(".ms") else number
+                return _as_ms(value) if number is None and self._may_have_unit else number
             case "float":
                 return _as_number(float, value)
             case "bool":

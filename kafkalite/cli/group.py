@@ -228,9 +228,10 @@ def lag(name: str, most: int | None) -> None:
     """Show how far GROUP is behind, by partition."""
     current = invocation.current()
     lags = connect.ask_admin(lambda admin: admin.group_lag(name))
-    print_listing(rows_of(lags, _LAG_COLUMNS), _LAG_COLUMNS, current.output)
+    empty = f"group {name!r} has no partitions: neither assigned ones nor committed offsets"
+    print_listing(rows_of(lags, _LAG_COLUMNS), _LAG_COLUMNS, current.output, if_empty=empty)
     total = total_lag(lags)
-    if current.output in {"table", "wide"}:
+    if lags and current.output in {"table", "wide"}:
         never = sum(each.committed is None for each in lags)
         more = f"; nothing committed in {plural(never, 'partition')}" if never else ""
         deleted = sum(each.end_offset is None for each in lags)

@@ -43,7 +43,12 @@ _COUNTERPARTS: Final = {
     "kafka-consumer-perf-test": "kl bench consume",
     "kafka-server-start": "kl server start",
     "kafka-storage": "kl server format",
+    "kafka-acls": "kl acl list', 'kl acl add' or 'kl acl remove",
+    "kafka-server-stop": "kl cluster shutdown NODE",
+    "kafka-metadata-shell": "kl metadata ls",
+    "kafka-cluster": "kl cluster describe",
 }
+_SHEET: Final = "'kl cheat'"
 #: Options of a consumer that say where to begin.
 _BEGINNINGS: Final = {"--from-beginning", "--offset", "-r", "--range", "--from", "--to"}
 _KCAT_MODES: Final = {"-C": "consume", "-P": "produce", "-L": "topic", "-G": "consume"}
@@ -86,7 +91,7 @@ class _Line:
         given, separator = self.properties, self.properties.get("key.separator")
         if self.command == ["produce"]:
             is_keyed = given.get("parse.key", "false") == "true"
-            return ["-K", "\t" if separator is None else separator] if is_keyed else []
+            return ["-K", "\\t" if separator is None else _visible(separator)] if is_keyed else []
         shown = [
             text
             for name, text in _PRINTED.items()
@@ -94,8 +99,13 @@ class _Line:
         ]
         if not given or shown == ["%s"]:
             return []
-        between = "\t" if separator is None else separator.replace("%", "%%")
-        return ["-f", between.join(shown) + "\n"]
+        between = "\\t" if separator is None else _visible(separator.replace("%", "%%"))
+        return ["-f", between.join(shown) + "\\n"]
+
+
+def _visible(text: str) -> str:
+    """Return ``text`` with escapes for tabs and line breaks, because the command line is printed."""
+    return text.replace("\t", "\\t").replace("\n", "\\n")
 
 
 _Act = Callable[[_Line, str], object]
@@ -229,12 +239,17 @@ def translate(arguments: Sequence[str], commands: Container[str]) -> list[str]:
                 break
             if word[:2] in _KCAT_MODES:
                 return _from_kcat(word[:2], words)
+            if word == "-Q":
+                raise UsageError("kcat's -Q is not translated", hint=f"use 'kl offsets TOPIC'; see {_SHEET}")
         return words
-    script = words[0].rpartition("/")[2].removesuffix(".sh")
+    file = words[0].rpartition("/")[2]
+    script = file.removesuffix(".sh")
     if script in _COUNTERPARTS:
         raise UsageError(
-            f"the flags of {script} are not translated", hint=f"use '{_COUNTERPARTS[script]}'; see 'kl cheat'"
+            f"the flags of {script} are not translated", hint=f"use '{_COUNTERPARTS[script]}'; see {_SHEET}"
         )
+    if script not in _SCRIPTS and (script != file or script.startswith("kafka-")):
+        raise UsageError(f"kl has no counterpart of {file}", hint=f"see {_SHEET} and 'kl --help'")
     if script == "kafka-console-consumer":
         words += _of_console_consumer(words)
     noun = _SCRIPTS.get(script, words[0])

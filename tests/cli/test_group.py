@@ -252,6 +252,18 @@ def test_watch_repeats_count_times(at: Kl, filled: str) -> None:
     assert looks[1]["committed_per_s"] == 0
 
 
+def test_a_group_whose_topic_was_deleted_has_no_partitions(at: Kl) -> None:
+    assert at("produce", "doomed", stdin=b"x\n").code == 0
+    assert at("consume", "doomed", "-g", "mourner", "-e", "--timeout", "20s").code == 0
+    assert at("topic", "delete", "doomed", "--yes").code == 0
+    while json.loads(at("group", "lag", "mourner", "-o", "json").out):  # the offsets are deleted soon
+        time.sleep(0.05)
+    shown = at("group", "lag", "mourner")
+    assert shown.code == 0
+    assert "0 partitions" not in shown.text
+    assert "kl: group 'mourner' has no partitions: neither assigned ones nor committed offsets" in shown.told
+
+
 def test_the_lag_of_a_group_that_has_committed_nothing_is_unknown(at: Kl, filled: str, servers: str) -> None:
     group = f"g-{filled}"
     with sync.Consumer(filled, group_id=group, bootstrap_servers=servers) as member:

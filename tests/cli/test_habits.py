@@ -73,6 +73,8 @@ Kl = Callable[..., Any]
             "consume --topic events --property print.key=true --property key.separator=:",
             "consume events -f '%k:%s\\n'",
         ),
+        ("consume --topic events --property print.key=true", "consume events -f '%k\\t%s\\n'"),
+        ("produce --topic e --property parse.key=true", "produce e -K '\\t'"),
         ("produce --broker-list h:1 --topic events", "produce events -b h:1"),
         ("produce --topic e --property parse.key=true --property key.separator=:", "produce e -K :"),
         ("group --describe --group billing", "group describe billing"),
@@ -101,7 +103,7 @@ Kl = Callable[..., Any]
     ],
 )
 def test_their_words_become_ours(theirs: str, ours: str) -> None:
-    said = [word.replace("\n", "\\n") for word in translate(shlex.split(theirs), COMMANDS)]
+    said = translate(shlex.split(theirs), COMMANDS)
     assert said == shlex.split(ours)
 
 
@@ -268,6 +270,33 @@ def test_all_groups_are_described(at: Kl) -> None:
         "two",
     ]
     assert at("group", "describe").code == 2
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        ("kafka-acls.sh --list", "'kl acl list'"),
+        ("bin/kafka-server-stop.sh", "'kl cluster shutdown NODE'"),
+        ("kafka-reassign-partitions.sh --list", "kl has no counterpart of kafka-reassign-partitions.sh"),
+        ("kafka-features describe", "kl has no counterpart of kafka-features"),
+        ("connect-standalone.sh a.properties", "kl has no counterpart of connect-standalone.sh"),
+        ("-Q -b h:1 -t events:0:-1", "'kl offsets TOPIC'"),
+        ("kcat -b h:1 -Q -t events:0:-1", "'kl offsets TOPIC'"),
+    ],
+)
+def test_scripts_that_are_not_translated_name_the_command_or_that_there_is_none(
+    kl: Kl, theirs: str, words: str
+) -> None:
+    refused = kl(*shlex.split(theirs))
+    assert refused.code == 2
+    assert words in refused.told and "'kl cheat'" in refused.told
+
+
+def test_a_duration_that_is_not_understood_shows_the_units(at: Kl) -> None:
+    refused = at("topic", "create", "timed", "-c", "retention.ms=7x")
+    assert refused.code == 2
+    assert ", or a time such as 90s or 7d" in refused.told
+    assert "such as" not in at("topic", "create", "timed", "-c", "segment.bytes=7x").told
 
 
 def test_setting_names_are_completed() -> None:

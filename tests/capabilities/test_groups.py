@@ -206,7 +206,7 @@ async def test_the_partitions_of_a_killed_member_resume_and_no_others_stop(world
         during = [seen for seen in heir.seen_s[own] if seen >= died_s - 0.05]
         longest_s = max(later - sooner for sooner, later in pairwise(during))
         print(f"flows again after {flowing_s - died_s:.2f} s, longest pause elsewhere {longest_s:.3f} s")
-        assert longest_s < 0.7 * SESSION_MS / 1000, "its own partition was read on all the time"
+        assert longest_s < 0.8 * (flowing_s - died_s), "its own partition was read on all the time"
     everything = {(tp.partition, offset) for tp in PARTS for offset in range(world.sent)}
     await world.until(lambda: set(world.numbers()) == everything)
 

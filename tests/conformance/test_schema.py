@@ -25,6 +25,7 @@ INTERNAL = {
     "MAX_NESTING": "words of section 4",
     "MAX_SEGMENT_BYTES": "files",
     "MIN_SEGMENT_BYTES": "files",
+    "MAX_INTERNAL_BATCH_BYTES": "internal topics, to which only coordinators write",
     "MAX_QUEUED_COMMANDS": "inside the controller",
 }
 

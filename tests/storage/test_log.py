@@ -1058,7 +1058,9 @@ def test_r26_a_write_that_fails_anywhere_takes_the_log_offline(
                     log.roll()
                 case _:
                     log.append_as_follower(make_batch(base_offset=30, leader_epoch=1), now_ms=0)
-    assert log.read(29, max_bytes=1, up_to=30).next_offset == 30
+    # The log start has moved durably before a segment is retired.
+    first = 30 if action == "retire" else 29
+    assert log.read(first, max_bytes=1, up_to=30).next_offset == 30
 
 
 def test_a_first_segment_that_cannot_be_created_takes_the_log_offline(

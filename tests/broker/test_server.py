@@ -835,3 +835,15 @@ async def test_connections_not_answered_in_time_are_cut(peer: Peer, server: Serv
     await server.wait_closed(1)
     assert peer.transport.is_aborted
     assert desk.cancelled == ["later 1"]
+
+
+def test_a_connection_accepted_just_before_the_end_and_made_after_it_is_refused(
+    new_server: Callable[..., Server],
+) -> None:
+    """Otherwise nothing would close it: the server has ended the connections that it had."""
+    for end in (Server.end, Server.close_listeners):
+        server = new_server()
+        end(server)
+        late = Peer(server)
+        assert late.transport.is_closed
+        assert server.connection_count == 0

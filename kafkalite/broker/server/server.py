@@ -756,6 +756,7 @@ class Server:
         self._last_heavy: Connection | None = None  # the last heavy connection that was served at once
         self._last_heavy_at = 0.0  # the event loop's time at which it was served
         self._listeners: list[Listener] = []
+        self._is_closed = False  # whether the listeners are closed
         self._connections: dict[Connection, None] = {}  # in the order of arrival
         self.has_connections = Signal()  #: set while there are connections
         self._has_none = asyncio.Event()
@@ -814,7 +815,9 @@ class Server:
         ``descriptor`` is the file descriptor of its socket, or None if it has no socket.
         """
         reason = None
-        if len(self._connections) >= self._max_connections:
+        if self._is_closed:
+            reason = "the broker stops"
+        elif len(self._connections) >= self._max_connections:
             reason = f"{self._max_connections} connections are open; raise max.connections or 'ulimit -n'"
         elif descriptor is not None and descriptor >= self._max_descriptor:
             reason = "the other descriptors are reserved; raise 'ulimit -n'"
@@ -942,6 +945,8 @@ class Server:
         return idle_ms
 
     def close_listeners(self) -> None:
+        """Stop accepting. Connections that the event loop accepted before, but has not made, are refused."""
+        self._is_closed = True
         for listener in self._listeners:
             listener.close()
 

@@ -190,7 +190,7 @@ async def test_options_of_a_consumer_may_stand_in_config(world: World) -> None:
     config["auto.commit.interval.ms"] = 50
     async with world.running(config=config):
         async with asyncio.timeout(10):
-            while not (await world.committed()):  # until it has begun
+            while not (world.handled and await world.committed()):
                 await world.produce(b"a")
                 await asyncio.sleep(0.02)
     assert set(world.handled) == {b"a"}

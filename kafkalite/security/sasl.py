@@ -106,7 +106,7 @@ class Login:
     @property
     def principal(self) -> str:
         """The principal of the user. Call it only after a complete login."""
-        assert self.username is not None, "nobody has logged in"
+        assert self.username is not None, "no user has logged in"
         return f"{USER_PREFIX}{self.username}"
 
     @property

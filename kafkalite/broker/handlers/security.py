@@ -82,7 +82,7 @@ def describe_acls(services: Services, request: Request, _client: Client) -> Repl
 async def alter_user_scram_credentials(services: Services, request: Request, _client: Client) -> Response:
     """Set and remove the SCRAM credentials of users.
 
-    Adds a random credential of nobody, which makes logins of unknown users look like those of known ones.
+    Adds a random credential of no user, which makes logins of unknown users look like those of known ones.
     The controller has no secure random numbers, because its decisions are reproducible.
 
     Errors, per user: INVALID_REQUEST, UNACCEPTABLE_CREDENTIAL, RESOURCE_NOT_FOUND, POLICY_VIOLATION; of the
